@@ -67,10 +67,7 @@ def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoef
     chosen = {
         "tuner": best if clear else 0,
         "default": 0,
-        "pure": first(scores.pure_ms),
-        "warp": first(scores.warp_ns),
-        "thread": first(scores.thread_ns),
-        "reuse distance": first(scores.reuse_ms),
+        **{way: first(cost) for way, cost in scores.others.items()},
     }
     predicted = [float(ms) for ms in scores.ms.reshape(-1)[places]]
     return {
@@ -84,9 +81,8 @@ def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoef
 
 def search_again(rows: Sequence[dict[str, Any]]) -> None:
     """Add to replayed rows the places that the search for the fastest would have timed, of those measured."""
-    orders = [
-        sorted(range(len(row["places"])), key=lambda n, row=row: row["places"][n] != 0) for row in rows
-    ]  # the default first
+    # The default comes first.
+    orders = [np.argsort(np.array(row["places"]) != 0, kind="stable") for row in rows]
     trials = [
         Trials(row["fields"][order], np.array(row["predicted"])[order], {})
         for row, order in zip(rows, orders, strict=True)

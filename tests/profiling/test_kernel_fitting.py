@@ -52,7 +52,7 @@ def table_of(device):
         and (case.benchmark != "walk" or case.number("seed") < 40)
     }
     environment = {"command": "test", "date": "2026-01-01", "device": device.traits.name, "driver": "1"}
-    return KernelTable(environment, device.traits, {1: results, 2: {}}, {})
+    return KernelTable(environment, device.traits, {1: results, 2: {}})
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_the_best_patterns_come_back(fitted, name):
         first, second = zip(*pairs, strict=True)
         reads = [operand(first, steps[0], shares[0]), operand(second, steps[1], shares[1])]
         work = KernelWork(np.full(len(pairs), 4096.0), (device.warp, 1, 1), 0, 64, tuple(reads))
-        chosen = int(predict_kernels(work, coefficients, pure=True).order()[0])
+        chosen = int(np.argmin(predict_kernels(work, coefficients, pure=True).ms))
         alone = [{p: n * device.pattern_latency(p, int(n)) for p in PATTERNS} for n in steps]
         true = [
             (alone[0][a] + alone[1][b]) * device.contention(shares[0] * REUSE[a] + shares[1] * REUSE[b])

@@ -6,7 +6,7 @@ The first candidate of the first set is the default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -247,41 +247,38 @@ def _columns(schedules: Any) -> list[Array]:  # noqa: ANN401
 def _with_first(default: Any, candidates: Candidates) -> Candidates:  # noqa: ANN401
     """Return the candidates with the default before them, and only there."""
     if not len(candidates):
-        return Candidates(_arrays(default), 1)
+        return Candidates(_mapped(lambda number: np.array([number]), default), 1)
     columns = [np.broadcast_to(c, (len(candidates),)) for c in _columns(candidates.schedules)]
     same = np.all([c == d for c, d in zip(columns, _columns(default), strict=True)], axis=0)
-    others = _taken(candidates.schedules, np.flatnonzero(~same))
-
-    def joined(first: Any, column: Any) -> Any:  # noqa: ANN401
-        if isinstance(first, (str, bool)):
-            return first
-        if isinstance(first, tuple):
-            return tuple([joined(f, c) for f, c in zip(first, column, strict=True)])
-        return np.concatenate([[first], np.broadcast_to(column, (int((~same).sum()),))])
-
-    merged = {f.name: joined(getattr(default, f.name), getattr(others, f.name)) for f in fields(default)}
-    return Candidates(replace(default, **merged), int((~same).sum()) + 1)
-
-
-def _arrays(schedule: Any) -> Any:  # noqa: ANN401
-    """Return one schedule as one of arrays."""
-
-    def array(value: Any) -> Any:  # noqa: ANN401
-        if isinstance(value, (str, bool)):
-            return value
-        return tuple(map(array, value)) if isinstance(value, tuple) else np.array([value])
-
-    return replace(schedule, **{f.name: array(getattr(schedule, f.name)) for f in fields(schedule)})
+    count = int((~same).sum())
+    merged = _mapped(
+        lambda first, column: np.concatenate([[first], np.broadcast_to(column, (count,))]),
+        default,
+        _taken(candidates.schedules, np.flatnonzero(~same)),
+    )
+    return Candidates(merged, count + 1)
 
 
 def _taken(schedules: Any, number: Any) -> Any:  # noqa: ANN401
     """Return one candidate as a schedule of plain numbers, or several as one of arrays."""
 
     def take(value: Any) -> Any:  # noqa: ANN401
-        if isinstance(value, tuple):
-            return tuple([take(v) for v in value])
-        if isinstance(value, np.ndarray):
-            return value[number].item() if np.ndim(number) == 0 else value[number]
-        return value
+        if not isinstance(value, np.ndarray):
+            return value
+        return value[number].item() if np.ndim(number) == 0 else value[number]
 
-    return replace(schedules, **{f.name: take(getattr(schedules, f.name)) for f in fields(schedules)})
+    return _mapped(take, schedules)
+
+
+def _mapped(function: Callable[..., Any], *schedules: Any) -> Any:  # noqa: ANN401
+    """Return the first schedule with a function of the numbers of all in place of each of its numbers."""
+
+    def mapped(*values: Any) -> Any:  # noqa: ANN401
+        if isinstance(values[0], (str, bool)):
+            return values[0]
+        if isinstance(values[0], tuple):
+            return tuple([mapped(*parts) for parts in zip(*values, strict=True)])
+        return function(*values)
+
+    names = [item.name for item in fields(schedules[0])]
+    return replace(schedules[0], **{name: mapped(*[getattr(s, name) for s in schedules]) for name in names})

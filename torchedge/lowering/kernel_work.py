@@ -25,7 +25,7 @@ from torchedge.lowering.targets import Target
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, accesses_of
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import LANES, Layout
-from torchedge.textures.work import STRIDE_FEATURES, KernelWork, ReadWork
+from torchedge.textures.work import KernelWork, ReadWork
 
 Array = npt.NDArray[Any]
 
@@ -261,20 +261,20 @@ def _shares(candidates: Candidates, extents: RowsExtents) -> tuple[Array, Array]
     return shares[place].reshape(count, -1), cuts[place].reshape(count, -1)
 
 
+def _scratch(slices: Array, nbytes: int, distinct: Array, lines: float, share: int) -> ReadWork:
+    """Return the work of reading slices of results, each `nbytes` at a time and in order."""
+    none = np.zeros(())
+    of_read, touched, share_of_warp = (np.asarray(float(n)) for n in (nbytes, lines, share))
+    count = slices.astype(float)
+    return ReadWork(none.astype(bool), count, of_read, distinct, none, none, touched, share_of_warp)
+
+
 def _join(nest: RowsNest, candidates: Candidates, cuts: Array) -> Sketch:
     """Describe the launch that joins the results of slices of rows."""
     count, extents = len(candidates), nest.extents
     rows, slices = max(1, prod(extents.rows)), np.prod(cuts, axis=1)
-    read = ReadWork(
-        image=np.zeros(count, bool),
-        count=slices.astype(float),
-        nbytes=np.full(count, float(extents.sum_bytes)),
-        distinct_bytes=slices * float(rows * extents.sum_bytes),
-        strides=np.zeros((count, len(STRIDE_FEATURES))),
-        reuse=np.zeros(count),
-        warp_lines=np.ones(count),
-        warp_share=np.full(count, min(32.0, rows)),
-    )
+    distinct = slices * float(rows * extents.sum_bytes)
+    read = _scratch(slices, extents.sum_bytes, distinct, lines=1, share=min(32, rows))
     columns = {
         "items": np.full(count, float(rows)),
         "group": np.array([min(64.0, rows), 1.0, 1.0]),
@@ -513,16 +513,8 @@ def _sum(product: Product, candidates: Candidates, target: Target) -> Sketch:
     whole = Walk(_roles(product), (), (Digit("cols", across, width),), {"cols": across * width, "rows": 1})
     reads, writes = _results(product, whole, width, width)
     nbytes = float(batch * rows * cols * product.itemsize)
-    slice_reads = ReadWork(
-        image=np.zeros(count, bool),
-        count=slices.astype(float),
-        nbytes=np.full(count, float(width * product.itemsize)),
-        distinct_bytes=slices * nbytes,
-        strides=np.zeros((count, len(STRIDE_FEATURES))),
-        reuse=np.zeros(count),
-        warp_lines=np.full(count, max(1.0, across * width * product.itemsize / 128)),
-        warp_share=np.full(count, float(across)),
-    )
+    moved = width * product.itemsize
+    slice_reads = _scratch(slices, moved, slices * nbytes, lines=max(1, across * moved / 128), share=across)
     columns = {
         "items": _over(cols // width, across) * across * rows * batch * np.ones(count),
         "group": np.array([float(across), 1.0, 1.0]),

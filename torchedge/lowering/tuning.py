@@ -96,44 +96,41 @@ class Scores:
     """All candidates of one kernel: C choices of layouts, and N schedules for each.
 
     sets: candidates by template, with what is known of their operands' work. operands: the tensors whose
-    layouts are chosen. ms: (C, N) predicted times,
-    infinite where a result's image cannot be written. thread_ns, warp_ns, pure_ms, reuse_ms: (C, N) those of
-    the ablations and of the reuse-distance baseline. The default is (0, 0).
+    layouts are chosen. ms: (C, N) predicted times, infinite where a result's image cannot be written.
+    others: (C, N) costs by the levels of the model alone and by the reuse-distance baseline. The default is
+    (0, 0).
     """
 
     sets: tuple[tuple[Candidates, _Works], ...]
     operands: tuple[Node, ...]
     layouts: tuple[Mapping[Node, Layout], ...]
     ms: Array
-    thread_ns: Array
-    warp_ns: Array
-    pure_ms: Array
-    reuse_ms: Array
+    others: Mapping[str, Array]
+
+    def _located(self, place: int) -> tuple[int, Candidates, int]:
+        """Return of a candidate the number of its layouts, its set, and its number in the set."""
+        layouts, number = divmod(place, self.ms.shape[1])
+        for candidates, _ in self.sets:
+            if number < len(candidates):
+                return layouts, candidates, number
+            number -= len(candidates)
+        raise IndexError(place)
 
     def choice(self, place: int) -> Choice:
         """Return a candidate by its place in `ms.ravel()`."""
-        layouts, number = divmod(place, self.ms.shape[1])
-        ms = float(self.ms.reshape(-1)[place])
-        for candidates, _ in self.sets:
-            if number < len(candidates):
-                return Choice(candidates.pick(number), self.layouts[layouts], ms)
-            number -= len(candidates)
-        raise IndexError(place)
+        layouts, candidates, number = self._located(place)
+        return Choice(candidates.pick(number), self.layouts[layouts], float(self.ms.reshape(-1)[place]))
 
     def terms(
         self, nest: Nest, place: int, target: Target, coefficients: KernelCoefficients
     ) -> dict[str, float]:
         """Return the ms of each term of a candidate's cost; they run side by side, launches excepted."""
-        layouts, number = divmod(place, self.ms.shape[1])
+        layouts, candidates, number = self._located(place)
         terms: dict[str, float] = {}
-        for candidates, _ in self.sets:
-            if 0 <= number < len(candidates):
-                one = candidates.subset(np.array([number]))
-                for sketch, share in sketches_of(nest, one, target):
-                    cost = predict_kernels(sketch.work([self.layouts[layouts]], coefficients), coefficients)
-                    for name, ms in cost.terms.items():
-                        terms[name] = terms.get(name, 0.0) + float(ms[0] * np.asarray(share).reshape(-1)[0])
-            number -= len(candidates)
+        for sketch, share in sketches_of(nest, candidates.subset(np.array([number])), target):
+            cost = predict_kernels(sketch.work([self.layouts[layouts]], coefficients), coefficients)
+            for name, ms in cost.terms.items():
+                terms[name] = terms.get(name, 0.0) + float(ms[0] * np.asarray(share).reshape(-1)[0])
         return dict(sorted(terms.items(), key=lambda term: -term[1]))
 
     def order(self, cost: Array | None = None) -> Array:
@@ -271,7 +268,11 @@ class _Copier:
         images: dict[Node, Layout] = {}
         for over, node in overwritten_in([table.group for table in tables]).items():
             users = [table for table in tables if over in table.group.reads]
-            if over in fixed or len(users) < 2 or self._least_ms(over) > sum(self._ms(t) for t in users):
+            if (
+                over in fixed
+                or len(users) < 2
+                or self._least_ms(over) > sum(t.cost(self.chosen) for t in users)
+            ):
                 continue
             options = layout_options(over, self.placed[over], self.target)
             if len(options) < 2:
@@ -280,7 +281,7 @@ class _Copier:
             number = int(np.argmin(costs))
             if options[number].storage != "buffer":
                 copy_ms = self._copy_ms(node, Layout(options[0].order), over, options[number])
-                if _pays(costs[0], costs[number] + copy_ms):
+                if (costs[number] + copy_ms) * (1 + MARGIN) < costs[0]:
                     images[over] = options[number]
         self.placed.update(images)
         groups = copied_updates([table.group for table in tables], images, self.placed)
@@ -292,7 +293,7 @@ class _Copier:
         """Let kernels read a copy of one operand where they gain more by its layout than it costs."""
         copies: dict[FusionGroup, tuple[Node, Layout]] = {}
         for table in tables:
-            best = self._ms(table) / (1 + MARGIN)
+            best = table.cost(self.chosen) / (1 + MARGIN)
             for node in table.group.reads:
                 if node in table.group.stored.values() or self._least_ms(node) >= best:
                     continue
@@ -308,9 +309,6 @@ class _Copier:
                         best, copies[table.group] = costs[number] + copy_ms, (node, options[number])
         groups = copied_reads([table.group for table in tables], copies, self.placed)
         return self._tables(groups, tables)
-
-    def _ms(self, table: _Table) -> float:
-        return table.cost(self.chosen)
 
     def _least_ms(self, node: Node) -> float:
         """Return what any copy of a tensor takes: a launch, and its way through main memory and back."""
@@ -331,7 +329,7 @@ class _Copier:
         if key not in self.known:
             placed = [{**self.placed, node: option} for option in options]
             parts = [
-                _score_set(table.nest, *of, placed, self.target, self.coefficients, False)[0]
+                _score_set(table.nest, *of, placed, self.target, self.coefficients, False)["tuner"]
                 for of in table.scores.sets
             ]
             self.known[key] = np.concatenate(parts, axis=1).min(axis=1)
@@ -349,10 +347,6 @@ class _Copier:
         """Return the tables of groups: those that there are, and new ones."""
         by_group = {table.group: table for table in tables}
         return [by_group.get(group) or self._scored(group, self.placed) for group in groups]
-
-
-def _pays(before: float, after: float) -> bool:
-    return after * (1 + MARGIN) < before
 
 
 def _timed(
@@ -506,8 +500,8 @@ def score(
         sets = _promising(nest, sets, alike, target, coefficients, beam)
     placed = [{**layouts, **chosen} for chosen in choices]
     parts = [_score_set(nest, *of, placed, target, coefficients, ablations) for of in sets]
-    columns = [np.concatenate(column, axis=1) for column in zip(*parts, strict=True)]
-    return Scores(tuple(sets), tuple(options or ()), tuple(placed), *columns)
+    costs = {way: np.concatenate([part[way] for part in parts], axis=1) for way in parts[0]}
+    return Scores(tuple(sets), tuple(options or ()), tuple(placed), costs.pop("tuner"), costs)
 
 
 def _promising(
@@ -519,7 +513,7 @@ def _promising(
     beam: int,
 ) -> list[tuple[Candidates, _Works]]:
     """Return the default, and the schedules that are among the best in some of these layouts."""
-    parts = [_score_set(nest, *of, placed, target, coefficients, False)[0] for of in sets]
+    parts = [_score_set(nest, *of, placed, target, coefficients, False)["tuner"] for of in sets]
     order = np.argsort(np.concatenate(parts, axis=1), axis=1, kind="stable")[:, :beam]
     chosen = np.union1d(order.reshape(-1), [0])
     first, subsets = 0, []
@@ -543,21 +537,20 @@ def _score_set(
     target: Target,
     coefficients: KernelCoefficients,
     ablations: bool,
-) -> list[Array]:
-    """Return (C, N) times, and those of the ablations, of one set of candidates."""
+) -> dict[str, Array]:
+    """Return (C, N) costs of one set of candidates by the tuner's model, and with ablations by all others."""
     shape = (len(placed), len(candidates))
-    totals = [np.zeros(shape) for _ in range(5)]
+    totals: dict[str, Array] = {}
     for launch, (sketch, share) in enumerate(sketches_of(nest, candidates, target)):
         work = sketch.work(placed, coefficients, works.setdefault(launch, {}))
         cost: KernelCost = predict_kernels(work, coefficients)
-        totals[0] += cost.ms.reshape(shape) * share
-        if not ablations:
-            continue
-        pure = predict_kernels(work, coefficients, pure=True).ms
-        reuse = predict_reuse(work, coefficients)
-        for total, part in zip(totals[1:], (cost.thread_ns, cost.warp_ns, pure, reuse), strict=True):
-            total += part.reshape(shape) * share
-    totals[0] = np.where(_writable(nest, candidates, placed, target), totals[0], np.inf)
+        costs = {"tuner": cost.ms}
+        if ablations:
+            costs |= {"pure": predict_kernels(work, coefficients, pure=True).ms, "warp": cost.warp_ns}
+            costs |= {"thread": cost.thread_ns, "reuse distance": predict_reuse(work, coefficients)}
+        for way, part in costs.items():
+            totals[way] = totals.get(way, 0.0) + part.reshape(shape) * share
+    totals["tuner"] = np.where(_writable(nest, candidates, placed, target), totals["tuner"], np.inf)
     return totals
 
 

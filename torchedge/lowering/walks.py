@@ -91,10 +91,10 @@ def access_works(
     neighbours = None if lane is None else _elements(access, few, {lane: np.arange(LANES)[None, :]}, {})
     lanes = _steps(few.lanes, coefficients.warp)
     warps = [_elements(access, few, lanes, _steps(few.time, 1, moment * 7)) for moment in range(MOMENTS)]
-    splits = [_accesses(access, neighbours, layout, width) for layout in layouts]
+    vectors = [_vectors(access, neighbours, layout, width) for layout in layouts]
     sequences: dict[bytes, list[Array]] = {}
     places, lines, warp_lines, warp_share = [], [], [], []
-    for layout, split in zip(layouts, splits, strict=True):
+    for layout, (split, _) in zip(layouts, vectors, strict=True):
         image = layout.storage != "buffer"
         path = coefficients.image if image else coefficients.buffer
         line_units = max(1, path.line_bytes // UNIT_BYTES)
@@ -128,18 +128,15 @@ def access_works(
         return np.broadcast_to(np.asarray(values), (len(first),))[group]
 
     works = []
-    for number, (layout, split) in enumerate(zip(layouts, splits, strict=True)):
+    for number, (layout, (split, moved)) in enumerate(zip(layouts, vectors, strict=True)):
         image = layout.storage != "buffer"
-        nbytes: Any = LANES * itemsize
-        if not image:
-            moved = _moved(access, neighbours, layout, width)
-            nbytes = np.where(split > 1, 1, moved) * itemsize
+        nbytes = (LANES if image else moved) * itemsize
         count = np.broadcast_to(np.asarray(access.count, float), (candidates,)) * whole(split)
         works.append(
             ReadWork(
                 image=np.full(candidates, image),
                 count=count,
-                nbytes=whole(nbytes).astype(float),
+                nbytes=whole(nbytes) * 1.0,
                 distinct_bytes=np.full(candidates, float(distinct)),
                 strides=strides[number][group],
                 reuse=np.where(count > 1, reuse[number][group], 0.0),
@@ -264,32 +261,25 @@ def _middle(size: int) -> int:
     return half - half % min(64, 1 << max(half, 1).bit_length() - 1)
 
 
-def _accesses(access: Access, neighbours: Sequence[Array] | None, layout: Layout, width: Array) -> Array:
-    """Return (U,) accesses that one vector takes: 1 where its elements are neighbours, or one element.
+def _vectors(
+    access: Access, neighbours: Sequence[Array] | None, layout: Layout, width: Array
+) -> tuple[Array, Array]:
+    """Return (U,) accesses that one vector takes, and how many elements of a buffer each one moves.
 
-    neighbours: the elements of the first lanes; None where no lane moves them.
+    One access where the elements are neighbours, or one element. neighbours: the elements of the first lanes;
+    None where no lane moves them.
     """
+    one = np.ones_like(width)
     if neighbours is None:
-        return np.ones_like(width)
+        return one, one
     x, y, z = (p[0] for p in _texels(neighbours, access, layout))
-    if layout.storage == "buffer":
-        offsets = x * (UNIT_BYTES // ITEM_SIZES[access.dtype]) + z
-        steps = np.diff(offsets)
-        together = bool((steps == 1).all() or (steps == 0).all())
-    else:
-        together = bool((np.diff(x) == 0).all() and (np.diff(y) == 0).all())
-        wide = np.where(width <= LANES, 1, width // LANES)
-        return wide if together else width
-    return np.ones_like(width) if together else width
-
-
-def _moved(access: Access, neighbours: Sequence[Array] | None, layout: Layout, width: Array) -> Array:
-    """Return (U,) elements that one access of a buffer moves. neighbours: as in `_accesses`."""
-    if neighbours is None:
-        return np.ones_like(width)
-    x, _, z = (p[0] for p in _texels(neighbours, access, layout))
-    same = bool((np.diff(x) == 0).all() and (np.diff(z) == 0).all())
-    return np.ones_like(width) if same else width
+    if layout.storage != "buffer":
+        together = (np.diff(x) == 0).all() and (np.diff(y) == 0).all()
+        return np.where(width <= LANES, 1, width // LANES) if together else width, one
+    steps = np.diff(x * (UNIT_BYTES // ITEM_SIZES[access.dtype]) + z)
+    if (steps == 1).all():
+        return one, width
+    return one if (steps == 0).all() else width, one
 
 
 def _used(access: Access, walk: Walk) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +186,7 @@ def _scored(case: OperatorCase, target: Target, coefficients: KernelCoefficients
         "chosen": {
             "tuner": best,
             "default": 0,
-            "pure": int(scores.order(scores.pure_ms)[0]),
-            "warp": int(scores.order(scores.warp_ns)[0]),
-            "thread": int(scores.order(scores.thread_ns)[0]),
-            "reuse distance": int(scores.order(scores.reuse_ms)[0]),
+            **{way: int(scores.order(cost)[0]) for way, cost in scores.others.items()},
         },
         "groups": _same_but_group(scores),
     }
@@ -255,16 +252,10 @@ def operand_layouts(kernel: OperatorKernel, target: Target) -> dict[Any, Any]:
 
 def _same_but_group(scores: Scores) -> list[int]:
     """Return the places of the default with every work-group: what MNN and CLML search."""
-    default = scores.choice(0).schedule
-    same = [0]
-    for place in range(1, len(scores.sets[0][0])):
-        schedule = scores.choice(place).schedule
-        others = [f.name for f in fields(default) if f.name != "group"]
-        if type(schedule) is type(default) and all(
-            getattr(schedule, name) == getattr(default, name) for name in others
-        ):
-            same.append(place)
-    return same
+    default, group = scores.choice(0).schedule, {"group": None}
+    schedules = [scores.choice(place).schedule for place in range(len(scores.sets[0][0]))]
+    alike = [{**asdict(schedule), **group} == {**asdict(default), **group} for schedule in schedules]
+    return [place for place, same in enumerate(alike) if same]
 
 
 def _sampled(scores: Scores, wanted: Sequence[int], name: str, among: int) -> list[int]:
@@ -355,8 +346,7 @@ def rank_correlation(row: Mapping[str, Any]) -> float:
     if valid.sum() < 2:
         return 0.0
     x, y = _ranks(ms[valid]), _ranks(predicted[valid])
-    deviation = float(x.std() * y.std())
-    return float(((x - x.mean()) * (y - y.mean())).mean() / deviation) if deviation else 0.0
+    return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else 0.0
 
 
 def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -53,7 +53,6 @@ class KernelTable:
     environment: Mapping[str, Any]
     traits: DeviceTraits
     passes: Mapping[int, Mapping[Case, float]]
-    reasons: Mapping[str, str]
 
     @property
     def results(self) -> dict[Case, float]:
@@ -80,7 +79,6 @@ def read_kernels(file: Path) -> KernelTable:
     """
     environment: dict[str, Any] = {}
     passes: dict[int, dict[Case, float]] = {1: {}, 2: {}}
-    reasons: dict[str, str] = {}
     data = read_unpacked(file, max_bytes=_MOST_BYTES)
     for number, (_, row) in enumerate(parse_rows(file, io.BytesIO(data)), start=1):
         with reading(f"{file} line {number}", "a row of micro-benchmarks", "a case with its result"):
@@ -89,17 +87,18 @@ def read_kernels(file: Path) -> KernelTable:
                 continue
             known: dict[str, Any] = dict(row)
             which, benchmark = known.pop("pass"), known.pop("benchmark")
-            value, reason = known.pop("value", None), known.pop("reason", None)
-            known.pop("unit", None)
+            value = known.pop("value", None)
+            for name in ("unit", "reason"):
+                known.pop(name, None)
             if benchmark not in UNITS or which not in passes:
                 raise ValueError(f"the benchmark {str(benchmark)[:20]!r}, pass {str(which)[:20]}")
             for name, parameter in known.items():
                 if not isinstance(parameter, (int, str)) or isinstance(parameter, bool):
                     raise ValueError(f"{name} {str(parameter)[:20]!r}")
             case = Case(benchmark, tuple(known.items()))
-            if value is None:
-                reasons[case.title] = str(reason)[:200]
-            elif isinstance(value, (int, float)) and isfinite(value) and value > 0:
+            if value is None:  # the device does not run it
+                continue
+            if isinstance(value, (int, float)) and isfinite(value) and value > 0:
                 passes[which][case] = float(value)
             else:
                 raise ValueError(f"the result {str(value)[:20]}")
@@ -111,7 +110,7 @@ def read_kernels(file: Path) -> KernelTable:
             images=bool(environment["images"]),
             **{name: _whole(environment[name]) for name in ("warp", "units", "max_group", "local_bytes")},
         )
-    return KernelTable(environment, traits, passes, reasons)
+    return KernelTable(environment, traits, passes)
 
 
 def _kind(value: object) -> Any:  # noqa: ANN401 - one of three words

@@ -89,15 +89,6 @@ def occupancy_groups(
 # costs ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One term of a candidate's cost: its name, its time in ms, and its share of the sum of all terms."""
-
-    name: str
-    ms: float
-    share: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelCost:
     """The predicted cost of N candidates.
@@ -116,17 +107,6 @@ class KernelCost:
     rounds: FloatArray
     terms: Mapping[str, FloatArray]
 
-    def explain(self, candidate: int) -> tuple[Term, ...]:
-        """Return the terms of one candidate, the one that decides first."""
-        values = {name: float(term[candidate]) for name, term in self.terms.items()}
-        whole = sum(values.values()) or 1.0
-        ordered = sorted(values.items(), key=lambda item: -item[1])
-        return tuple([Term(name, ms, ms / whole) for name, ms in ordered])
-
-    def order(self) -> npt.NDArray[np.intp]:
-        """Return the candidates from the fastest to the slowest; of equal ones the earlier first."""
-        return np.argsort(self.ms, kind="stable")
-
 
 def predict_kernels(work: KernelWork, coefficients: KernelCoefficients, *, pure: bool = False) -> KernelCost:
     """Return the predicted cost of all candidates of one kernel.
@@ -143,11 +123,11 @@ def predict_kernels(work: KernelWork, coefficients: KernelCoefficients, *, pure:
     )
     paper = warp_ns, place.waves, place.groups, place.rounds
     if pure:
-        ms = work.launches * warp_ns * place.rounds / 1e6
+        ms = warp_ns * place.rounds / 1e6
         return KernelCost(ms, thread_ns, *paper, {"read latency": ms})
-    terms = {name: work.launches * ns / 1e6 for name, ns in _terms(work, place, coefficients, factors)}
+    terms = {name: ns / 1e6 for name, ns in _terms(work, place, coefficients, factors)}
     beside = np.stack(list(terms.values())) if terms else np.zeros((1, len(work)))
-    terms["launches"] = work.launches * coefficients.launch_us / 1e3
+    terms["launches"] = np.full(len(work), coefficients.launch_us / 1e3)
     largest = np.maximum(beside.max(0), 1e-12)
     together = largest * ((beside / largest) ** SHARPNESS).sum(0) ** (1 / SHARPNESS)
     return KernelCost(terms["launches"] + together, thread_ns, *paper, terms)
@@ -319,4 +299,4 @@ def predict_reuse(work: KernelWork, coefficients: KernelCoefficients) -> FloatAr
         hit = _path(operand, coefficients, "hit_ns")
         miss = _path(operand, coefficients, "worst_ns") - hit
         total += operand.count * (hit + misses * miss)
-    return np.asarray(work.launches * rounds * total / 1e6)
+    return np.asarray(rounds * total / 1e6)

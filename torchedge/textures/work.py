@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from torchedge.errors import InputError
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -19,17 +16,6 @@ BLOCK_SHAPES = (
 
 STRIDE_FEATURES = tuple(f"{axis} {width}x{height}" for axis in "xy" for width, height in BLOCK_SHAPES)
 """Columns of a histogram of cross-block strides: along x over all block shapes, then along y."""
-
-
-def _column(value: Any, count: int, what: str) -> npt.NDArray[Any]:  # noqa: ANN401 - numbers or arrays
-    """Return (N,) numbers, read-only: one number stands for every candidate."""
-    array = np.asarray(value)
-    array = array if array.dtype == bool else array.astype(np.float64)
-    if array.shape not in ((), (count,)):
-        raise InputError(f"{what} has shape {array.shape}; expected ({count},), one number a candidate")
-    if array.dtype != bool and not (np.isfinite(array) & (array >= 0)).all():
-        raise InputError(f"{what} holds a number that is negative or not finite; expected numbers from 0")
-    return array if array.shape else np.broadcast_to(array, (count,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,26 +46,11 @@ class ReadWork:
         return ReadWork(**{item.name: getattr(self, item.name)[places] for item in fields(self)})
 
     def spread_over(self, candidates: int) -> ReadWork:
-        """Return the same work with a row for each of N candidates.
-
-        Raises:
-            InputError: a column has another length, a negative number or one that is not finite.
-        """
-        strides = np.asarray(self.strides, np.float64)
-        if strides.shape not in ((len(STRIDE_FEATURES),), (candidates, len(STRIDE_FEATURES))):
-            raise InputError(
-                f"strides has shape {strides.shape}; expected ({candidates}, {len(STRIDE_FEATURES)}), "
-                "one column for each of STRIDE_FEATURES"
-            )
-        if not ((strides >= 0) & (strides <= 1)).all():
-            raise InputError("strides holds a number outside of 0 to 1; expected crossings per access")
-        columns = {
-            item.name: _column(getattr(self, item.name), candidates, item.name)
-            for item in fields(self)
-            if item.name != "strides"
-        }
-        columns["image"] = columns["image"].astype(bool)
-        return ReadWork(strides=np.broadcast_to(strides, (candidates, len(STRIDE_FEATURES))), **columns)
+        """Return the same work with a row for each of N candidates."""
+        strides = np.broadcast_to(self.strides, (candidates, len(STRIDE_FEATURES)))
+        names = [item.name for item in fields(self) if item.name != "strides"]
+        columns = {name: np.broadcast_to(getattr(self, name), (candidates,)) for name in names}
+        return ReadWork(strides=strides, **columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,13 +60,9 @@ class KernelWork:
     items: (N,) work-items of a launch, padding to whole work-groups included. group: (N, 3) work-group sizes.
     flops: (N,) arithmetic of a work-item, a multiply-add counted as two. registers: (N,) bytes of registers
     of a work-item. local_bytes: (N,) local memory of a work-group. local_traffic: (N,) bytes that a work-item
-    reads from and writes to local memory. barriers: (N,) barriers that a work-item passes. launches: (N,)
-    launches, split-K sums and layout conversions included. vector: (N,) floats of one arithmetic instruction
-    of a work-item. chains: (N,) independent multiply-adds of a work-item, which hide each other's latency.
-    reads, writes: one entry an operand.
-
-    Raises:
-        InputError: the columns differ in length, or hold a number that makes no sense.
+    reads from and writes to local memory. barriers: (N,) that a work-item passes. vector: (N,) floats
+    of one arithmetic instruction of a work-item. chains: (N,) independent multiply-adds of a work-item, which
+    hide each other's latency. reads, writes: one entry an operand.
     """
 
     items: FloatArray
@@ -107,21 +74,15 @@ class KernelWork:
     local_bytes: FloatArray = field(default_factory=lambda: np.zeros(()))
     local_traffic: FloatArray = field(default_factory=lambda: np.zeros(()))
     barriers: FloatArray = field(default_factory=lambda: np.zeros(()))
-    launches: FloatArray = field(default_factory=lambda: np.ones(()))
     vector: FloatArray = field(default_factory=lambda: np.ones(()))
     chains: FloatArray = field(default_factory=lambda: np.ones(()))
 
     def __post_init__(self) -> None:
         count = len(np.atleast_1d(self.items))
-        group = np.asarray(self.group, np.float64)
-        if group.shape not in ((3,), (count, 3)) or not (group >= 1).all():
-            raise InputError(
-                f"group has shape {group.shape}; expected ({count}, 3) work-group sizes, each from 1"
-            )
-        object.__setattr__(self, "group", np.broadcast_to(group, (count, 3)))
         for item in fields(self):
-            if item.name not in ("group", "reads", "writes"):
-                object.__setattr__(self, item.name, _column(getattr(self, item.name), count, item.name))
+            if item.name not in ("reads", "writes"):
+                shape = (count, 3) if item.name == "group" else (count,)
+                object.__setattr__(self, item.name, np.broadcast_to(getattr(self, item.name), shape))
         for name in ("reads", "writes"):
             operands = tuple([operand.spread_over(count) for operand in getattr(self, name)])
             object.__setattr__(self, name, operands)
