@@ -238,7 +238,7 @@ class Executor:
         if whole_arena is None:
             whole_arena = self.context.device.kind != "cpu"
         if whole_arena and schedule is None:
-            return offset_kernels(self.program)
+            return offset_kernels(self.program, self.context.handle.max_parameter_size)
         return [OffsetKernel(kernel, ()) for kernel in self.program.kernels]
 
     def _parts(self, kernels: Sequence[OffsetKernel]) -> set[int]:

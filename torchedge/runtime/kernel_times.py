@@ -23,7 +23,6 @@ from torchedge.opencl.compiling import CompiledKernels, compile_kernels
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.opencl.memory import allocate_buffer, allocate_image
 from torchedge.storage import cache_folder
-from torchedge.storage.documents import parse_json
 from torchedge.textures.layouts import Layout, row_major
 
 LEAST_MS, LEAST_RUNS, MOST_RUNS = 4.0, 3, 50
@@ -85,16 +84,8 @@ class CachedTimes:
 
     def _cached(self, key: str, count: int) -> list[float] | None:
         entry = self._cache.read(key)
-        if entry is None:
-            return None
-        try:
-            times = parse_json(key, entry).get("ms")
-        except TorchedgeError:
-            return None
-        if not isinstance(times, list) or len(times) != count:
-            return None
-        valid = [ms is None or (isinstance(ms, float) and 0 <= ms < float("inf")) for ms in times]
-        return [float("inf") if ms is None else ms for ms in times] if all(valid) else None
+        times = json.loads(entry)["ms"] if entry else []
+        return [float("inf") if ms is None else ms for ms in times] if len(times) == count else None
 
 
 def _compiled(

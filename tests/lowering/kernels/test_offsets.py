@@ -55,6 +55,15 @@ def test_kernels_that_cannot_take_offsets_stay_as_they_are(kernel):
     assert not with_offsets(kernel, [0, 1]).moved
 
 
+def test_a_device_that_takes_more_arguments_gets_more_offsets():
+    kernel = replace(KERNEL, sizes=MAX_ARGUMENT_BYTES // 4 - 4)
+    assert with_offsets(kernel, [0, 1], MAX_ARGUMENT_BYTES + 8).moved == (0, 1)
+    form = replace(chain(length=3).kernels[0], sizes=MAX_ARGUMENT_BYTES // 4)
+    program = replace(chain(length=3), kernels=(form,))
+    assert [f.moved for f in offset_kernels(program)] == [()]
+    assert [f.moved for f in offset_kernels(program, 2 * MAX_ARGUMENT_BYTES)] == [(0, 1)]
+
+
 def test_only_arguments_in_the_arena_have_an_offset():
     forms = offset_kernels(chain(length=3))
     assert [form.moved for form in forms] == [(0, 1)]

@@ -6,13 +6,16 @@ rows, Python replays them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.opencl.cpu import CpuKernel, compile_kernel
+from torchedge.opencl.compiling import compile_kernels
+from torchedge.opencl.contexts import open_context
+from torchedge.opencl.sharing import is_fork
 from torchedge.prediction.memory import caching_allocator
 from torchedge.prediction.memory.caching_allocator import ReplayRows, replay_rows
 from torchedge.prediction.memory.tape import ALIGNMENT
@@ -140,6 +143,25 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
 Peaks = npt.NDArray[np.int64]
 
 
+class CpuKernel:
+    """The kernel, compiled for this machine's own processor."""
+
+    def __init__(self) -> None:
+        self._context = open_context("cpu")
+        self._kernel = compile_kernels(self._context, {"replay": SOURCE}).kernel("replay")
+        self._lock = threading.Lock()  # a kernel's arguments are part of the kernel
+
+    def run(self, inputs: Sequence[npt.NDArray[np.generic]], scratch: Sequence[int], out: Peaks) -> None:
+        """Fill `out`, one work-item for each row; scratch: bytes of buffers behind the inputs."""
+        cl, context, queue = self._context.cl, self._context.context, self._context.queue
+        read = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
+        buffers = [cl.Buffer(context, read, hostbuf=array) for array in inputs]
+        buffers += [cl.Buffer(context, cl.mem_flags.READ_WRITE, size) for size in (*scratch, out.nbytes)]
+        with self._lock:
+            self._kernel(queue, (len(out),), (1,), *buffers[:-1], np.int32(_FREE_BLOCKS), buffers[-1])
+            cl.enqueue_copy(queue, out, buffers[-1])
+
+
 def replay_all(batches: Sequence[ReplayRows]) -> list[Peaks]:
     """Return for each batch the allocated and reserved peaks of its rows in bytes, (R, 2)."""
     kernel = _kernel(sum(len(batch.units) for batch in batches))
@@ -170,7 +192,6 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
     out = np.empty((len(table), 2), dtype=np.int64)
     blocks, lists = 4 * (int(firsts[2]) + 1), 8 * len(table) * _FREE_BLOCKS
     kernel.run(
-        len(table),
         [
             table,
             np.concatenate([*(batch.events for batch in batches), filler]),
@@ -178,7 +199,6 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
             np.concatenate([*(batch.units.reshape(-1) for batch in batches), filler]).astype(np.uint32),
         ],
         [blocks, blocks, lists, lists],
-        [_FREE_BLOCKS],
         out,
     )
     return out * ALIGNMENT
@@ -193,14 +213,16 @@ def _kernel(rows: int) -> CpuKernel | None:
     _asked += rows
     if _asked < _WORTH:
         return None
-    kernel = _compiled()
-    return kernel if kernel is not None and kernel.usable else None
+    return None if is_fork() else _compiled()  # the runtime's threads do not survive a fork
 
 
 @lru_cache(maxsize=1)
 def _compiled() -> CpuKernel | None:
-    kernel = compile_kernel(SOURCE, "replay")
-    return kernel if kernel is not None and _passes(kernel) else None
+    try:
+        kernel = CpuKernel()
+        return kernel if _passes(kernel) else None
+    except Exception:  # a driver may raise anything; Python replays instead
+        return None
 
 
 def _passes(kernel: CpuKernel) -> bool:
@@ -220,8 +242,4 @@ def _passes(kernel: CpuKernel) -> bool:
         ReplayRows(order, persistent, sizes[:1]),
         ReplayRows(order[:50], persistent[:5], sizes[1:], 20),
     ]
-    try:
-        peaks = _run(kernel, batches)
-    except Exception:  # a driver may raise anything; Python replays instead
-        return False
-    return np.array_equal(peaks, np.concatenate([replay_rows(batch) for batch in batches]))
+    return np.array_equal(_run(kernel, batches), np.concatenate([replay_rows(batch) for batch in batches]))
