@@ -73,7 +73,10 @@ def end_waiting() -> None:
     """End the processes that were started ahead and got no share."""
     with PROCESS:
         while _waiting:
-            _end(_waiting.pop()[1])
+            _, process = _waiting.pop()
+            process.kill()
+            with contextlib.suppress(OSError):  # it ended by itself
+                process.communicate()
 
 
 def _start(device: ClDevice) -> subprocess.Popen[bytes]:
@@ -85,12 +88,6 @@ def _start(device: ClDevice) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    with contextlib.suppress(OSError):  # it ended before all that it was sent was read
-        process.communicate()
 
 
 def _taken(device: ClDevice, count: int) -> list[subprocess.Popen[bytes]]:

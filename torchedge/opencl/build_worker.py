@@ -19,13 +19,11 @@ from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.compiling import build_text
 from torchedge.opencl.contexts import DeviceContext, open_context
 
-LONGEST_WAIT_S = 60
-
 
 def main() -> int:
     """Build the share; texts that do not build are left to the caller, who reports them."""
     context = open_context(int(sys.argv[1]))
-    patience = threading.Timer(LONGEST_WAIT_S, os._exit, (1,))
+    patience = threading.Timer(60, os._exit, (1,))
     patience.daemon = True
     patience.start()
     order = json.loads(sys.stdin.buffer.read() or '{"cache": null, "share": []}')

@@ -141,7 +141,8 @@ class Executor:
             streamed = {} if schedule is None else schedule.streamed
             check_arena(self.program, self.context.device.base_alignment, streamed)
         self._admit(schedule, shared)
-        self.memory: DeviceMemory = shared.memory if shared is not None else self._own_memory(self._profile)
+        own = None if shared else DeviceMemory(self.context, self.context.new_queue(self._profile))
+        self.memory: DeviceMemory = own or shared.memory  # type: ignore[union-attr]
         self._queue: Any = self.memory.queue
         slots = slots_of(schedule) if schedule is not None and loading == "slot" else {}
         kernels = self._kernels(schedule, whole_arena)
@@ -185,9 +186,6 @@ class Executor:
         outputs = sum(self.program.tensors[index].nbytes for index in self.program.outputs)
         beside = outputs + max((tensor.nbytes for tensor in own), default=0)
         admit(self.context.device, needed, beside, f"program {self.program.name}")
-
-    def _own_memory(self, profile: bool) -> DeviceMemory:
-        return DeviceMemory(self.context, self.context.new_queue(profile))
 
     def _preload(
         self,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,7 +33,6 @@ _ROOMS = ("expressions", "graphs", "lowering", "textures")
 """Rooms whose code decides about programs."""
 _CAPTURING = ("tracing", "runtime", "ops")
 """Rooms whose code decides about captures besides."""
-_KEY = re.compile(r"[0-9a-f]{64}")
 _LOG = logging.getLogger(__name__)
 
 
@@ -95,13 +93,13 @@ class CaptureCache:
         """Return the programs of an earlier process, or None."""
         entry = self._folder("captures").read(self._key())
         if entry is None:
-            parts = [_short(str(part)) for part in (self.identity, self.target, self.measured_on)]
-            _LOG.debug("no capture of model %s for target %s, timed by %s", *parts)
+            parts = (self.identity, self.target, self.measured_on)
+            hashes = [hashlib.sha256(f"{part}".encode()).hexdigest()[:12] for part in parts]
+            _LOG.debug("no capture of model %s for target %s, timed by %s", *hashes)
             return None
-        keys = entry.decode(errors="replace").split()
-        programs = [_read_program(self._folder("programs"), key) for key in keys if _KEY.fullmatch(key)]
+        programs = [_read_program(self._folder("programs"), key) for key in entry.decode().split()]
         known = [program for program in programs if program is not None]
-        return known if known and len(known) == len(keys) else None
+        return known if len(known) == len(programs) else None
 
     def write(self, steps: Sequence[tuple[Step, Mapping[str, Layout]]]) -> None:
         """Remember the programs of steps, each lowered with its layouts."""
@@ -129,10 +127,6 @@ def key_of(step: Step, target: Target, layouts: Mapping[str, Layout], measured_o
     settings = (dict(step.hyperparameters), dict(step.initial), target, dict(layouts), measured_on)
     state.update(f"{tail}{settings}".encode())
     return state.hexdigest()
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @cache

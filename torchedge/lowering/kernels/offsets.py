@@ -35,17 +35,17 @@ class OffsetKernel:
     moved: tuple[int, ...]
 
 
-def with_offsets(kernel: Kernel, moved: Sequence[int], most_bytes: int = MAX_ARGUMENT_BYTES) -> OffsetKernel:
+def with_offsets(kernel: Kernel, moved: Sequence[int], most: int = MAX_ARGUMENT_BYTES) -> OffsetKernel:
     """Return a kernel that computes the same on tensors at offsets within the memory of `moved` arguments.
 
     No argument has an offset in a text that this package does not write, or where offsets would take more
-    bytes of arguments than the device has; by default than every device has.
+    than `most` bytes of arguments, by default those that every device takes.
     """
     head = _HEAD.search(kernel.source)
     own = head[2].split(", ") if head else []
     pointers = {place: match for place, text in enumerate(own) if (match := _POINTER.match(text))}
     nbytes = 8 * (len(kernel.access) + kernel.checks) + 4 * (kernel.sizes + len(moved))
-    if head is None or not moved or nbytes > most_bytes or not pointers.keys() >= set(moved):
+    if head is None or not moved or nbytes > most or not pointers.keys() >= set(moved):
         return OffsetKernel(kernel, ())
     shift = UNIT_BYTES.bit_length() - 1
     lines = []
@@ -62,13 +62,12 @@ def with_offsets(kernel: Kernel, moved: Sequence[int], most_bytes: int = MAX_ARG
     return OffsetKernel(replace(kernel, name=name, source=before + name + text), tuple(moved))
 
 
-def offset_kernels(program: Program, most_bytes: int = MAX_ARGUMENT_BYTES) -> list[OffsetKernel]:
+def offset_kernels(program: Program, most: int = MAX_ARGUMENT_BYTES) -> list[OffsetKernel]:
     """Return the kernels of a program with an offset for each argument that lies in the arena's buffer.
 
-    most_bytes: as in `with_offsets`.
-
-    An argument has one if it lies there in any launch; a tensor elsewhere has the offset 0. No kernel has
-    offsets where images are made of the arena: a launch may not use a buffer and its parts at once.
+    most: as in `with_offsets`. An argument has one if it lies there in any launch; a tensor elsewhere has the
+    offset 0. No kernel has offsets where images are made of the arena: a launch may not use a buffer and its
+    parts at once.
     """
     if not all(in_arena(program, index) for index in program.arena.offset):
         return [OffsetKernel(kernel, ()) for kernel in program.kernels]
@@ -77,7 +76,7 @@ def offset_kernels(program: Program, most_bytes: int = MAX_ARGUMENT_BYTES) -> li
         for place, index in enumerate(launch.tensors):
             if in_arena(program, index):
                 moved[launch.kernel][place] = None
-    return [with_offsets(kernel, sorted(moved[k]), most_bytes) for k, kernel in enumerate(program.kernels)]
+    return [with_offsets(kernel, sorted(moved[k]), most) for k, kernel in enumerate(program.kernels)]
 
 
 def in_arena(program: Program, tensor: int) -> bool:
