@@ -84,7 +84,8 @@ def apply(target, args, kwargs, made):
     kind = str(target._schema.name).split("::")[-1]
     if kind not in all_rules():
         return decomposed(target, args, kwargs)
-    arguments = {name: plain(item) for name, item in given.items() if item is not None}
+    # By name, as a bundle's source stores them: rules take arguments by name and not by place.
+    arguments = {name: plain(item) for name, item in sorted(given.items()) if item is not None}
     present = [t for t in made if t is not None]
     result = Result(tuple([tuple(t.shape) for t in present]), tuple([DTYPES[t.dtype] for t in present]))
     return apply_rule(kind, result, arguments), data

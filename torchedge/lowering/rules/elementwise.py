@@ -28,6 +28,8 @@ from torchedge.lowering.rules.promotion import (
 from torchedge.lowering.rules.registry import Result, rule
 
 Body = Callable[..., Scalar]
+ORDER = ("grad_output", "input", "other", "exponent")
+"""How PyTorch's schemas order the operands of formulas; a step that was stored has them in any order."""
 
 
 def formula(
@@ -50,14 +52,15 @@ def formula(
         @rule(*kinds, **settings)
         def computed_by(result: Result, **operands: Any) -> Node:  # noqa: ANN401 - nodes or numbers
             function: Body = partial(body, **{name: operands.pop(name) for name in names if name in operands})
+            elements = [operands[name] for name in sorted(operands, key=ORDER.index)]
             if of_bools and result.dtype == "bool":
                 function, compute = partial(apply, of_bools), "bool"
             elif of == "bool":
                 compute = "bool"
             else:
-                dtype = result.dtype if of == "result" else common_dtype(*operands.values())
+                dtype = result.dtype if of == "result" else common_dtype(*elements)
                 compute = arithmetic_dtype(dtype)
-            return elementwise(function, *operands.values(), dtype=result.dtype, compute=compute)
+            return elementwise(function, *elements, dtype=result.dtype, compute=compute)
 
         return body
 
