@@ -197,3 +197,15 @@ def test_a_pass_without_products_takes_no_workspace():
     assert [label for s in tape.persistent if (label := tape.labels[s]).startswith("BLAS")] == [
         "BLAS workspace"
     ]
+
+
+def test_a_weight_whose_shape_is_read_again_keeps_its_gradient_and_state():
+    class Standardised(nn.Linear):  # as the convolutions of timm's ResNetV2
+        def forward(self, x):
+            weight = nn.functional.batch_norm(self.weight.reshape(1, 8, -1), None, None, training=True)
+            return nn.functional.linear(x, weight.reshape_as(self.weight), self.bias)
+
+    graph = capture(Standardised(8, 8), input_size=(8,), mode="train")
+    tape = write_tape(graph, StepSettings("adam"))
+    assert "weight.exp_avg" in [tape.labels[s] for s in tape.persistent]
+    assert tape.labels.count("weight.grad") == 1

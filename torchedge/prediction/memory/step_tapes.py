@@ -84,6 +84,13 @@ class _Record:
     position: int
     numbers: dict[int, int] = field(default_factory=dict)
 
+    def differentiated(self) -> list[int]:
+        """Return the inputs that get a gradient, one as often as it is read."""
+        slots = [
+            slot for slot, needed in enumerate(self.needs) if needed and self.spec.grad_mode(slot) != "none"
+        ]
+        return [index for slot in slots if (index := self.op.inputs[slot]) is not None]
+
 
 @dataclass(slots=True)
 class _Region:
@@ -173,6 +180,7 @@ class StepWriter:
         """Take back workspaces that no product used, and what parameters without a gradient do not have."""
         storages = {storage for phase, storage in enumerate(self._blas) if phase not in self._multiplied}
         self._blas = [storage for storage in self._blas if storage not in storages]
+        self._trained |= self._gradients.keys()
         for index in self._state.keys() - self._trained - {-1}:
             storages.update(self._state.pop(index))
         for index in self._parameter_gradients.keys() - self._trained:
@@ -449,7 +457,7 @@ class StepWriter:
         if incoming:
             gradients = self._input_gradients(record, incoming[0])
         else:  # a branch that the loss does not see
-            for index in record.op.inputs:
+            for index in record.differentiated():
                 if index in self._pending_uses:
                     self._count_down(index)
         self._drop_all(incoming)
@@ -529,9 +537,7 @@ class StepWriter:
         uses: dict[int, int] = {}
         for record in self._records:
             if isinstance(record, _Record):
-                for slot, index in enumerate(record.op.inputs):
-                    if index is None or not record.needs[slot]:
-                        continue
+                for index in record.differentiated():
                     if self.graph.values[index].role == "parameter":
                         uses[index] = uses.get(index, 0) + 1
         return {index: count for index, count in uses.items() if count > 1}
