@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections import defaultdict
+from math import isfinite
 from statistics import mean
 
 import numpy as np
@@ -59,8 +60,8 @@ def main() -> int:
         )
     print(f"{'':44}points" + "".join(f"{name:>11} (mean)" for name in FIGURES))
     for name in sorted(errors):
-        columns = list(zip(*errors[name], strict=True))
-        cells = [f"{mean(map(abs, c)):>10.1f} {mean(c):>+6.1f} " for c in columns]
+        columns = [[e for e in c if isfinite(e)] for c in zip(*errors[name], strict=True)]
+        cells = [f"{mean(map(abs, c)):>10.1f} {mean(c):>+6.1f} " if c else f"{'-':>18}" for c in columns]
         print(f"{name:44}{len(errors[name]):>6}" + "".join(cells))
     return 0
 

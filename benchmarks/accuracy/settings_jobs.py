@@ -258,14 +258,18 @@ def every_job() -> Iterator[Job]:
 
 COLUMNS = (
     "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
-    "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "limit_mib", "ahead", "reason",
+    "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "limit_mib", "launch_us", "reason",
 )  # fmt: skip
+
+
+TIMES = ("latency_ms", "latency_p10_ms", "latency_p90_ms", "layers")
 
 
 def write_tables(rows: list[Path], folder: Path) -> None:
     """Write measurements.csv.gz, networks.jsonl.gz, layer_rows.jsonl.gz and environment.json of the rows.
 
-    Column `ahead`: how many processes prepared networks beside the measuring one, which slows the host down.
+    Rows that were measured while other networks were prepared (--ahead of an earlier probe) keep their memory
+    alone; frozen models of text among them also trained their embeddings, and are left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jobs = {job["id"]: job for job in every_job()}
@@ -274,11 +278,14 @@ def write_tables(rows: list[Path], folder: Path) -> None:
         with gzip.open(file, "rt") as lines:
             environment, *others = map(json.loads, lines)
         (folder / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
-        words = environment["command"].split()
-        ahead = int(words[words.index("--ahead") + 1]) if "--ahead" in words else 1
+        disturbed = "--ahead" in environment["command"]
         for row in others:
-            if row["row"] == "point" and row["fits"] is not None and row["job"] in jobs:
-                points[row["job"], row["mode"], row["batch_size"]] = {**row, "id": row["job"], "ahead": ahead}
+            if row["row"] != "point" or row["fits"] is None or row["job"] not in jobs:
+                continue
+            if disturbed and "frozen" in jobs[row["job"]] and "seq_len" in jobs[row["job"]]:
+                continue
+            times = dict.fromkeys(TIMES) if disturbed else {}
+            points[row["job"], row["mode"], row["batch_size"]] = {**row, **times, "id": row["job"]}
     measured = {key[0] for key in points}
     with _packed(folder / "measurements.csv.gz") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")

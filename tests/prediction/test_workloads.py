@@ -9,9 +9,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from torchedge.devices.catalog import find_device
-from torchedge.prediction.latency.workload import LAUNCHES, PRODUCT_COLUMNS, count_work
+from torchedge.prediction.analysis import analyse
+from torchedge.prediction.latency.workload import LAUNCHES, PASSES, PRODUCT_COLUMNS, count_work
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
 from torchedge.tracing.capturing import capture
+from torchedge.tracing.optimizer_replays import OptimizerReplay
 
 
 class Stack(nn.Module):
@@ -83,3 +86,17 @@ def test_a_checkpoint_runs_its_forward_pass_again():
 def test_inference_runs_checkpoints_once():
     again = count_work(graph_of(Stack(checkpointed=True), "infer"))
     assert total(again, "runs") == 5
+
+
+def test_updates_cost_what_the_optimizer_reads_and_writes():
+    analysis = analyse(graph_of(Stack()))
+    fused = OptimizerReplay("adamw", (("fused", True),))
+    plain, adamw, fast = (
+        analysis.work_under(StepSettings(optimizer=name)) for name in ("sgd-momentum", "adamw", fused)
+    )
+    update, calls = PASSES.index("update"), LAUNCHES.index("parameter")
+    assert adamw.passes[update] / plain.passes[update] == pytest.approx(20 / 11)
+    assert fast.passes[update] / plain.passes[update] == pytest.approx(7 / 11)
+    assert adamw.launches[calls] > plain.launches[calls] > fast.launches[calls]
+    assert (np.delete(adamw.passes, update) == np.delete(plain.passes, update)).all()
+    assert analysis.work_under(StepSettings(optimizer="none")).passes[update] == 0

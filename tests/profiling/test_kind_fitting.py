@@ -56,12 +56,12 @@ def truth():
 @pytest.fixture(scope="module")
 def rows(truth):
     _, coefficients = truth
-    table = [(*w, batch, host) for w in workloads() for batch, host in ((4, 0), (64, 1), (512, 0))]
+    table = [(*w, batch, host) for w in workloads() for batch, host in ((4, 1.0), (64, 1.6), (512, 1.0))]
     family, setting, work, batch, host = (list(column) for column in zip(*table, strict=True))
-    batches, hosts = np.array(batch, dtype=float), np.array(host, dtype=np.intp)
+    batches, hosts = np.array(batch, dtype=float), np.array(host)
     p = named(coefficients)
     times = work_times(pack(work, np.arange(len(work)), batches), p)
-    phi = step_time(times.busy, times.launch * np.array([1.0, 1.6])[hosts], p)
+    phi = step_time(times.busy, times.launch * hosts, p)
     return kind_fitting._Rows(np.array(family), np.array(setting), work, batches, phi, hosts)
 
 

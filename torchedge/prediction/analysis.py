@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from torchedge.graphs import ForwardGraph
-from torchedge.prediction.latency.workload import Workload, count_work
+from torchedge.prediction.latency.workload import UpdateCost, Workload, count_work, update_cost, updated_at
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.peaks import GraphTraits, graph_traits
 from torchedge.prediction.memory.settings import AMP_DTYPES, StepSettings
@@ -19,7 +19,7 @@ class _GraphResults:
     """Results for one graph, without a reference to it: they go with the graph."""
 
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
-    works: dict[str | None, Workload] = field(default_factory=dict)
+    works: dict[tuple[str | None, UpdateCost | None], Workload] = field(default_factory=dict)
     traits: GraphTraits | None = None
     dtype: str | None = None
 
@@ -36,15 +36,17 @@ class Analysis:
 
     @property
     def work(self) -> Workload:
-        """The work of a step in the precision the graph was captured in."""
-        return self.work_under(None)
+        """The work of a step in the precision the graph was captured in, updated by SGD with momentum."""
+        return self.work_under(StepSettings())
 
-    def work_under(self, amp: str | None) -> Workload:
-        """Return the work of a step under autocast to a dtype; None: without autocast."""
-        work = self._results.works.get(amp)
-        if work is None:
-            work = self._results.works[amp] = count_work(lower_precision(self.graph, StepSettings(amp=amp)))
-        return work
+    def work_under(self, settings: StepSettings) -> Workload:
+        """Return the work of a step under these settings: autocast's dtype and the optimizer count."""
+        works, amp, cost = self._results.works, settings.amp, update_cost(settings)
+        if (amp, None) not in works:
+            works[amp, None] = count_work(lower_precision(self.graph, StepSettings(amp=amp)))
+        if (amp, cost) not in works:
+            works[amp, cost] = updated_at(works[amp, None], cost)
+        return works[amp, cost]
 
     @property
     def traits(self) -> GraphTraits:

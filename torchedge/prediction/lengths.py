@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from torchedge.graphs.sizes import Affine
 from torchedge.prediction.analysis import Analysis, analyse
-from torchedge.prediction.latency.workload import Workload
+from torchedge.prediction.latency.workload import Workload, update_cost
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import Tape
 from torchedge.tracing.sequence_lengths import LengthFamily
@@ -46,9 +46,10 @@ class LengthAnalysis(Analysis):
     curves: _Curves
     length: int
 
-    def work_under(self, amp: str | None) -> Workload:
-        """Return the work of a step under autocast to a dtype; None: without autocast."""
-        return self.curves.at(self.length, ("work", amp), lambda analysis: analysis.work_under(amp))
+    def work_under(self, settings: StepSettings) -> Workload:
+        """Return the work of a step under these settings."""
+        kind = ("work", settings.amp, update_cost(settings))
+        return self.curves.at(self.length, kind, lambda analysis: analysis.work_under(settings))
 
     def tape(self, settings: StepSettings) -> Tape:
         """Return the allocations of one step under these settings."""

@@ -234,7 +234,7 @@ def _predicted_rows(
 
     tapes, traits = [a.tape(settings) for a in analyses], [a.traits for a in analyses]
     peaks = simulate_peaks(tapes, traits, which, batch)
-    work = [a.work_under(settings.amp) for a in analyses]
+    work = [a.work_under(settings) for a in analyses]
     times = models.latency.predict(work, which, batch, columns(models.latency.feature_set))
     return _PredictedRows(
         models, peaks, models.memory.predict(peaks, columns(models.memory.feature_set)), times

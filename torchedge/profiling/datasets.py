@@ -93,9 +93,9 @@ class Dataset:
     """Measured points and the networks they were measured on.
 
     Arrays are over the R rows of the table: which network (`id`), mode ("train" or "infer"), batch size, and
-    `FIGURES`, NaN where a run gave none. `ahead`: how many networks were prepared side by side, which slows
-    the host (1 where unknown). `networks` holds those with a known topology, `digest` the sha256 of
-    both files, `probed` whether the folder is a campaign's.
+    `FIGURES`, NaN where a run gave none. `launch_us` is the host's time for a launch just before a row was
+    measured, NaN where unknown. `networks` holds those with a known topology, `digest` the sha256
+    of both files, `probed` whether the folder is a campaign's.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Dataset:
     probed: bool = True
     provenance: Provenance = Provenance.MEASURED
     layers: LayerTimes = field(default_factory=dict, repr=False)
-    ahead: npt.NDArray[np.int64] | None = field(default=None, repr=False)
+    launch_us: FloatArray | None = field(default=None, repr=False)
     known: dict[tuple[str, Mode], ForwardGraph] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, column: str) -> FloatArray:
@@ -170,16 +170,16 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
         not public,
         Provenance.MEASURED if measured_by_us else Provenance.PUBLIC_DATA,
         _read_layers(root, networks),
-        _read_ahead(files[0], table, len(rows)),
+        _read_launches(files[0], table, len(rows)),
     )
 
 
-def _read_ahead(file: Path, table: bytes, rows: int) -> npt.NDArray[np.int64]:
-    """Return how many networks were prepared while each row was measured (R,)."""
-    if b"ahead" not in table.split(b"\n", 1)[0].strip().split(b","):
-        return np.ones(rows, dtype=np.int64)
-    column = parse_table(file, table, {"ahead": int | None}, "a measured point")
-    return np.array([row[0] or 1 for row in column], dtype=np.int64)
+def _read_launches(file: Path, table: bytes, rows: int) -> FloatArray:
+    """Return the host's µs a launch at each row (R,)."""
+    if b"launch_us" not in table.split(b"\n", 1)[0].strip().split(b","):
+        return np.full(rows, np.nan)
+    column = parse_table(file, table, {"launch_us": float | None}, "a measured point")
+    return np.array([row[0] for row in column], dtype=float)
 
 
 def _present(file: Path) -> Path:

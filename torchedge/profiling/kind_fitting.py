@@ -8,7 +8,7 @@ and what products cost in half precision.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torchedge.prediction.intervals import fit_errors
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import (
     COEFFICIENT_NAMES,
+    WorkRows,
     named,
     pack,
     prior_spread,
@@ -53,21 +54,25 @@ _HOST_SPREAD = 0.2
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of one kind: network family, setting, work, batch size, ms, state of the host (R,)."""
+    """Rows of one kind: network family, setting, work, batch size, ms, slowness of the host (R,)."""
 
     family: npt.NDArray[np.str_]
     setting: npt.NDArray[np.str_]
     work: list[Workload]
     batch: FloatArray
     phi: FloatArray
-    host: npt.NDArray[np.intp]
+    host: FloatArray
 
     def some(self, rows: npt.NDArray[np.bool_]) -> _Rows:
         """Return some of the rows."""
         work = [w for w, chosen in zip(self.work, rows.tolist(), strict=True) if chosen]
-        arrays = (self.family, self.setting, self.batch, self.phi, self.host)
-        family, setting, batch, phi, host = (a[rows] for a in arrays)
-        return _Rows(family, setting, work, batch, phi, host)  # type: ignore[arg-type]
+        family, setting = self.family[rows], self.setting[rows]
+        return _Rows(family, setting, work, self.batch[rows], self.phi[rows], self.host[rows])
+
+    def packed(self) -> WorkRows:
+        """Return the work of the rows, launches counted as many times as their host was slower."""
+        rows = pack(self.work, np.arange(len(self.phi)), self.batch)
+        return replace(rows, launches=rows.launches * self.host[:, None])
 
 
 @dataclass(frozen=True)
@@ -99,14 +104,14 @@ def read_kind_rows(folder: Path, device: Device) -> MeasuredKinds:
 def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lambda: None) -> PartFit:
     """Fit the latency of each kind of steps; `step` is called after each fit.
 
-    Errors are of rows whose family of networks was left out, with the factors of the host that the other rows
-    showed (campaigns that prepare networks side by side slow it down).
+    Errors are of rows whose family of networks was left out. Launches of each row count as many times as its
+    host was slower than at the median row, by the probe's control; the profile describes the median host.
     """
     models, accuracy = {}, {}
     for kind, rows in measured.rows.items():
         prior = _prior(measured.device, kind)
         errors = _left_out(rows, prior, step)
-        coefficients, _ = _fit(rows, prior)
+        coefficients = _fit(rows, prior)
         step()
         quantiles = fit_errors(errors, np.ones(len(errors)), _weights(rows))
         models[kind] = LatencyModel(coefficients, quantiles, amp=kind[1])
@@ -124,6 +129,7 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[Kind, _Rows]:
     """Count the work of every measured training step, by kind; channels_last is left out."""
     kinds: dict[Kind, list[tuple[Any, ...]]] = {}
     chosen = dataset.has_graph & (dataset.mode == "train") & np.isfinite(dataset["latency"])
+    slowness = _slowness(dataset)
     for row in np.flatnonzero(chosen).tolist():
         network = dataset.networks[str(dataset.id[row])]
         job = network.job or {}
@@ -131,20 +137,26 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[Kind, _Rows]:
             continue
         analysis = analyse(dataset.graph_of(str(dataset.id[row]), "train"))
         settings = device_settings(device, network.settings)
-        precision, work = analysis.precision(settings), analysis.work_under(settings.amp)
+        precision, work = analysis.precision(settings), analysis.work_under(settings)
         kind = (MATRICES if work.of_matrices else CONVOLUTIONS, precision)
         if kind == (CONVOLUTIONS, None):  # the device's own fit
             continue
         about = (network.architecture, network.setting, work, dataset.batch[row], dataset["latency"][row])
-        kinds.setdefault(kind, []).append((*about, 1 if dataset.ahead is None else int(dataset.ahead[row])))
+        kinds.setdefault(kind, []).append((*about, slowness[row]))
     arrays = {}
     for kind, rows in kinds.items():
-        columns = [np.array([row[i] for row in rows]) for i in (0, 1, 3, 4, 5)]
-        _, host = np.unique(columns[4], return_inverse=True)
-        batch, phi = columns[2].astype(float), columns[3].astype(float)
-        works = [row[2] for row in rows]
-        arrays[kind] = _Rows(columns[0], columns[1], works, batch, phi, host.astype(np.intp))
+        family, setting, works, *numbers = zip(*rows, strict=True)
+        batch, phi, host = (np.array(column, dtype=float) for column in numbers)
+        arrays[kind] = _Rows(np.array(family), np.array(setting), list(works), batch, phi, host)
     return arrays
+
+
+def _slowness(dataset: Dataset) -> FloatArray:
+    """Return how much longer than at the median row the host took for a launch (R,); 1 where unknown."""
+    launch = dataset.launch_us
+    if launch is None or not np.isfinite(launch).any():
+        return np.ones(len(dataset.id))
+    return np.where(np.isfinite(launch), launch / np.nanmedian(launch), 1.0)
 
 
 def _prior(device: Device, kind: Kind) -> FloatArray:
@@ -156,17 +168,16 @@ def _prior(device: Device, kind: Kind) -> FloatArray:
     return latency.coefficients + latency.excess * matrix
 
 
-def _fit(rows: _Rows, prior: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the coefficients (K,) and the factors of the host's states (H,)."""
+def _fit(rows: _Rows, prior: FloatArray) -> FloatArray:
+    """Return the coefficients (K,)."""
     host = np.array([name.startswith("launch_") or name == "step" for name in COEFFICIENT_NAMES])
     return fit_coefficients(
-        pack(rows.work, np.arange(len(rows.phi)), rows.batch),
+        rows.packed(),
         rows.phi,
         _weights(rows),
         prior,
         ridge=RIDGE,
         spread=np.diag(prior_spread() * np.where(host, _HOST_SPREAD, 1.0)),
-        hosts=rows.host,
     )
 
 
@@ -176,14 +187,10 @@ def _left_out(rows: _Rows, prior: FloatArray, step: Callable[[], Any]) -> FloatA
     families = sorted(set(rows.family.tolist()))
     for group in network_groups(families):
         out = np.isin(rows.family, group)
-        coefficients, factors = _fit(rows.some(~out), prior)
+        coefficients = named(_fit(rows.some(~out), prior))
         left = rows.some(out)
-        packed = pack(left.work, np.arange(len(left.phi)), left.batch)
-        named_coefficients = named(coefficients)
-        times = work_times(packed, named_coefficients)
-        every = np.append(factors, np.ones(int(rows.host.max()) + 1 - len(factors)))  # unseen states: 1
-        launch = times.launch * every[left.host]
-        errors[out] = np.log(left.phi / step_time(times.busy, launch, named_coefficients))
+        times = work_times(left.packed(), coefficients)
+        errors[out] = np.log(left.phi / step_time(times.busy, times.launch, coefficients))
         step()
     return errors
 

@@ -109,7 +109,7 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
     # Times of layers help where networks differ; for one network's prunings, times of steps alone are better.
     layers = samples.layers[used] if samples.layers is not None and several else None
     ridge = RIDGE_ONE_NETWORK if not several else RIDGE if layers is None else RIDGE_LAYERS
-    coefficients, _ = fit_coefficients(
+    coefficients = fit_coefficients(
         pack(samples.work, samples.which[used], samples.batch[used]),
         samples.phi[used],
         network_weights(samples, used),
@@ -180,17 +180,15 @@ def fit_coefficients(
     ridge: float = RIDGE,
     spread: FloatArray | None = None,
     layers: FloatArray | None = None,
-    hosts: npt.NDArray[np.intp] | None = None,
-) -> tuple[FloatArray, FloatArray]:
-    """Return the coefficients (K,) that explain measured times (R,) in ms best, and factors of hosts (H,).
+) -> FloatArray:
+    """Return the coefficients (K,) that explain measured times (R,) in ms best.
 
     Minimises the weighted pseudo-Huber loss of log(predicted / measured) plus `ridge` times the mean squared
     distance from the prior in standard deviations, by L-BFGS in float64 from the prior. Deterministic.
 
     spread: (K, Z) changes of the coefficients by Z independent standard deviations; default: the hardware's
     priors, one a coefficient. layers: (R, 6) measured ms of layers by `KINDS` (NaN: unknown), which
-    then join the loss. hosts: (R,) which of H states of the host a row was measured in: its launches take a
-    factor more time than the coefficients say, fitted along (default: one state, a factor of 1).
+    then join the loss.
     """
     fitted = rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
     moves = torch.from_numpy(np.diag(prior_spread()) if spread is None else spread)
@@ -199,10 +197,8 @@ def fit_coefficients(
     share = torch.from_numpy(weights / weights.sum())
     by_kind = None if layers is None else torch.from_numpy(np.log(layers))
     distance = torch.zeros(moves.shape[1], dtype=torch.float64, requires_grad=True)
-    slowness = torch.zeros(1 if hosts is None else int(hosts.max()) + 1, dtype=torch.float64)
-    state = torch.from_numpy(np.zeros(rows.count, dtype=np.intp) if hosts is None else hosts)
     optimizer = torch.optim.LBFGS(
-        [distance] if hosts is None else [distance, slowness.requires_grad_()],
+        [distance],
         max_iter=_ITERATIONS,
         history_size=20,
         line_search_fn="strong_wolfe",
@@ -216,8 +212,7 @@ def fit_coefficients(
         optimizer.zero_grad()
         p = named(coefficients())
         times = work_times(fitted, p, torch, _torch_segments)
-        launch = times.launch if hosts is None else times.launch * torch.exp(slowness)[state]
-        error = (torch.log(step_time(times.busy, launch, p, torch)) - target) / DELTA
+        error = (torch.log(step_time(times.busy, times.launch, p, torch)) - target) / DELTA
         loss = (share * (torch.sqrt(1 + error * error) - 1)).sum() + ridge * (distance * distance).mean()
         if by_kind is not None:
             loss = loss + LAYERS * _layers_loss(fitted, times, by_kind, share)
@@ -227,8 +222,7 @@ def fit_coefficients(
     with one_thread():
         optimizer.step(closure)
     with torch.no_grad():
-        fitted_vector = np.asarray(coefficients().numpy(), dtype=np.float64)
-        return fitted_vector, np.asarray(torch.exp(slowness).numpy(), dtype=np.float64)
+        return np.asarray(coefficients().numpy(), dtype=np.float64)
 
 
 def _layers_loss(

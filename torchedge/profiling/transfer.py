@@ -328,7 +328,7 @@ def _adapt_latency(base: Base, model: LatencyModel, samples: Samples, used: Mask
     rows = pack(samples.work, samples.which[used], samples.batch[used])
     prior = _prior(base, samples)
     for ridge in (_RIDGE, 4 * _RIDGE, 16 * _RIDGE):  # more where the search for the mode got lost
-        coefficients, _ = fit_coefficients(
+        coefficients = fit_coefficients(
             rows,
             samples.phi[used],
             np.ones(count),

@@ -52,6 +52,12 @@ class OptimizerReplay:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def fused(self) -> bool:
+        """Whether its options ask for the fused implementation."""
+        groups = (self.options, *[group for group in self.options if isinstance(group, tuple)])
+        return any(option in group for group in groups for option in (("fused", True), ("fused", "True")))
+
     def update(self, values: Sequence[Value], foreach: bool) -> tuple[UpdateFootprint, frozenset[int]]:
         """Return the optimizer's steps for a graph's values, and which of these it updates.
 

@@ -8,7 +8,7 @@ of kernels launched.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -19,6 +19,7 @@ from torchedge.graphs import FLOATING, ForwardGraph, Op
 from torchedge.graphs.sizes import Affine
 from torchedge.ops import Work, spec_of
 from torchedge.ops.gradients import gradient_needs, is_differentiated
+from torchedge.prediction.memory.settings import StepSettings
 
 PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bias", "update", "fan")
 """Element-wise work, in elements a sample: normalised, activated, added or multiplied, copied, read by
@@ -63,6 +64,35 @@ class Workload:
         m, n, k, op, count, matrix = self.products[:, (0, 1, 2, 5, 7, 10)].T
         operations = m * n * k * op * count
         return float((operations * matrix).sum()) > 0.5 * float(operations.sum())
+
+
+UpdateCost = tuple[float, float]
+"""What an optimizer costs relative to SGD with momentum: memory accesses and calls."""
+
+_UPDATES = {
+    "none": (0, 0), "sgd": (6, 2), "sgd-momentum": (11, 4), "adam": (20, 10),
+}  # fmt: skip
+_FUSED_UPDATES = {"sgd": (4, 1), "sgd-momentum": (5, 1), "adam": (7, 2)}
+"""Reads and writes of a parameter's element, and calls over all parameters: the multi-tensor steps of
+torch.optim line by line, with weight decay. Other optimizers count as Adam does."""
+
+
+def update_cost(settings: StepSettings) -> UpdateCost:
+    """Return the cost of the optimizer of a step."""
+    table = _FUSED_UPDATES if getattr(settings.optimizer, "fused", False) else _UPDATES
+    accesses, calls = table.get(str(settings.optimizer), table["adam"])
+    most, often = _UPDATES["sgd-momentum"]
+    return accesses / most, calls / often
+
+
+def updated_at(work: Workload, cost: UpdateCost) -> Workload:
+    """Return the work of a step with another optimizer than SGD with momentum."""
+    if cost == (1.0, 1.0):
+        return work
+    passes, launches = work.passes.copy(), work.launches.copy()
+    passes[PASSES.index("update")] *= cost[0]
+    launches[LAUNCHES.index("parameter")] *= cost[1]
+    return replace(work, passes=passes, launches=launches)
 
 
 class _Counter:
