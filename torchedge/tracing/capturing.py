@@ -81,6 +81,11 @@ class CaptureRequest:
         """Raise InputError for invalid options."""
         check_choice("mode", self.mode, get_args(Mode))
         check_choice("method", self.method, get_args(Method))
+        if not (callable(self.loss) or self.loss in ("default", None)):
+            raise InputError(
+                f'loss is {self.loss!r}; expected a function of the outputs, "default" (the loss that the '
+                "model returns, or else cross entropy) or None"
+            )
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size)
         if self.batch_dim is not None:
