@@ -21,7 +21,7 @@ from torchedge.prediction.latency.model import Times
 from torchedge.prediction.lengths import analyse_length
 from torchedge.prediction.memory.model import PredictedMemory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
-from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.settings import OPTIMIZERS, StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspaces import load_workspaces
 from torchedge.prediction.profiles import StepModels, load_models
@@ -192,8 +192,8 @@ def _combined(tables: Sequence[Predictions], join: Callable[[list[Any]], Any]) -
 def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     """Return notes on settings that change the memory, but not the predicted latency."""
     notes = []
-    if str(settings.optimizer) not in ("none", "sgd", "sgd-momentum"):
-        notes.append(f"latency holds an SGD update; {settings.optimizer} takes a little longer")
+    if str(settings.optimizer) not in OPTIMIZERS:
+        notes.append(f"latency counts the update of {settings.optimizer} as Adam's")
     if settings.accumulation > 1:
         notes.append("latency is that of one micro-batch with its update")
     return tuple(notes)
