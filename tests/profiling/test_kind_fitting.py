@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ from torchedge.prediction.latency.roofline import (
     step_time,
     work_times,
 )
+from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.profiles import MATRICES, load_models
 from torchedge.profiling import kind_fitting
 from torchedge.profiling.kind_fitting import MeasuredKinds, fit_kinds, read_kind_rows
@@ -109,6 +112,31 @@ def test_other_precisions_follow_from_the_measured_one(written):
     )
     assert full.amp is None and half.amp == "bfloat16"
     assert load_models(written, "infer").latency.matrices is None
+
+
+def test_convolutions_in_channels_last_have_their_own_times(written, truth, tmp_path):
+    device, _ = truth
+    slow = LatencyModel(prior_mean(written, None) + np.log(2), assumed_errors(0.3))
+    kinds = PartFit({("channels-last", None): slow}, {"provenance": "measured"})
+    profiled = write_profile(tmp_path / "last", device, {}, kinds=kinds)
+    net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    last = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    plain, other = (
+        torchedge.predict(n, 64, input_size=(3, 64, 64), device=profiled).latency.value for n in (net, last)
+    )
+    expected = slow.predict(
+        [analyse(torchedge.capture(net, input_size=(3, 64, 64))).work_under(device_settings(profiled, None))],
+        np.zeros(1, dtype=np.intp),
+        np.array([64.0]),
+    )
+    assert other == pytest.approx(float(expected.value[0])) and other != pytest.approx(plain, rel=0.01)
+    table = torchedge.Predictor(profiled).predict_many([last, last], [64], input_size=(3, 64, 64))
+    assert table.latency[0, 0] == pytest.approx(other)
+    without, same = (
+        torchedge.predict(n, 64, input_size=(3, 64, 64), device="jetson-tx2") for n in (last, net)
+    )
+    assert any("channels_last was not measured" in note for note in without.notes)
+    assert without.latency.value == pytest.approx(same.latency.value)
 
 
 def test_provenance_is_that_of_the_campaign(written, tmp_path):

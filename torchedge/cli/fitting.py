@@ -325,7 +325,7 @@ def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool, as_jso
         for kind, score in table["accuracy"].items():
             rows.append([kind, "", str(score["rows"]), number(score["mean"])])
             rows += [["", setting, "", number(error)] for setting, error in score["settings"].items()]
-        print_table(["kind of steps", "setting", "rows", "error, %, families left out"], rows)
+        print_table(["kind of steps", "setting", "rows", "families left out, %"], rows)
 
     _answer(written, {KINDS_TABLE: table}, show, as_json, f"written to {out}; predict with --device {out}")
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torchedge.devices import Device, weakest
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
+from torchedge.graphs.graph import Mode
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import checked_batches, feature_rows
@@ -49,7 +50,7 @@ def predict_length(
 
 def _at_length(family: LengthFamily, seq_len: int, device: Device, settings: StepSettings) -> Analysis:
     length, own = family.check_length(seq_len), analyse(family.own)
-    models = _models(device, [own.graph], own.precision(settings))
+    models = _models(device, [own.graph], own.precision(settings), settings)
     if models.memory.feature_set is None and models.latency.feature_set is None:
         return analyse_length(family, length)
     return analyse(family.graph(length))  # feature sets are computed from the graph
@@ -199,14 +200,17 @@ def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | None) -> StepModels:
+def _models(
+    device: Device, graphs: Sequence[ForwardGraph], precision: str | None, settings: StepSettings
+) -> StepModels:
     """Return a device's models of training steps, or of inference if no graph has a loss."""
     training = {g.loss is not None for g in graphs}
     if len(training) > 1:
         raise InputError(
             "some graphs are training steps and some are inferences; predict them in separate calls"
         )
-    return load_models(device, "train" if training == {True} else "infer", precision)
+    mode: Mode = "train" if training == {True} else "infer"
+    return load_models(device, mode, precision, settings.channels_last)
 
 
 class _PredictedRows(NamedTuple):
@@ -225,7 +229,7 @@ def _predicted_rows(
     graphs = [analysis.graph for analysis in analyses]
     for graph in graphs:
         graph.check_batch_sizes(batches.tolist())
-    models = _models(device, graphs, analyses[0].precision(settings))
+    models = _models(device, graphs, analyses[0].precision(settings), settings)
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
 

@@ -74,25 +74,35 @@ def file_names(mode: Mode) -> tuple[str, str]:
     return f"{MODE_TABLES[mode]}.safetensors", f"{MODE_TABLES[mode]}-forests.safetensors"
 
 
-def load_models(device: Device, mode: Mode = "train", precision: str | None = None) -> StepModels:
+def load_models(
+    device: Device, mode: Mode = "train", precision: str | None = None, channels_last: bool = False
+) -> StepModels:
     """Return Γ and Φ of a device (mode "infer": γ and φ), for steps whose products run in a precision.
 
-    precision: None for float32, or a dtype of `AMP_DTYPES`. An unmeasured figure follows from the other
-    mode's measurements, a relative's or the device's figures, marked as assumed, and so does latency in a
-    precision that was not measured. Raises ProfileError for files that are missing, damaged or made for
-    another version.
+    precision: None for float32, or a dtype of `AMP_DTYPES`. channels_last: convolutions run in that memory
+    format; a note says so where they were measured in the other one only. An unmeasured figure follows from
+    the other mode's measurements, a relative's or the device's figures, marked as assumed, and so does
+    latency in a precision that was not measured. Raises ProfileError for files that are missing, damaged or
+    made for another version.
     """
-    return _loaded(device, device.folder, mode, precision)
+    return _loaded(device, device.folder, mode, precision, channels_last)
 
 
 @lru_cache(maxsize=_MOST_MODELS)
-def _loaded(device: Device, folder: Path, mode: Mode, precision: str | None) -> StepModels:
+def _loaded(
+    device: Device, folder: Path, mode: Mode, precision: str | None, channels_last: bool
+) -> StepModels:
     # Equal devices may lie in several folders (a copy, a user's own fit): the folder is part of the key.
     other: Mode = "infer" if mode == "train" else "train"
     fitted, derived = read_models(device, mode), read_models(device, other)
     models = complete_models(device, mode, fitted, derived, read_relative(device, mode))
     kinds = read_kinds(device) if mode == "train" else {}
-    predicted = under_precision(_of_kind(models, device, kinds, CONVOLUTIONS, precision), device, precision)
+    convolved = _of_kind(models, device, kinds, CONVOLUTIONS, precision)
+    if channels_last:
+        convolved = _of_kind(convolved, device, kinds, CHANNELS_LAST, precision)
+        if not any(products == CHANNELS_LAST for products, _ in kinds):
+            convolved = replace(convolved, notes=(*convolved.notes, _UNMEASURED_LAYOUT))
+    predicted = under_precision(convolved, device, precision)
     if not any(products == MATRICES for products, _ in kinds):
         return predicted
     matrices = under_precision(_of_kind(models, device, kinds, MATRICES, precision), device, precision)
@@ -113,9 +123,10 @@ def _read_models(device: Device, folder: Path, mode: Mode) -> FittedModels | Non
 # kinds of steps ---------------------------------------------------------------------------------------------
 
 KINDS_TABLE, KINDS_FILE = "kinds", "kinds.safetensors"
-CONVOLUTIONS, MATRICES = "convolutions", "matrices"
+CONVOLUTIONS, CHANNELS_LAST, MATRICES = "convolutions", "channels-last", "matrices"
 Kind = tuple[str, str | None]
-"""What most operations of a step are, `CONVOLUTIONS` or `MATRICES`, and the precision of its products."""
+"""What most operations of a step are, one of the three above, and the precision of its products."""
+_UNMEASURED_LAYOUT = "latency in channels_last was not measured: it is that of the default memory format"
 
 
 def read_kinds(device: Device) -> Mapping[Kind, LatencyModel]:
@@ -133,7 +144,7 @@ def _read_kinds(folder: Path, digest: str) -> Mapping[Kind, LatencyModel]:
     if metadata.get("coefficients") != feature_hash(COEFFICIENT_NAMES):
         raise ProfileError(f"{path} was made for another version of torchedge; {REBUILD}")
     kinds: list[Kind] = [
-        (p, precision) for p in (CONVOLUTIONS, MATRICES) for precision in (None, *AMP_DTYPES)
+        (p, precision) for p in (CONVOLUTIONS, CHANNELS_LAST, MATRICES) for precision in (None, *AMP_DTYPES)
     ]
     return MappingProxyType(
         {

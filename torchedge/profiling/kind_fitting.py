@@ -30,8 +30,10 @@ from torchedge.prediction.latency.roofline import (
     work_times,
 )
 from torchedge.prediction.latency.workload import Workload
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.profiles import (
+    CHANNELS_LAST,
     CONVOLUTIONS,
     MATRICES,
     Kind,
@@ -126,21 +128,18 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
 
 
 def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[Kind, _Rows]:
-    """Count the work of every measured training step, by kind; channels_last is left out."""
+    """Count the work of every measured training step, by kind; products of matrices in channels_last not."""
     kinds: dict[Kind, list[tuple[Any, ...]]] = {}
     chosen = dataset.has_graph & (dataset.mode == "train") & np.isfinite(dataset["latency"])
     slowness = _slowness(dataset)
     for row in np.flatnonzero(chosen).tolist():
         network = dataset.networks[str(dataset.id[row])]
-        job = network.job or {}
-        if job.get("channels_last"):
-            continue
         analysis = analyse(dataset.graph_of(str(dataset.id[row]), "train"))
         settings = device_settings(device, network.settings)
         precision, work = analysis.precision(settings), analysis.work_under(settings)
-        kind = (MATRICES if work.of_matrices else CONVOLUTIONS, precision)
-        if kind == (CONVOLUTIONS, None):  # the device's own fit
-            continue
+        kind = (_products(work, settings), precision)
+        if kind == (CONVOLUTIONS, None) or (work.of_matrices and settings.channels_last):
+            continue  # the device's own fit; the same kernels as without
         about = (network.architecture, network.setting, work, dataset.batch[row], dataset["latency"][row])
         kinds.setdefault(kind, []).append((*about, slowness[row]))
     arrays = {}
@@ -149,6 +148,13 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[Kind, _Rows]:
         batch, phi, host = (np.array(column, dtype=float) for column in numbers)
         arrays[kind] = _Rows(np.array(family), np.array(setting), list(works), batch, phi, host)
     return arrays
+
+
+def _products(work: Workload, settings: StepSettings) -> str:
+    """Return the first half of a kind."""
+    if work.of_matrices:
+        return MATRICES
+    return CHANNELS_LAST if settings.channels_last else CONVOLUTIONS
 
 
 def _slowness(dataset: Dataset) -> FloatArray:

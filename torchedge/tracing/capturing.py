@@ -24,6 +24,16 @@ _DETECTORS = frozenset(
 )
 
 
+def in_channels_last(model: object) -> bool:
+    """Return whether weights of a module's convolutions lie in channels_last."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return isinstance(model, torch.nn.Module) and any(
+        p.dim() in formats and not p.is_contiguous() and p.is_contiguous(memory_format=formats[p.dim()])
+        for p in model.parameters()
+        if not isinstance(p, torch.nn.UninitializedParameter)
+    )
+
+
 def checked_model(model: object) -> torch.nn.Module:
     """Return the model itself, inside of wrappers; raises InputError for another type.
 
