@@ -39,13 +39,7 @@ from torchedge.searching.results import Search
 from torchedge.searching.spaces import SearchSpace, check_space
 from torchedge.storage.amounts import check_not_bare
 from torchedge.streaming.capacities import LAMBDA
-from torchedge.tracing.capturing import (
-    CaptureRequest,
-    capture,
-    capture_request,
-    in_channels_last,
-    use_graph,
-)
+from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
 if TYPE_CHECKING:
@@ -195,8 +189,7 @@ class Predictor:
         requests = [
             CaptureRequest(m, None, mode, example, input_size, loss, batch_dim=batch_dim) for m in models
         ]
-        last = bool(models) and all(map(in_channels_last, models))
-        settings = _settings(optimizer, amp, accumulation, channels_last=last)
+        settings = _settings(optimizer, amp, accumulation)
         if seq_len is None:
             graphs = [capture_request(request) for request in requests]
             return predict_graphs(graphs, batch_sizes, self.device, settings)
@@ -539,12 +532,8 @@ def _settings(
     amp: str | None,
     accumulation: int,
     model: Any = None,  # noqa: ANN401
-    channels_last: bool | None = None,
 ) -> StepSettings:
-    """Return the settings of a step; optimizer: a name, or an optimizer of the model, if it is known.
-
-    channels_last: whether models lie so; None: as the model does.
-    """
+    """Return the settings of a step; optimizer: a name, or an optimizer of the model, if it is known."""
     from torchedge.tracing.optimizer_replays import OptimizerReplay, replay_of
 
     amp = amp_named(amp)
@@ -558,5 +547,4 @@ def _settings(
             f"optimizer is a {type(optimizer).__name__}; "
             "expected a name such as 'adam' or a torch.optim object"
         )
-    layout = in_channels_last(model) if channels_last is None else channels_last
-    return StepSettings(optimizer=step, amp=amp, accumulation=accumulation, channels_last=layout)
+    return StepSettings(optimizer=step, amp=amp, accumulation=accumulation)

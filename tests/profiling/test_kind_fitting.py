@@ -130,8 +130,10 @@ def test_convolutions_in_channels_last_have_their_own_times(written, truth, tmp_
         np.array([64.0]),
     )
     assert other == pytest.approx(float(expected.value[0])) and other != pytest.approx(plain, rel=0.01)
-    table = torchedge.Predictor(profiled).predict_many([last, last], [64], input_size=(3, 64, 64))
-    assert table.latency[0, 0] == pytest.approx(other)
+    table = torchedge.Predictor(profiled).predict_many([net, last], [64], input_size=(3, 64, 64))
+    assert table.latency[:, 0] == pytest.approx([plain, other])
+    captured = torchedge.capture(last, input_size=(3, 64, 64))
+    assert torchedge.predict(captured, 64, device=profiled).latency.value == pytest.approx(other)
     without, same = (
         torchedge.predict(n, 64, input_size=(3, 64, 64), device="jetson-tx2") for n in (last, net)
     )

@@ -133,7 +133,8 @@ class ForwardGraph:
     training step differentiates (None: inference). `releases[k]` lists the values whose last Python reference
     went away between operator k and k + 1: with it, memory is freed in the simulation where eager PyTorch
     frees it; None where capture cannot know. `training` is the mode the model ran in, `fixed_batch` the one
-    batch size the graph is valid for (None: every).
+    batch size the graph is valid for (None: every). channels_last: the weights of convolutions lie
+    in that memory format, which has other kernels.
     """
 
     values: tuple[Value, ...]
@@ -147,6 +148,7 @@ class ForwardGraph:
     name: str = "model"
     captured_by: str = "trace"
     notes: tuple[str, ...] = ()
+    channels_last: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
@@ -186,6 +188,7 @@ class ForwardGraph:
             state.update(line.encode())
         tail = (self.inputs, self.outputs, self.loss, self.training, self.releases, self.fixed_batch)
         state.update(repr(tail).encode())
+        state.update(b"channels_last" * self.channels_last)
         return state.hexdigest()
 
     def verify(self) -> None:

@@ -50,7 +50,7 @@ def predict_length(
 
 def _at_length(family: LengthFamily, seq_len: int, device: Device, settings: StepSettings) -> Analysis:
     length, own = family.check_length(seq_len), analyse(family.own)
-    models = _models(device, [own.graph], own.precision(settings), settings)
+    models = _models(device, [own.graph], own.precision(settings))
     if models.memory.feature_set is None and models.latency.feature_set is None:
         return analyse_length(family, length)
     return analyse(family.graph(length))  # feature sets are computed from the graph
@@ -148,7 +148,7 @@ def _predicted_many(
     batches = np.atleast_1d(checked_batches(batch_sizes))
     if not analyses:
         raise InputError("no graphs are given; expected at least one")
-    if len({analysis.precision(settings) for analysis in analyses}) > 1:
+    if len({(analysis.precision(settings), analysis.graph.channels_last) for analysis in analyses}) > 1:
         tables = [_predicted_many([analysis], batches, device, settings) for analysis in analyses]
         return replace(
             tables[0],
@@ -200,9 +200,7 @@ def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _models(
-    device: Device, graphs: Sequence[ForwardGraph], precision: str | None, settings: StepSettings
-) -> StepModels:
+def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | None) -> StepModels:
     """Return a device's models of training steps, or of inference if no graph has a loss."""
     training = {g.loss is not None for g in graphs}
     if len(training) > 1:
@@ -210,7 +208,7 @@ def _models(
             "some graphs are training steps and some are inferences; predict them in separate calls"
         )
     mode: Mode = "train" if training == {True} else "infer"
-    return load_models(device, mode, precision, settings.channels_last)
+    return load_models(device, mode, precision, graphs[0].channels_last)
 
 
 class _PredictedRows(NamedTuple):
@@ -225,11 +223,11 @@ class _PredictedRows(NamedTuple):
 def _predicted_rows(
     analyses: list[Analysis], batches: npt.NDArray[np.int64], device: Device, settings: StepSettings
 ) -> _PredictedRows:
-    """Predict graphs whose products run in one precision at batch sizes (B,)."""
+    """Predict graphs whose products run in one precision and memory format at batch sizes (B,)."""
     graphs = [analysis.graph for analysis in analyses]
     for graph in graphs:
         graph.check_batch_sizes(batches.tolist())
-    models = _models(device, graphs, analyses[0].precision(settings), settings)
+    models = _models(device, graphs, analyses[0].precision(settings))
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
 

@@ -208,12 +208,7 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
                 str(row.get("family", row["network"])),
                 round(float(row.get("pruning_level", 0))),
                 str(row.get("strategy", "")),
-                StepSettings(
-                    optimizer=_optimizer(optimizer, row),
-                    weight_decay=decay,
-                    amp=row.get("amp"),
-                    channels_last=bool(row.get("channels_last")),
-                ),
+                StepSettings(optimizer=_optimizer(optimizer, row), weight_decay=decay, amp=row.get("amp")),
                 _capture_job({**row, "build": dict(row["build"])}, place, families),
                 dict(row),
                 str(row.get("setting", "")),

@@ -30,7 +30,6 @@ from torchedge.prediction.latency.roofline import (
     work_times,
 )
 from torchedge.prediction.latency.workload import Workload
-from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.profiles import (
     CHANNELS_LAST,
@@ -134,11 +133,13 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[Kind, _Rows]:
     slowness = _slowness(dataset)
     for row in np.flatnonzero(chosen).tolist():
         network = dataset.networks[str(dataset.id[row])]
-        analysis = analyse(dataset.graph_of(str(dataset.id[row]), "train"))
+        graph = dataset.graph_of(str(dataset.id[row]), "train")
+        analysis = analyse(graph)
         settings = device_settings(device, network.settings)
         precision, work = analysis.precision(settings), analysis.work_under(settings)
-        kind = (_products(work, settings), precision)
-        if kind == (CONVOLUTIONS, None) or (work.of_matrices and settings.channels_last):
+        convolutions = CHANNELS_LAST if graph.channels_last else CONVOLUTIONS
+        kind = (MATRICES if work.of_matrices else convolutions, precision)
+        if kind == (CONVOLUTIONS, None) or (work.of_matrices and graph.channels_last):
             continue  # the device's own fit; the same kernels as without
         about = (network.architecture, network.setting, work, dataset.batch[row], dataset["latency"][row])
         kinds.setdefault(kind, []).append((*about, slowness[row]))
@@ -148,13 +149,6 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[Kind, _Rows]:
         batch, phi, host = (np.array(column, dtype=float) for column in numbers)
         arrays[kind] = _Rows(np.array(family), np.array(setting), list(works), batch, phi, host)
     return arrays
-
-
-def _products(work: Workload, settings: StepSettings) -> str:
-    """Return the first half of a kind."""
-    if work.of_matrices:
-        return MATRICES
-    return CHANNELS_LAST if settings.channels_last else CONVOLUTIONS
 
 
 def _slowness(dataset: Dataset) -> FloatArray:

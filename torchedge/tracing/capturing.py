@@ -24,16 +24,6 @@ _DETECTORS = frozenset(
 )
 
 
-def in_channels_last(model: object) -> bool:
-    """Return whether weights of a module's convolutions lie in channels_last."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return isinstance(model, torch.nn.Module) and any(
-        p.dim() in formats and not p.is_contiguous() and p.is_contiguous(memory_format=formats[p.dim()])
-        for p in model.parameters()
-        if not isinstance(p, torch.nn.UninitializedParameter)
-    )
-
-
 def checked_model(model: object) -> torch.nn.Module:
     """Return the model itself, inside of wrappers; raises InputError for another type.
 
@@ -243,7 +233,8 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
         tried = call if batch_size is None else _fixed(call, batch_size, noted=attempt > 0)
         for method in methods:
             try:
-                return _by(method, _after_failures(tried, failures) if method == "export" else tried)
+                graph = _by(method, _after_failures(tried, failures) if method == "export" else tried)
+                return replace(graph, channels_last=True) if _in_channels_last(call.model) else graph
             except TorchedgeError as error:
                 if not attempt and isinstance(error, InputError):
                     raise
@@ -254,6 +245,15 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
     raise CaptureError(
         f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: {exporting}."
     ) from tracing
+
+
+def _in_channels_last(model: torch.nn.Module) -> bool:
+    """Return whether weights of a module's convolutions lie in channels_last."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return any(
+        p.dim() in formats and not p.is_contiguous() and p.is_contiguous(memory_format=formats[p.dim()])
+        for p in model.parameters()
+    )
 
 
 def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:

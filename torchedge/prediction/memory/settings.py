@@ -52,7 +52,6 @@ class StepSettings:
     unknown).
     blas_workspace_mib: memory that cuBLAS keeps from the allocator once a training step has multiplied
     matrices (64 on Hopper): half of it for the forward pass, half for the thread that runs the backward one.
-    channels_last: images and the weights of convolutions lie in that memory format, which has other kernels.
     """
 
     optimizer: str | OptimizerReplay = "sgd-momentum"
@@ -68,7 +67,6 @@ class StepSettings:
     winograd_tile: int = 0
     blas_workspace_mib: float = 0.0
     workspaces: WorkspaceModel | None = None
-    channels_last: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, str):
