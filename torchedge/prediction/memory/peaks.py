@@ -31,8 +31,6 @@ IntArray = npt.NDArray[np.int64]
 ANCHORS = (4, 16, 64, 256)
 """Batch sizes whose allocator is replayed. Chosen by cross-validation of Γ: four do as well as replaying
 every row."""
-DENSE_ANCHORS = (*range(1, 17), *[quarter * 2**k for k in range(2, 15) for quarter in (5, 6, 7, 8)])
-"""The same where the first step is replayed too, whose segments decide: all to 16, then four an octave."""
 
 _BATCH = "N"
 _MIB = 2.0**20
@@ -87,28 +85,23 @@ def simulate_peaks(
 
 def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return the allocated and the reserved peak in MiB, (B,) each, at batch sizes (B,)."""
-    first = tape.first
-    if tape.scratch is not None or (first is not None and first.scratch is not None):
-        # Workspaces leap with the batch size.
+    if tape.scratch is not None or tape.first is not None:  # workspaces leap with the batch size
         pairs = _replayed(tape, batch.tolist()) / _MIB
         return pairs[:, 0], pairs[:, 1]
     live = tape.peak_bytes(batch) / _MIB
-    anchors = ANCHORS if first is None else DENSE_ANCHORS
-    needed, weights = anchor_weights(batch, anchors)
-    ratios = _ratios(tape, [anchors[index] for index in needed])
+    needed, weights = anchor_weights(batch)
+    ratios = _ratios(tape, [ANCHORS[index] for index in needed])
     allocated, reserved = (
         live * sum(weights[:, place] * pair[which] for place, pair in enumerate(ratios)) for which in (0, 1)
     )
     return allocated, reserved
 
 
-def anchor_weights(
-    batch: npt.NDArray[np.int64], anchors: tuple[int, ...] = ANCHORS
-) -> tuple[list[int], FloatArray]:
+def anchor_weights(batch: npt.NDArray[np.int64]) -> tuple[list[int], FloatArray]:
     """Return the A anchors that batch sizes (B,) lie on or between, as indices, and their weights (B, A)."""
-    position = np.log2(np.clip(batch, anchors[0], anchors[-1]))
-    knots = np.log2(anchors)
-    weights = np.stack([np.interp(position, knots, row) for row in np.eye(len(anchors))], axis=1)
+    position = np.log2(np.clip(batch, ANCHORS[0], ANCHORS[-1]))
+    knots = np.log2(ANCHORS)
+    weights = np.stack([np.interp(position, knots, row) for row in np.eye(len(ANCHORS))], axis=1)
     needed: list[int] = np.flatnonzero(weights.any(axis=0)).tolist()
     return needed, weights[:, needed]
 
