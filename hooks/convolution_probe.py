@@ -12,6 +12,7 @@ each convolution:
 and each output row repeats such a line and adds, for each of forward, backward_x (gradient of the input) and
 backward_w (of the weights), the workspace in MiB (2^20 bytes: peak of allocated memory minus the tensors) and
 the median time in ms. Values do not matter for memory; numbers are fp32, with PyTorch's default settings.
+Two more keys are optional: "dtype" ("bfloat16", "float16") and "channels_last": true.
 """
 
 import argparse
@@ -28,14 +29,22 @@ def rounded(tensor):
     return -(-tensor.numel() * tensor.element_size() // 512) * 512
 
 
+def tensor(size, shape, device="cuda"):
+    """Return a random tensor in the dtype and layout of a convolution."""
+    import torch
+
+    layout = torch.channels_last if shape.get("channels_last") else torch.contiguous_format
+    x = torch.randn(size, device=device, dtype=getattr(torch, shape.get("dtype", "float32")))
+    return x.contiguous(memory_format=layout)
+
+
 def measure(shape, repeats):
     """Return workspaces and median times of one convolution; without repeats, times are None."""
     import torch
 
     spatial = [shape["stride"], shape["padding"], shape["dilation"]]
     weight_size = [shape["outputs"], shape["inputs"] // shape["groups"]] + shape["kernel"]
-    x = torch.randn([shape["batch"], shape["inputs"]] + shape["size"], device="cuda")
-    weight = torch.randn(weight_size, device="cuda")
+    x, weight = tensor([shape["batch"], shape["inputs"]] + shape["size"], shape), tensor(weight_size, shape)
     convolve = torch.ops.aten.convolution
     y = convolve(x, weight, None, *spatial, False, [0, 0], shape["groups"])
     gradient = torch.randn_like(y)

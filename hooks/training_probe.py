@@ -38,6 +38,7 @@ is a row with "fits": 0, and the probe continues.
 With --wave N, N processes prepare their networks side by side (build them and run a step of every job), wait
 for each other, and measure in turn while all others sleep; Γ is then NVML's figure of the process. Every row
 has "launch_us", the host's time for one of 2,000 launches of a tiny kernel, measured just before the point.
+With --memory other processes may use the GPU: a point is a few steps, and only its memory means anything.
 """
 
 import argparse
@@ -62,6 +63,7 @@ VERSION = "training_probe 1"
 MIB = 2.0**20
 WARMUP, TIMED = [3, 12, 20.0], [5, 15, 4.0]
 HURRY = [2, 6, 0.6], [6, 16, 0.5]
+FEW = [1, 2, 0.0], [2, 2, 0.0]
 """Fewest and most steps, and after how many seconds the fewest are enough."""
 LAUNCHES = 2000
 STEADY = 0.03
@@ -768,10 +770,13 @@ NOTHING = dict.fromkeys(
 )
 
 
-def run_jobs(jobs, device, idle_mib, emit, turn=None):
-    """Measure all points of jobs with one build; runs in the child. turn: a file to lock before measuring."""
+def run_jobs(jobs, device, idle_mib, emit, turn=None, shared=False):
+    """Measure all points of jobs with one build; runs in the child. turn: a file to lock before measuring.
+
+    shared: other processes use the GPU.
+    """
     warnings.filterwarnings("ignore")
-    meter = Meter(device, idle_mib, turn is not None)
+    meter = Meter(device, idle_mib, shared)
     import torch
 
     torch.manual_seed(0)
@@ -1079,6 +1084,7 @@ def main():
     parser.add_argument("--time-limit", type=float, default=600.0, help="limit of seconds per point")
     parser.add_argument("--wave", type=int, default=1, help="networks prepared side by side, then measured")
     parser.add_argument("--hurry", action="store_true", help="fewer steps: at least 2 to warm up, 5 timed")
+    parser.add_argument("--memory", action="store_true", help="memory alone, beside other processes")
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     start_mib = meminfo()[0] if os.path.exists("/proc/meminfo") else 0.0
@@ -1090,8 +1096,8 @@ def main():
             getattr(load(library), "PreTrainedModel", None)
     device = arguments.device or ("cuda" if cuda_there(torch) else "cpu")
     out = open(arguments.out, "a") if arguments.out else sys.stdout
-    if arguments.hurry:
-        WARMUP[:], TIMED[:] = HURRY
+    if arguments.hurry or arguments.memory:
+        WARMUP[:], TIMED[:] = FEW if arguments.memory else HURRY
 
     def tell(row):
         out.write(json.dumps(row) + "\n")
@@ -1100,17 +1106,17 @@ def main():
             os.fsync(out.fileno())
 
     command = " ".join(["training_probe.py", *[os.path.basename(a) for a in sys.argv[1:]]])
-    shared = arguments.wave > 1
+    shared = arguments.wave > 1 or arguments.memory
     ended = forked(lambda emit: emit(environment(device, command, shared)), tell, arguments.time_limit)
     if ended:
         sys.exit("training_probe: cannot start {} ({})".format(device, ended))
-    turn = tempfile.NamedTemporaryFile() if shared else None
+    turn = tempfile.NamedTemporaryFile() if arguments.wave > 1 else None
     path = turn.name if turn is not None else None
 
     def start(jobs):
         # What the system uses now without this process, whose own memory counts as the run's.
         idle = max(meminfo()[0] - own_mib, 0.0) if os.path.exists("/proc/meminfo") else start_mib
-        return Supervisor(jobs, lambda part, emit: run_jobs(part, device, idle, emit, path), tell)
+        return Supervisor(jobs, lambda part, emit: run_jobs(part, device, idle, emit, path, shared), tell)
 
     supervise(groups_of(jobs_of(arguments.jobs)), start, arguments.time_limit, arguments.wave, path)
 

@@ -4,6 +4,8 @@
     python hooks/training_probe.py jobs.jsonl --out rows.jsonl --wave 14 --hurry      # on the GPU
     python benchmarks/accuracy/settings_jobs.py --without rows.jsonl > rest.jsonl     # what is left
     python benchmarks/accuracy/settings_jobs.py --rows rows.jsonl.gz --out FOLDER     # the tables of it
+    python benchmarks/accuracy/settings_jobs.py --limits > limits.jsonl               # runs near their limit
+    python hooks/training_probe.py limits.jsonl --out limits-rows.jsonl --memory
 
 Transformers are built from configurations with random weights and trained on the loss they return, at several
 sequence lengths, in float32, autocast, bfloat16 weights, with checkpoints, frozen parameters and optimizers;
@@ -46,6 +48,11 @@ CNN_SETTINGS: dict[str, Job] = {
     "autocast-channels-last": {"channels_last": True, **HALF, **SGD},
 }
 LIMITS = (0.8, 0.92, 1.02)
+NEAR = (0.8, 0.88, 0.94, 0.98, 1.0)
+"""Shares of what a run reserved that PyTorch is allowed."""
+
+_MOST_LIMITED = ("llama-1b", "phi-1b")
+"""Not run near their limits: side by side they would fill the device."""
 
 Model = tuple[str, str, str, str, dict[str, Any]]
 """Label, family, kind of inputs, class, configuration."""
@@ -208,6 +215,23 @@ def limit_jobs(model: Model) -> Iterator[Job]:
             yield {**job, **limit, "id": f"{job['id']}-limit-{share or 'none'}", "setting": "limit"}
 
 
+def near_limit_jobs() -> Iterator[Job]:
+    """Yield one small point of every network and setting, without a limit and then near the limit."""
+    models = [model for model in (*DECODERS, *ENCODERS, *OTHERS) if model[0] not in _MOST_LIMITED]
+    options = {**CNN_SETTINGS, "float32": SGD}
+    for model, name in itertools.zip_longest(models, CNNS):
+        jobs = list(transformer_jobs(model, dict.fromkeys(SETTINGS, (0,)))) if model is not None else []
+        cnn = next(cnn_jobs(name)) if name is not None else {}
+        for setting, chosen in options.items() if name is not None else ():
+            plain = {key: value for key, value in cnn.items() if key not in ("amp", "optimizer")}
+            named = {"id": f"{name}-{setting}", "setting": f"cnn-{setting}"}
+            jobs.append({**plain, **chosen, **named, "points": [["train", 32]]})
+        for job in jobs:
+            for share in (None, *NEAR):
+                limit = {} if share is None else {"limit_share": share}
+                yield {**job, **limit, "id": f"{job['id']}-near-{share or 'none'}"}
+
+
 def merged(jobs: Iterator[Job]) -> Iterator[Job]:
     """Yield successive jobs that differ in their points alone as one."""
     last: Job | None = None
@@ -272,17 +296,18 @@ def write_tables(rows: list[Path], folder: Path) -> None:
     alone; frozen models of text among them also trained their embeddings, and are left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = {job["id"]: job for job in every_job()}
+    jobs = {job["id"]: job for job in (*every_job(), *near_limit_jobs())}
     points: dict[tuple[str, str, int], Job] = {}
     for file in rows:
         with gzip.open(file, "rt") as lines:
             environment, *others = map(json.loads, lines)
         (folder / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
-        disturbed = "--ahead" in environment["command"]
+        ahead = "--ahead" in environment["command"]
+        disturbed = ahead or "--memory" in environment["command"]
         for row in others:
             if row["row"] != "point" or row["fits"] is None or row["job"] not in jobs:
                 continue
-            if disturbed and "frozen" in jobs[row["job"]] and "seq_len" in jobs[row["job"]]:
+            if ahead and "frozen" in jobs[row["job"]] and "seq_len" in jobs[row["job"]]:
                 continue
             times = dict.fromkeys(TIMES) if disturbed else {}
             points[row["job"], row["mode"], row["batch_size"]] = {**row, **times, "id": row["job"]}
@@ -315,6 +340,7 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, nargs="+", help="rows of the probe, compressed")
     parser.add_argument("--out", type=Path, help="folder of the tables")
     parser.add_argument("--without", type=Path, nargs="+", default=[], help="rows of points to leave out")
+    parser.add_argument("--limits", action="store_true", help="runs near their limit instead")
     parser.add_argument("--tiny", action="store_true", help="two layers, small inputs: a trial on a CPU")
     arguments = parser.parse_args()
     if arguments.rows:
@@ -326,7 +352,7 @@ def main() -> int:
         for row in map(json.loads, file.read_text().splitlines())
         if row["row"] == "point"
     }
-    for job in every_job():
+    for job in near_limit_jobs() if arguments.limits else every_job():
         job = tiny(job) if arguments.tiny else job
         job["points"] = [point for point in job["points"] if (job["id"], point[1]) not in done]
         if job["points"]:
