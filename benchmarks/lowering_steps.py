@@ -3,6 +3,7 @@
     python benchmarks/lowering_steps.py --out steps.jsonl  # everything, on the first OpenCL device
     python benchmarks/lowering_steps.py --out steps.jsonl networks  # networks at batch 16 x 224 px
     python benchmarks/lowering_steps.py --out steps.jsonl --tuners fixed model measured --jobs 4 networks
+    python benchmarks/lowering_steps.py --out steps.jsonl fsrcnn=measured,exhaustive  # and every schedule
     python benchmarks/lowering_steps.py --out small.jsonl --small  # small sizes, for a processor
 
 Each case runs in a process of its own; `--jobs` of them lower and compile at once, then one after the other
@@ -276,7 +277,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
-    """Return a step's program, compiled. tuner: fixed, model or measured, "-image" for textures."""
+    """Return a step's program, compiled. tuner: fixed, model, measured or exhaustive, "-image" for textures.
+
+    Exhaustive: all schedules of all kernels are timed, in the layouts of the target's storage.
+    """
     from torchedge.devices import match_device
     from torchedge.errors import TorchedgeError
     from torchedge.lowering.assembly import lower
@@ -284,11 +288,16 @@ def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
     from torchedge.opencl import compile_kernels, open_context
     from torchedge.runtime import Executor
     from torchedge.runtime.kernel_times import CachedTimes
+    from torchedge.lowering import trials, tuning
 
     context = open_context()
     device, kind = context.device, tuner.removesuffix("-image")
     plain = TARGETS[target or device_class(device.kind, device.name, device.vendor, device.platform)]
-    chosen = with_tuner(plain, match_device(device.name) if device.kind != "cpu" else None, kind)
+    chosen = with_tuner(
+        plain,
+        match_device(device.name) if device.kind != "cpu" else None,
+        "measured" if kind == "exhaustive" else kind,
+    )
     if kind != tuner:
         chosen = replace(chosen, storage="image")
     times = CachedTimes(context)
@@ -301,7 +310,14 @@ def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
             return times(kernels)
 
     began = time.perf_counter()
-    program = lower(step, chosen, timer=timer if kind == "measured" else None)
+    timed = kind in ("measured", "exhaustive")
+    rounds, covered = trials.ROUNDS, tuning.COVERED
+    if kind == "exhaustive":
+        trials.ROUNDS, tuning.COVERED = (10**6,), 1.0
+    try:
+        program = lower(step, chosen, timer=timer if timed else None)
+    finally:
+        trials.ROUNDS, tuning.COVERED = rounds, covered
     ended = time.perf_counter()
     Executor(program).close()
     return Variant(tuner, program, ended - began, time.perf_counter() - ended)
@@ -488,7 +504,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON lines: figures by case and tuner")
     parser.add_argument("--target", default="", help="device class to lower for, by default the device's")
-    parser.add_argument("--tuners", nargs="+", default=["fixed"], help="fixed, model, measured; -image")
+    parser.add_argument(
+        "--tuners", nargs="+", default=["fixed"], help="fixed, model, measured, exhaustive; -image"
+    )
     parser.add_argument("--small", action="store_true", help="sizes that suit a processor")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are lowered and compiled at once")
     parser.add_argument("--seconds", type=float, default=240, help="longest time of all cases")

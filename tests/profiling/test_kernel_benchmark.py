@@ -62,6 +62,13 @@ def test_cases_are_the_papers_within_limits():
     assert all(case.flops <= 1e6 for case in all_cases(most_flops=1e6))
     with pytest.raises(InputError, match="expected one of MatMul"):
         all_cases(("Pooling",))
+    assert [case.name for case in all_cases(("Conv2Ds1 57 3", "MatMul 20 30 9"), most_flops=1)] == [
+        "Conv2Ds1 57 3",
+        "MatMul 20 30 9",
+    ]
+    for wrong in ("MatMul 4 four 4", "MatMul 4 0 4", "MatMul 4 4", "SoftMax 4 -4"):
+        with pytest.raises(InputError, match="as in"):
+            all_cases((wrong,))
 
 
 def test_a_run_continues_where_it_was(tmp_path, monkeypatch):

@@ -35,7 +35,10 @@ def bench() -> None:
 @click.option(
     "--profile", "profile_", help="Device whose coefficients the tuner takes. [default: the class's]"
 )
-@click.option("--operators", help="Operators, separated by commas. [default: all nine]")
+@click.option(
+    "--operators",
+    help="Operators, or shapes of them (Conv2Ds1 56 3), separated by commas. [default: all nine]",
+)
 @click.option(
     "--candidates", type=whole(2), default=50, show_default=True, help="Candidates measured for a case."
 )
@@ -78,7 +81,7 @@ def _kernels(
     if not cases:
         raise InputError(f"--gflop is {gflop}; every shape has more arithmetic: give a larger number")
     if quick:
-        cases = [case for name in names for case in [c for c in cases if c.operator == name][1::5][:2]]
+        cases = [case for name in OPERATORS for case in [c for c in cases if c.operator == name][1::5][:2]]
         candidates = min(candidates, 16)
     context = open_context(device)
     target = target_for(context.device)

@@ -120,14 +120,24 @@ def all_cases(
 ) -> list[OperatorCase]:
     """Return the operators at all their shapes within limits of arithmetic and of elements of a tensor.
 
+    operators: names, also with sizes, as in "Conv2Ds1 56 3": that shape alone, of any size.
+
     Raises:
-        InputError: an operator is not known.
+        InputError: an operator is not known, or takes other sizes.
     """
-    for operator in operators:
+    cases: list[OperatorCase] = []
+    for text in operators:
+        operator, *sizes = text.split() or [""]
+        if sizes:
+            if not all(size.isdecimal() and 0 < int(size) < 2**20 for size in sizes):
+                raise InputError(f"{text!r} has no sizes; expected whole numbers, as in `Conv2Ds1 56 3`")
+            cases.append(case_of(operator, tuple(map(int, sizes))))
+            continue
         if operator not in OPERATORS:
             raise InputError(f"operator is {operator!r}; expected one of {', '.join(OPERATORS)}")
-    cases = [OperatorCase(operator, sizes) for operator in operators for sizes in _sizes(operator)]
-    return [case for case in cases if case.flops <= most_flops and case.elements <= most_elements]
+        shapes = [OperatorCase(operator, sizes) for sizes in _sizes(operator)]
+        cases += [case for case in shapes if case.flops <= most_flops and case.elements <= most_elements]
+    return cases
 
 
 def case_of(operator: str, sizes: tuple[int, ...]) -> OperatorCase:
