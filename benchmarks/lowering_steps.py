@@ -283,12 +283,12 @@ def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
     """
     from torchedge.devices import match_device
     from torchedge.errors import TorchedgeError
+    from torchedge.lowering import trials, tuning
     from torchedge.lowering.assembly import lower
     from torchedge.lowering.targets import TARGETS, device_class, with_tuner
     from torchedge.opencl import compile_kernels, open_context
     from torchedge.runtime import Executor
     from torchedge.runtime.kernel_times import CachedTimes
-    from torchedge.lowering import trials, tuning
 
     context = open_context()
     device, kind = context.device, tuner.removesuffix("-image")
