@@ -31,6 +31,7 @@ from torchedge.lowering.schedules import Schedule, default_schedule
 from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, translate
 from torchedge.lowering.tuning import Timer, tune
+from torchedge.storage.locks import collection_paused
 from torchedge.textures.layouts import Layout, Storage, row_major
 
 ALIGNMENT = 512
@@ -78,6 +79,7 @@ def lower(
     return lower_step(step, target, layouts, apart, timer).program
 
 
+@collection_paused()
 def lower_step(
     step: Step,
     target: str | Target = "cpu",
