@@ -170,21 +170,3 @@ def test_memory_is_drawn_with_its_levels(run):
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert any(label.startswith("allocated") for label in labels)
     assert measured.title in figure.axes[0].get_title(loc="left")
-
-
-def test_a_measured_run_is_drawn_as_a_predicted_one(run):
-    figures = pytest.importorskip("torchedge.streaming.figures")
-    pytest.importorskip("matplotlib")
-    schedule, measured = run
-    timeline = measured.timeline(instance_of(schedule.program), "a plan")
-    assert not timeline.simulated and "(measured)" in str(timeline) and timeline.strategy == "a plan"
-    assert timeline.latency_ms == measured.latency_ms
-    assert timeline.initialisation_ms == measured.initialisation_ms
-    assert timeline.stalls.waiting == pytest.approx(measured.stall_ms) and timeline.stalls.slowed == 0
-    assert timeline.allocated_bytes == measured.allocated_bytes and timeline.memory is measured.memory
-    preloaded = [schedule.program.tensors[index].nbytes for index in schedule.preload]
-    assert timeline.preloaded_bytes == sum(preloaded)
-    for draw in (figures.draw_gantt, figures.draw_memory, lambda run: figures.draw_comparison([run, run])):
-        assert draw(timeline).axes
-    with pytest.raises(InputError, match="expected the instance of the program that ran"):
-        measured.timeline(instance_of(weighted_chain([3])))

@@ -81,10 +81,6 @@ def test_the_curve_drawn_is_the_curve_simulated(runs):
     assert lane.spans[-1][2] == pytest.approx(sum(run.latency_ms for run in runs))
 
 
-def test_a_measured_run_is_called_measured(runs):
-    assert "(measured)" in texts(draw_memory(replace(runs[0], simulated=False)))
-
-
 def test_a_gantt_chart_of_all_layers_and_of_some(runs):
     words = texts(draw_gantt(runs[0]))
     for expected in ("disk", "copies", "layers", "read from the disk", "weights, by first use"):

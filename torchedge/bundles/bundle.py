@@ -34,6 +34,7 @@ from torchedge.bundles.manifests import (
 )
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
+from torchedge.devices import find_device
 from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import part_images
@@ -46,6 +47,7 @@ from torchedge.storage.documents import Document, open_file, parse_json, read_by
 from torchedge.storage.locks import PROCESS
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
+from torchedge.streaming.budgets import parse_bytes
 from torchedge.streaming.schedules import with_own_images
 
 if TYPE_CHECKING:
@@ -174,21 +176,16 @@ class Bundle:
             self, chosen, schedule=schedule, reads=reads, loading=loading, profile=profile, checks=checks
         )
 
-    def schedule_within(
-        self, memory_limit: int | str, own_images: bool = False, device: Device | None = None
-    ) -> StreamingSchedule | None:
+    def schedule_within(self, memory_limit: int | str, own_images: bool = False) -> StreamingSchedule | None:
         """Return how the bundle runs within a limit: None with all weights on the device, else by streaming.
 
-        The exported schedule is taken if it stays within the limit; otherwise the program is planned again.
-        own_images: every image has memory of its own. device: the profile to plan with, by default the one
-        that the bundle was exported for.
+        The exported schedule is taken if it stays within the limit; otherwise the program is planned again,
+        with the profile that it was exported for. own_images: every image has memory of its own.
 
         Raises:
             InputError: the bundle trains. LimitError: no plan stays within the limit.
             DeviceError: the device's profile is not there, or lacks a figure.
         """
-        from torchedge.devices import find_device
-        from torchedge.streaming.budgets import parse_bytes
         from torchedge.streaming.planning import plan_program
 
         if self.trains:
@@ -196,8 +193,7 @@ class Bundle:
                 f"{self.path}: is a bundle that trains, whose weights stay on the device; expected one for "
                 "inference: export it without mode='train'"
             )
-        check_not_bare("memory_limit", memory_limit)
-        limit = parse_bytes(memory_limit, "memory_limit")
+        limit = memory_within(memory_limit)
         program, schedule = self.program, self.schedule
         if own_images:
             program = part_images(program, ALIGNMENT)
@@ -206,8 +202,12 @@ class Bundle:
             return None
         if schedule is not None and schedule.memory.total_bytes <= limit:
             return schedule
-        profile = find_device(self.manifest.target.name) if device is None else device
-        return plan_program(program, profile, memory_limit=limit).schedule
+        return plan_program(program, self.device, memory_limit=limit).schedule
+
+    @property
+    def device(self) -> Device:
+        """The profile that the bundle was exported for; raises DeviceError if it is not there."""
+        return find_device(self.manifest.target.name)
 
     @property
     def runner(self) -> Runner:
@@ -414,6 +414,12 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def memory_within(limit: int | str) -> int:
+    """Return a memory limit in bytes; raises InputError for one that is no amount of memory."""
+    check_not_bare("memory_limit", limit)
+    return parse_bytes(limit, "memory_limit")
 
 
 def _names(program: Program, roles: Collection[str]) -> set[str]:

@@ -13,21 +13,19 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchedge.bundles.bundle import Array, Bundle
+from torchedge.bundles.bundle import Array, Bundle, memory_within
 from torchedge.bundles.manifests import Port, memory_of
 from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.joining import join_programs
 from torchedge.lowering.placement import part_images
 from torchedge.lowering.programs import Program
-from torchedge.storage.amounts import check_not_bare
 from torchedge.streaming.figures import Lane, draw_lanes
 from torchedge.streaming.simulation import MemoryCurve, in_turn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from torchedge.devices import Device
     from torchedge.lowering.kernels.loading import LoadingWay
     from torchedge.opencl import ClDevice
     from torchedge.runtime import Executor
@@ -80,32 +78,27 @@ class BundleQueue:
         """The outputs of all bundles, in order."""
         return _ports([bundle.outputs for bundle in self.bundles])
 
-    def plan(
-        self, memory_limit: int | str, device: Device | None = None, own_images: bool = False
-    ) -> StreamingPlan:
+    def plan(self, memory_limit: int | str, own_images: bool = False) -> StreamingPlan:
         """Return the plan within a limit: all weights are preloaded if it allows that.
 
-        device: the profile to plan with, by default the one that the first bundle was exported for.
-        own_images: every image has memory of its own.
+        It is made with the profile that the first bundle was exported for. own_images: every image has memory
+        of its own.
 
         Raises:
             LimitError: no plan stays within the limit; its `works_bytes` suffice.
             DeviceError: the device's profile is not there, or lacks a figure.
         """
-        from torchedge.devices import find_device
-        from torchedge.streaming.budgets import parse_bytes
         from torchedge.streaming.planning import plan_program
         from torchedge.streaming.strategies import preload_everything
 
-        check_not_bare("memory_limit", memory_limit)
-        limit = parse_bytes(memory_limit, "memory_limit")
+        limit = memory_within(memory_limit)
         program = part_images(self.program, ALIGNMENT) if own_images else self.program
-        profile = find_device(self.bundles[0].manifest.target.name) if device is None else device
+        device = self.bundles[0].device
         if memory_of([program]).total_bytes <= limit:
-            whole = plan_program(program, profile, strategy=preload_everything)
+            whole = plan_program(program, device, strategy=preload_everything)
             if whole.schedule.memory.total_bytes <= limit:
                 return replace(whole, memory_limit=limit)
-        return plan_program(program, profile, memory_limit=limit)
+        return plan_program(program, device, memory_limit=limit)
 
     def place(
         self,

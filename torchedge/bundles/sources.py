@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
@@ -35,6 +35,7 @@ from torchedge.textures.layouts import Layout
 
 MAX_SOURCE_BYTES = 2**26
 _PROVED = b"proved\n"
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +79,13 @@ class SourceStep:
     @classmethod
     def of(cls, step: Step) -> SourceStep:
         """Return a step as a bundle holds it; raises LoweringError for an attribute that is no plain data."""
-        return cls(
-            step.name,
-            tuple([SourceValue(v.name, tuple(map(int, v.shape)), v.dtype, v.role) for v in step.values]),  # type: ignore[arg-type]
-            tuple(
-                [
-                    SourceOp(
-                        op.kind,
-                        op.inputs,
-                        op.outputs,
-                        {key: _stored(op.kind, item) for key, item in op.attrs.items()},
-                        op.scope,
-                    )
-                    for op in step.ops
-                ]
-            ),
-            step.inputs,
-            step.outputs,
-            step.updates,
-            dict(step.hyperparameters),
-            {index: float(number) for index, number in step.initial.items()},
-        )
+        ops = []
+        for op in step.ops:
+            attrs = {key: _stored(op.kind, item) for key, item in op.attrs.items()}
+            ops.append(_like(SourceOp, op, attrs=attrs))
+        initial = {index: float(number) for index, number in step.initial.items()}
+        values = tuple([_like(SourceValue, value) for value in step.values])
+        return _like(cls, step, values=values, ops=tuple(ops), initial=initial)
 
     def step(self) -> Step:
         """Return the step, verified; raises InputError and CaptureError."""
@@ -111,29 +98,24 @@ class SourceStep:
         for value in self.values:
             if math.prod(value.shape) > MAX_SIZE:
                 raise InputError(f"value {value.name} has over {MAX_SIZE} elements; expected no more")
-        step = Step(
-            tuple([Value(v.name, v.shape, v.dtype, v.role) for v in self.values]),
-            tuple(
-                [
-                    Op(
-                        op.kind,
-                        op.inputs,
-                        op.outputs,
-                        {key: _restored(item, len(op.inputs)) for key, item in op.attrs.items()},
-                        op.scope,
-                    )
-                    for op in self.ops
-                ]
-            ),
-            self.inputs,
-            self.outputs,
-            self.updates,
-            self.hyperparameters,
-            self.initial,
-            self.name,
-        )
+        ops = []
+        for op in self.ops:
+            attrs = {key: _restored(item, len(op.inputs)) for key, item in op.attrs.items()}
+            ops.append(Op(op.kind, op.inputs, op.outputs, attrs, op.scope))
+        values = tuple([Value(v.name, v.shape, v.dtype, v.role) for v in self.values])
+        step = Step(values, tuple(ops), **{name: getattr(self, name) for name in _OF_STEPS})
         step.verify()
         return step
+
+
+_OF_STEPS = ("inputs", "outputs", "updates", "hyperparameters", "initial", "name")
+"""Entries of a `SourceStep` that are those of the `Step`."""
+
+
+def _like(kind: type[_Kind], item: Any, **other: Any) -> _Kind:  # noqa: ANN401 - any dataclass
+    """Return a dataclass with the fields of an object, some of them replaced."""
+    own = {field.name: getattr(item, field.name) for field in fields(kind) if field.name not in other}  # type: ignore[arg-type]
+    return kind(**own, **other)
 
 
 @dataclass(frozen=True, slots=True)

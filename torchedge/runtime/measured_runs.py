@@ -7,19 +7,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from torchedge.devices import Provenance
-from torchedge.errors import InputError
 from torchedge.lowering.programs import Program
 from torchedge.runtime.weight_reads import PRELOAD
 from torchedge.runtime.weight_stores import LoadLog
 from torchedge.storage.documents import Document, write_json
 from torchedge.streaming.figures import draw_memory
-from torchedge.streaming.instances import MEBIBYTE, Instance
+from torchedge.streaming.instances import MEBIBYTE
 from torchedge.streaming.launches import activations_of
 from torchedge.streaming.schedules import StreamingSchedule, weight_uses
-from torchedge.streaming.simulation import LayerRuns, LoadRuns, MemoryCurve, RunTimeline, memory_curve
+from torchedge.streaming.simulation import MemoryCurve, memory_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,48 +147,6 @@ class MeasuredRun:
             MissingExtraError: matplotlib is not installed.
         """
         return draw_memory(self, limit_bytes=limit_bytes)
-
-    def timeline(self, instance: Instance, strategy: str = "measured") -> RunTimeline:
-        """Return the run as predictions are made: for the same figures, and to compare with them.
-
-        instance: the overlap problem of the program that ran. strategy: name of the plan.
-
-        Raises:
-            InputError: the instance is of another program.
-        """
-        places = {weight.name: place for place, weight in enumerate(instance.weights)}
-        copies = [copy for copy in self.copies if copy.weight in places]
-        if len(instance.layers) != len(self.launches):
-            raise InputError(
-                f"the instance has {len(instance.layers)} layers, the run {len(self.launches)} launches; "
-                "expected the instance of the program that ran"
-            )
-        starts, ends, waits = (
-            np.array([getattr(launch, name) for launch in self.launches], np.float64)
-            for name in ("start_ms", "end_ms", "stall_ms")
-        )
-        layers = LayerRuns(starts, ends, ends - starts, waits, np.zeros_like(starts))
-        reads = [self.reads[copy.read] for copy in copies]
-        loads = LoadRuns(
-            np.array([places[copy.weight] for copy in copies], np.int64),
-            np.array([0 if copy.launch is None else copy.launch + 1 for copy in copies], np.int64),
-            np.array([copy.nbytes for copy in copies], np.int64),
-            np.array([read.start_ms for read in reads], np.float64),
-            np.array([read.end_ms for read in reads], np.float64),
-            np.array([copy.start_ms for copy in copies], np.float64),
-            np.array([copy.end_ms for copy in copies], np.float64),
-        )
-        return RunTimeline(
-            instance,
-            strategy,
-            self.initialisation_ms,
-            layers,
-            loads,
-            self.memory,
-            Provenance.MEASURED,
-            self.allocated_bytes,
-            simulated=False,
-        )
 
     # files -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Runs of a streaming plan as times and memory, and their prediction: disk, copies, launches side by side."""
+"""Predicts the run of a streaming plan as times and memory: disk, copies, launches side by side."""
 
 from __future__ import annotations
 
@@ -111,8 +111,7 @@ class LayerRuns:
     """When each layer (entry 0 is layer 1) starts and ends, ms, and why not sooner.
 
     A layer waits `waits_ms` for its weights or for the host, runs `alone_ms` by itself and takes `slowed_ms`
-    longer because of the copies beside it. In a measured run `alone_ms` is the whole time and `slowed_ms` is
-    0.
+    longer because of the copies beside it.
     """
 
     starts_ms: Times
@@ -149,12 +148,11 @@ class Stalls:
 
 @dataclass(frozen=True)
 class RunTimeline:
-    """One run of a plan, simulated or measured.
+    """One simulated run of a plan.
 
     Initialisation is the time until the preloaded weights are on the device; the execution of all layers
     follows, and `latency_ms` is both: the paper's integrated latency. `memory` is in use, `allocated_bytes`
-    what the run allocates: constant, at least the most in use. `provenance` is that of the rates of a
-    simulation, "measured" of a measured run.
+    what the run allocates: constant, at least the most in use. `provenance` is that of the rates.
     """
 
     instance: Instance
@@ -165,13 +163,11 @@ class RunTimeline:
     memory: MemoryCurve
     provenance: Provenance
     allocated_bytes: int
-    simulated: bool = True
 
     @property
     def title(self) -> str:
-        """The model, the strategy, and the provenance of a simulation's rates."""
-        how = f"simulated; rates {self.provenance}" if self.simulated else "measured"
-        return f"{self.instance.name}, {self.strategy} ({how})"
+        """The model, the strategy, and the provenance of the rates."""
+        return f"{self.instance.name}, {self.strategy} (simulated; rates {self.provenance})"
 
     @property
     def latency_ms(self) -> float:
@@ -195,12 +191,11 @@ class RunTimeline:
 
     def __str__(self) -> str:
         average = self.memory.average.total / MEBIBYTE
-        how = f"simulated from {self.provenance} figures" if self.simulated else "measured"
         return (
             f"{self.instance.name}, {self.strategy}: {self.latency_ms:.1f} ms, of these "
             f"{self.initialisation_ms:.1f} initialisation, {self.stalls.waiting:.1f} waiting for weights, "
             f"{self.stalls.slowed:.1f} slowed by copies; memory {self.allocated_bytes / MEBIBYTE:.1f} MiB "
-            f"allocated, {average:.1f} MiB in use on average ({how})"
+            f"allocated, {average:.1f} MiB in use on average (simulated from {self.provenance} figures)"
         )
 
 
@@ -218,7 +213,7 @@ def timeline_document(timeline: RunTimeline) -> Document:
     return {
         "model": timeline.instance.name,
         "strategy": timeline.strategy,
-        "simulated": timeline.simulated,
+        "simulated": True,
         "latency_ms": timeline.latency_ms,
         "initialisation_ms": timeline.initialisation_ms,
         "execution_ms": timeline.execution_ms,
