@@ -39,6 +39,7 @@ With --wave N, N processes prepare their networks side by side (build them and r
 for each other, and measure in turn while all others sleep; Γ is then NVML's figure of the process. Every row
 has "launch_us", the host's time for one of 2,000 launches of a tiny kernel, measured just before the point.
 With --memory other processes may use the GPU: a point is a few steps, and only its memory means anything.
+"host_ms" is the host's time for the launches of one step, after which it would wait for the device.
 """
 
 import argparse
@@ -674,6 +675,17 @@ class Work:
         self.clock.wait()
         return [self.clock.between(start, end) for start, end in marks[1:]]
 
+    def launched(self):
+        """Return the ms that the host needs to launch a step on an idle device, the shortest of three."""
+        took = []
+        for _ in range(3):
+            self.clock.wait()
+            begun = time.perf_counter()
+            self.run()
+            took.append(1000 * (time.perf_counter() - begun))
+        self.clock.wait()
+        return short(min(took), 6)
+
 
 def launches(device):
     """Return the µs that the host needs to launch a tiny kernel."""
@@ -738,6 +750,7 @@ def measure(model, job, mode, batch, device, meter):
         work.run()
     clock.wait()
     row["memory_mib"] = round(meter.peak, 3) or None
+    row["host_ms"] = work.launched()
     row["layers"] = layers.times(work.backward_start)
     return row
 
@@ -764,8 +777,8 @@ def clean(model, device):
 
 NOTHING = dict.fromkeys(
     (
-        "memory_mib allocated_mib reserved_mib latency_ms latency_p10_ms latency_p90_ms steps clock_mhz "
-        "throttled layers"
+        "memory_mib allocated_mib reserved_mib latency_ms latency_p10_ms latency_p90_ms host_ms steps "
+        "clock_mhz throttled layers"
     ).split()
 )
 

@@ -143,7 +143,13 @@ THEN = {
     "autocast-checkpointing": (4,),
     "bfloat16": (4,),
 }
+LAST = {"frozen-leading": (0, 3), "autocast-frozen": (0,)}
 """Which of a model's points each setting is measured at, first and later."""
+
+AGAIN = ("frozen-leading", "autocast-frozen", "autocast", "bfloat16", "autocast-checkpointing")
+AGAIN_CNNS = ("vit_b_16", "swin_t", "timm:deit_small_patch16_224", "timm:mixer_s32_224", "maxvit_t",
+              "timm:coat_tiny", "timm:mobilevit_s", "timm:poolformer_s12")  # fmt: skip
+"""Settings and networks measured on a third host, at all their points."""
 
 _NAMES = """
 resnet50 mobilenet_v2 resnet18 squeezenet1_0 mnasnet1_0 googlenet alexnet vgg16 densenet121 efficientnet_b0
@@ -278,6 +284,19 @@ def every_job() -> Iterator[Job]:
             yield from cnn_jobs(name) if name is not None else ()
     for model in models:
         yield from limit_jobs(model)
+    for model in models:
+        yield from merged(transformer_jobs(model, LAST))
+
+
+def jobs_again() -> Iterator[Job]:
+    """Yield the jobs of the third call: those of one network in a row, the weakest settings first."""
+    places: dict[str, tuple[int, ...]] = {}
+    for setting in AGAIN:
+        places[setting] = sum((chosen.get(setting, ()) for chosen in (FIRST, THEN, LAST)), ())
+    models = [*DECODERS, *ENCODERS, *OTHERS]
+    for model, name in itertools.zip_longest(models[::-1], AGAIN_CNNS):
+        yield from merged(transformer_jobs(model, places)) if model is not None else ()
+        yield from cnn_jobs(name) if name is not None else ()
 
 
 COLUMNS = (
@@ -341,6 +360,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the tables")
     parser.add_argument("--without", type=Path, nargs="+", default=[], help="rows of points to leave out")
     parser.add_argument("--limits", action="store_true", help="runs near their limit instead")
+    parser.add_argument("--again", action="store_true", help="the jobs of the third call")
     parser.add_argument("--tiny", action="store_true", help="two layers, small inputs: a trial on a CPU")
     arguments = parser.parse_args()
     if arguments.rows:
@@ -352,7 +372,8 @@ def main() -> int:
         for row in map(json.loads, file.read_text().splitlines())
         if row["row"] == "point"
     }
-    for job in near_limit_jobs() if arguments.limits else every_job():
+    jobs = near_limit_jobs() if arguments.limits else jobs_again() if arguments.again else every_job()
+    for job in jobs:
         job = tiny(job) if arguments.tiny else job
         job["points"] = [point for point in job["points"] if (job["id"], point[1]) not in done]
         if job["points"]:
