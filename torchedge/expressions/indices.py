@@ -86,16 +86,17 @@ class Index:
         return (frozenset(self.terms), self.const)
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if isinstance(other, int):
             return not self.terms and self.const == other
         return isinstance(other, Index) and self._key == other._key
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._key)
+        known: int | None = self.__dict__.get("_hash")  # as cached_property does, without its lock
+        if known is None:
+            known = self.__dict__["_hash"] = hash(self._key)
+        return known
 
     @cached_property
     def range(self) -> tuple[int, int]:
@@ -109,6 +110,8 @@ class Index:
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
             return Index(self.terms, self.const + other) if other else self
+        if not (self.terms and other.terms):
+            return Index(self.terms or other.terms, self.const + other.const)
         merged = dict(self.terms)
         for atom, coefficient in other.terms:
             merged[atom] = merged.get(atom, 0) + coefficient
@@ -174,8 +177,8 @@ def as_index(value: Index | int) -> Index:
 def _sum(terms: dict[Atom, int], const: int) -> Index:
     """Return the normal form: no vanished terms, q(x//d) + r(x%d) joined where they make x again."""
     nonzero = {a: c for a, c in terms.items() if c}
-    for atom in list(nonzero):
-        if isinstance(atom, Remainder) and atom in nonzero:
+    for atom in [a for a in nonzero if isinstance(a, Remainder)]:
+        if atom in nonzero:
             whole = _floor_beside(atom)
             factor = nonzero[atom]
             if whole is not None and nonzero.get(whole) == factor * atom.divisor:
@@ -268,18 +271,23 @@ def _split_sum(index: Index, divisor: int) -> tuple[Index, Index]:
 
 def rewrite(index: Index, change: Callable[[Atom], Index | None]) -> Index:
     """Return the index with atoms replaced where `change` gives an index, from the inside out."""
+    parts = [_rewritten(atom, change) for atom, _ in index.terms]
+    if all(part is None for part in parts):
+        return index
     total = constant(index.const)
-    for atom, coefficient in index.terms:
-        new = change(atom)
-        if new is None:
-            if isinstance(atom, Floor):
-                new = rewrite(atom.index, change) // atom.divisor
-            elif isinstance(atom, Remainder):
-                new = rewrite(atom.index, change) % atom.divisor
-            else:
-                new = of(atom)
-        total = total + new * coefficient
+    for part, (atom, coefficient) in zip(parts, index.terms, strict=True):
+        total = total + (of(atom) if part is None else part) * coefficient
     return total
+
+
+def _rewritten(atom: Atom, change: Callable[[Atom], Index | None]) -> Index | None:
+    """Return what an atom becomes, None where it stays."""
+    new = change(atom)
+    if new is None and isinstance(atom, (Floor, Remainder)):
+        inside = rewrite(atom.index, change)
+        if inside is not atom.index:
+            return inside // atom.divisor if isinstance(atom, Floor) else inside % atom.divisor
+    return new
 
 
 def atoms_of(index: Index) -> Iterable[Atom]:

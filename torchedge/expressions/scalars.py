@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from torchedge.errors import InputError
@@ -33,17 +32,16 @@ class Scalar:
     dtype: str
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
-    @cached_property
-    def _hash(self) -> int:
-        return hash((type(self).__name__, self._content))
-
     @property
     def _content(self) -> tuple[Any, ...]:
         """The fields by which two scalars are equal."""
         return tuple([getattr(self, name) for name in self.__match_args__])
 
     def __hash__(self) -> int:
-        return self._hash
+        known: int | None = self.__dict__.get("_hash")  # as cached_property does, without its lock
+        if known is None:
+            known = self.__dict__["_hash"] = hash((type(self).__name__, self._content))
+        return known
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -206,6 +204,13 @@ def guarded(bounds: Iterable[Bound], value: Scalar, other: Scalar | Number = 0) 
 
 def children(scalar: Scalar) -> tuple[Scalar, ...]:
     """Return the scalars a scalar is directly made of, fetched indices included."""
+    known: tuple[Scalar, ...] | None = scalar.__dict__.get("_children")
+    if known is None:
+        known = scalar.__dict__["_children"] = _children(scalar)
+    return known
+
+
+def _children(scalar: Scalar) -> tuple[Scalar, ...]:
     if isinstance(scalar, Apply):
         return scalar.args
     if isinstance(scalar, Guarded):
