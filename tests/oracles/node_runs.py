@@ -19,7 +19,7 @@ from torchedge.textures.layouts import row_major
 HOSTS = {ContractionSchedule: Contraction, RowsSchedule: Rows, PointwiseSchedule: Pointwise}
 
 
-def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
+def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=(), own=()):
     """Return the program that computes nodes.
 
     target: a Target or its name. schedule: of all kernels of its kind. updates: (stored tensor, its new
@@ -31,6 +31,7 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
     fused = form_groups(Translation(tuple(nodes), tuple(updates), stored), device)
     layouts = place_tensors(fused.groups, list(stored.values()), list(inputs))
     layouts = as_images(fused.groups, layouts, [*fused.outputs, *inputs], device)
+    layouts |= {node: own[node.name] for node in stored.values() if node.name in own}
     chosen = {group: schedule for group in fused.groups if type(group.host) is HOSTS.get(type(schedule))}
     sources = write_kernels(fused.groups, layouts, device, chosen)
     tensors, number = [], {}
@@ -66,9 +67,9 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
     return planned(made, 512)
 
 
-def run_nodes(nodes, data, target="cpu", schedule=None, updates=(), inputs=()):
+def run_nodes(nodes, data, target="cpu", schedule=None, updates=(), inputs=(), own=()):
     """Return what nodes hold, and after them what updated tensors hold. data: arrays by `Stored.name`."""
-    made = program_of(nodes, target, schedule, updates, inputs)
+    made = program_of(nodes, target, schedule, updates, inputs, own)
     with Executor(made, checks=True) as executor:
         for tensor in made.tensors:
             if tensor.role == "parameter":

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchedge.errors import DeviceError
-from torchedge.textures.layouts import PATTERNS, Layout, channels_last, fitted, row_major
+from torchedge.textures.layouts import PATTERNS, Layout, channels_last, fitted, image_layouts, row_major
 
 sizes = st.integers(1, 40)
 
@@ -112,3 +112,56 @@ def test_fitted_takes_the_least_fold_that_fits(case, max_width, max_height):
     else:
         with pytest.raises(DeviceError, match="choose another pattern"):
             fitted(layout, shape, max_width, max_height)
+
+
+@given(layouts(), st.data())
+def test_numbers_beyond_a_border_lead_outside_the_image(case, data):
+    shape, layout = case
+    if 0 in shape or layout.storage == "buffer" or not shape:
+        return
+    width, height = layout.extent(shape)
+    borders = layout.borders(shape)
+    place = [data.draw(st.integers(0, size - 1)) for size in shape]
+    for d in borders:
+        place[d] = data.draw(st.integers(-9, shape[d] + 9))
+    x, y, _ = layout.texel(place, shape)
+    outside = [d for d in borders if not 0 <= place[d] < shape[d]]
+    assert bool(outside) == (not (0 <= x < width and 0 <= y < height))
+
+
+def test_rows_and_columns_of_a_picture_are_borders_where_nothing_else_shares_their_coordinate():
+    order = (0, 2, 3, 1)
+    for pattern in ("row", "column"):
+        picture = Layout(order, "image", 2, pattern)
+        assert picture.borders((1, 8, 5, 6)) == {2, 3}
+        assert picture.borders((4, 8, 5, 6)) == {0, 3}  # the pictures of a batch share y with the rows
+        assert replace(picture, split=1).borders((4, 8, 5, 6)) == {0, 2}
+        assert replace(picture, order=(2, 0, 3, 1)).borders((4, 8, 5, 6)) == {2, 3}
+    assert Layout(order, "image", 2, "block-4").borders((1, 8, 5, 6)) == {2}
+    assert Layout(order, "image", 2, "row", 2).borders((1, 8, 5, 6)) == {2}
+    assert channels_last(4).borders((1, 8, 5, 6)) == set()
+
+
+def test_a_large_weight_gets_more_lines_instead_of_a_fold():
+    order, shape = (2, 3, 1, 0), (512, 512, 3, 3)
+    weight = Layout(order, "image")
+    assert replace(weight, split=2).extent(shape) == (65_536, 9)
+    first, *others = image_layouts(weight, shape, 16_384, 16_384)
+    assert (first.split, first.fold, first.extent(shape)) == (3, 1, (128, 4608))
+    assert [(image.split, image.fold) for image in others] == [(2, 4), (1, 12)]
+    small = image_layouts(weight, (64, 64, 3, 3), 16_384, 16_384)
+    assert [image.split for image in small] == [2, 3, 1]  # nine lines first, as they fit
+    assert [image.split for image in image_layouts(weight, (64, 512, 1, 1), 16_384, 16_384)] == [3, 1]
+
+
+@given(layouts(), st.integers(1, 30), st.integers(1, 60))
+def test_images_of_all_splits_fit_and_differ(case, max_width, max_height):
+    shape, layout = case
+    if 0 in shape or layout.storage == "buffer":
+        return
+    images = image_layouts(layout, shape, max_width, max_height)
+    extents = [image.extent(shape) for image in images]
+    assert all(width <= max_width and height <= max_height for width, height in extents)
+    assert [image.fold for image in images] == sorted(image.fold for image in images)
+    texels = {(image.texels(shape)) for image in images}
+    assert len(texels) == len(images)

@@ -278,7 +278,11 @@ class Renderer:
         return rewrite(index, lambda a: constant(lane) if isinstance(a, Axis) and a.name == "lane" else None)
 
     def _guarded(self, scalar: Guarded, guard: str) -> tuple[str, bool]:
-        bounds = [self._in_step((self.widened(i), low, high)) for i, low, high in scalar.bounds]
+        needed = self._beyond_borders(scalar)
+        if not needed:
+            return self._render(scalar.value, guard)
+        scalar = Guarded(needed, scalar.value, scalar.other)
+        bounds = [self._in_step((self.widened(i), low, high)) for i, low, high in needed]
         if self.width > 1 and any(self.depends(i) for i, _, _ in bounds):
             return self._guarded_lanes(scalar, bounds, guard)
         test = self.named(self._test(bounds, guard, None), "int")
@@ -291,6 +295,16 @@ class Renderer:
             value = value if vector else self._wide(value, scalar.dtype)
             other = other if other_vector else self._wide(other, scalar.dtype)
         return f"({test} ? {value} : {other})", vector or other_vector
+
+    def _beyond_borders(self, scalar: Guarded) -> tuple[Bound, ...]:
+        """Return the bounds that a kernel tests: a sampler reads zero padding from the border of an image."""
+        value, other = scalar.value, scalar.other
+        if not (isinstance(value, Read) and isinstance(other, Constant) and other.value == 0):
+            return scalar.bounds
+        site = self.site_of(value.tensor)
+        ends = {(value.indices[d], 0, site.shape[d]) for d in site.layout.borders(site.shape)}
+        # A fetched number may be so large that its coordinate overflows.
+        return tuple([b for b in scalar.bounds if b not in ends or any(map(_is_fetched, atoms_of(b[0])))])
 
     def _in_step(self, bound: Bound) -> Bound:
         """Return a bound that all lanes keep or break together as one of the first lane."""
@@ -499,6 +513,10 @@ def writes_texels(site: Site, indices: Sequence[Index], lane: Axis | None, width
     """Return whether a kernel whose `width` lanes lie along a loop writes an image by whole texels."""
     renderer = Renderer(lambda _: site, lane if width > 1 else None, width)
     return renderer.fills_texels(site, [renderer.widened(index) for index in indices])
+
+
+def _is_fetched(atom: Atom) -> bool:
+    return isinstance(atom, Fetched)
 
 
 def _order(atom: Atom) -> str:

@@ -36,8 +36,8 @@ def target_of_device(
     target = TARGETS[device_class(device.kind, device.vendor)]
     return replace(
         with_tuner(target, device, tuner),
-        image_width=min(limits.image_width or target.image_width, target.image_width),
-        image_height=min(limits.image_height or target.image_height, target.image_height),
+        image_width=limits.image_width or target.image_width,
+        image_height=limits.image_height or target.image_height,
         pitch=limits.pitch_texels or target.pitch,
         shared_pitch=(limits.pitch_texels or 1) if limits.image_from_buffer else 0,
         half=precision == "float16",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import Site, offset_of
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.scalars import Read, Scalar, reads_of
@@ -21,7 +20,7 @@ from torchedge.lowering.kernels.loops import axes_below, grain, in_memory_order,
 from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target
-from torchedge.textures.layouts import LANES, Layout, fitted, row_major
+from torchedge.textures.layouts import LANES, Layout, image_layouts, row_major
 
 SMALLEST = 1024
 """Least number of elements of a tensor in an image or in half precision."""
@@ -171,12 +170,11 @@ def _as_image(node: Node, layout: Layout, target: Target) -> Layout:
         return layout
     if node.shape[layout.order[-1]] % LANES:
         return layout
-    split = rank - 2 if rank > 3 else rank - 1
-    image = replace(layout, storage=target.storage, split=split, pattern=target.pattern)
-    try:
-        image = fitted(image, node.shape, target.image_width, target.image_height)
-    except DeviceError:
+    wanted = replace(layout, storage=target.storage, pattern=target.pattern)
+    images = image_layouts(wanted, node.shape, target.image_width, target.image_height)
+    if not images:
         return layout
+    image = images[0]
     if target.storage == "image_buffer":
         width, _ = image.extent(node.shape)
         image = replace(image, row_texels=-(-width // target.pitch) * target.pitch)

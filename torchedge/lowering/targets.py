@@ -120,4 +120,6 @@ def with_tuner(target: Target, profile: Device | None, tuner: Tuner | None) -> T
 def target_for(device: ClDevice, tuner: Tuner | None = None) -> Target:
     """Return the target of an OpenCL device, with the tuner as in `with_tuner`."""
     target = TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
+    if device.images:
+        target = replace(target, image_width=device.image_width, image_height=device.image_height)
     return with_tuner(target, match_device(device.name) if device.kind != "cpu" else None, tuner)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import Site
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import writes_texels
@@ -37,7 +36,7 @@ from torchedge.lowering.schedules import RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
 from torchedge.lowering.trials import Trials, search
 from torchedge.textures.coefficients import KernelCoefficients
-from torchedge.textures.layouts import LANES, PATTERNS, Layout, fitted
+from torchedge.textures.layouts import LANES, PATTERNS, Layout, image_layouts
 from torchedge.textures.model import KernelCost, predict_kernels, predict_reuse
 
 Array = npt.NDArray[Any]
@@ -173,7 +172,7 @@ def tune(
     pairs = [pair for group in groups for pair in group.stored.items() if pair[1] is not None]
     settled = {*fixed, *[node for pair in pairs for node in pair]}
     free = {
-        node: layout_options(node, layout, target)
+        node: layout_options(node, layout, target, splits=None)
         for node, layout in layouts.items()
         if target.storage == "image" and node not in settled
     }
@@ -182,6 +181,7 @@ def tune(
     # Predictions of other kernels have not been held against a GPU's measurements yet.
     everything = target.storage == "image" or timer is not None
     judged = [group for group in groups if everything or isinstance(group.host, Contraction)]
+    free = _with_one_split(judged, layouts, free, target, coefficients)
     tables = [_table(group, layouts, free, target, coefficients, known) for group in judged]
     chosen = _search(tables, {node: len(options) for node, options in free.items()})
     if sum(t.cost(chosen) for t in tables) * (1 + MARGIN) >= sum(t.cost({}) for t in tables):
@@ -436,6 +436,40 @@ def _table(
     return _Table(group, nest, known[key], nodes, steps)
 
 
+def _with_one_split(
+    groups: Sequence[FusionGroup],
+    layouts: Mapping[Node, Layout],
+    free: Mapping[Node, Sequence[Layout]],
+    target: Target,
+    coefficients: KernelCoefficients,
+) -> dict[Node, list[Layout]]:
+    """Keep of each tensor's layouts those with the split that suits its kernels, by their default schedules.
+
+    Patterns are chosen later: of each split the best one counts.
+    """
+    several = {n: own for n, own in free.items() if len({o.split for o in own if o.storage != "buffer"}) > 1}
+    costs = {node: np.zeros(len(options)) for node, options in several.items()}
+    known: dict[Any, Array] = {}
+    for group in groups:
+        nest = nest_of(group, layouts)
+        for node in [node for node in (*group.stored, *group.reads) if node in several]:
+            key = _key(nest, layouts, (node,))
+            if key not in known:
+                default = candidates_of(nest.extents, target)[0].subset(np.zeros(1, int))
+                placed = [{**layouts, node: option} for option in several[node]]
+                ms = _score_set(nest, default, {}, placed, target, coefficients, False)["tuner"][:, 0]
+                known[key] = np.where(np.isfinite(ms), ms, 0)  # another schedule may write the image
+            costs[node] += known[key]
+    chosen = dict(free)
+    for node, options in several.items():
+        images = [k for k, option in enumerate(options) if option.storage != "buffer"]
+        split = options[min(images, key=lambda k: costs[node][k])].split
+        chosen[node] = [
+            o for k, o in enumerate(options) if k == 0 or o.storage == "buffer" or o.split == split
+        ]
+    return chosen
+
+
 def _key(nest: Nest, layouts: Mapping[Node, Layout], nodes: Sequence[Node]) -> Any:  # noqa: ANN401
     """Return a key that kernels with the same work share."""
     bodies = (nest.a, nest.b) if isinstance(nest, Product) else getattr(nest, "bodies", ())
@@ -588,16 +622,17 @@ def _whole(site: Site, element: tuple[Index, ...], lane: Axis | None, width: int
     return width in (1, LANES) and writes_texels(site, element, lane, width)
 
 
-def layout_options(node: Node, layout: Layout, target: Target) -> list[Layout]:
-    """Return where a tensor may lie: as it does, in a buffer, and in an image by every access pattern."""
+def layout_options(node: Node, layout: Layout, target: Target, splits: int | None = 1) -> list[Layout]:
+    """Return where a tensor may lie: as it does, in a buffer, and in an image by every access pattern.
+
+    splits: how many divisions of its dimensions into lines and steps each pattern comes in; None: all that
+    differ. The first one is that of the default, where that is an image.
+    """
     options = [layout, Layout(layout.order)]
-    rank = len(node.shape)
-    if rank >= 2 and node.dtype in ("float32", "float16") and node.shape[layout.order[-1]] % LANES == 0:
-        split = rank - 2 if rank > 3 else rank - 1
+    whole = len(node.shape) >= 2 and node.shape[layout.order[-1]] % LANES == 0
+    if whole and node.dtype in ("float32", "float16"):
         for pattern in PATTERNS:
-            image = Layout(layout.order, "image", split, pattern)
-            try:
-                options.append(fitted(image, node.shape, target.image_width, target.image_height))
-            except DeviceError:
-                continue
+            image = Layout(layout.order, "image", 0, pattern)
+            images = image_layouts(image, node.shape, target.image_width, target.image_height)
+            options += sorted(images, key=lambda image: image.split != layout.split)[:splits]
     return list(dict.fromkeys(options))

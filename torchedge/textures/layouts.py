@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -199,6 +200,23 @@ class Layout:
         width, _ = self.extent(shape)
         return x % width, y * self.fold + x // width
 
+    def borders(self, shape: Sequence[int]) -> frozenset[int]:
+        """Return the dimensions of which a number that is out of range leads outside the image.
+
+        There a sampler that clamps to the border (CLK_ADDRESS_CLAMP) reads zero of an RGBA image. True of the
+        outermost dimension of a coordinate, which is its highest digit, as long as all dimensions but those
+        returned are in range. A block's steps, and what is folded, come back into the image.
+        """
+        if self.storage == "buffer":
+            return frozenset()
+        along = "xy" if self.pattern == "column" else "yx"  # coordinates of lines and of steps
+        clear = {axis for axis in along if axis == "y" or self.fold == 1}
+        parts = {along[0]: self.order[: self.split]}
+        if self.pattern in ("row", "column"):
+            parts[along[1]] = self.order[self.split :]
+        wide = [[d for d in part if shape[d] > 1] for axis, part in parts.items() if axis in clear]
+        return frozenset([part[0] for part in wide if part and part[0] != self.order[-1]])
+
     def pack(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array as it lies on the device: 1-d, or (height, width, 4) for an image."""
         ordered = np.ascontiguousarray(array.transpose(self.order) if array.ndim else array)
@@ -242,6 +260,22 @@ def row_major(rank: int) -> Layout:
 def channels_last(rank: int) -> Layout:
     """Return the dense buffer with dimension 1 innermost: N, spatial dimensions, C."""
     return Layout((0, *range(2, rank), 1))
+
+
+def image_layouts(layout: Layout, shape: Sequence[int], max_width: int, max_height: int) -> list[Layout]:
+    """Return the layout with every split that the limits of images allow, those with the least fold first.
+
+    Of these the first one is nearest to lines of two dimensions (tensors of rank 4 and more), or of one. A
+    weight of 3 x 3 x 512 x 512 in nine lines would be 65,536 texels wide; in 4,608 lines it is 128 wide.
+    """
+    sizes, rank = layout.sizes(shape), len(shape)
+    usual = rank - 2 if rank > 3 else rank - 1
+    images = []
+    for split in sorted(range(rank - 1, 0, -1), key=lambda split: abs(split - usual)):
+        if split == 1 or sizes[split - 1] > 1:  # else the same image as with one dimension fewer
+            with suppress(DeviceError):
+                images.append(fitted(replace(layout, split=split), shape, max_width, max_height))
+    return sorted(images, key=lambda image: image.fold)
 
 
 def fitted(layout: Layout, shape: Sequence[int], max_width: int, max_height: int) -> Layout:
