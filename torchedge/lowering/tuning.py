@@ -181,8 +181,9 @@ def tune(
     # Predictions of other kernels have not been held against a GPU's measurements yet.
     everything = target.storage == "image" or timer is not None
     judged = [group for group in groups if everything or isinstance(group.host, Contraction)]
-    free = _with_one_split(judged, layouts, free, target, coefficients)
-    tables = [_table(group, layouts, free, target, coefficients, known) for group in judged]
+    nests = {group: nest_of(group, layouts) for group in judged}
+    free = _with_one_split(nests, layouts, free, target, coefficients)
+    tables = [_table(group, nests[group], layouts, free, target, coefficients, known) for group in judged]
     chosen = _search(tables, {node: len(options) for node, options in free.items()})
     if sum(t.cost(chosen) for t in tables) * (1 + MARGIN) >= sum(t.cost({}) for t in tables):
         chosen = {}
@@ -341,7 +342,7 @@ class _Copier:
         return self._scored(copy_group(source, copied), placed).cost({})
 
     def _scored(self, group: FusionGroup, placed: Mapping[Node, Layout]) -> _Table:
-        return _table(group, placed, {}, self.target, self.coefficients, self.known)
+        return _table(group, nest_of(group, placed), placed, {}, self.target, self.coefficients, self.known)
 
     def _tables(self, groups: Sequence[FusionGroup], tables: Sequence[_Table]) -> list[_Table]:
         """Return the tables of groups: those that there are, and new ones."""
@@ -418,6 +419,7 @@ def _candidates(
 
 def _table(
     group: FusionGroup,
+    nest: Nest,
     layouts: Mapping[Node, Layout],
     free: Mapping[Node, Sequence[Layout]],
     target: Target,
@@ -425,7 +427,6 @@ def _table(
     known: dict[Any, Scores],
 ) -> _Table:
     """Score a group's kernel; kernels that do the same have one score."""
-    nest = nest_of(group, layouts)
     tensors = [node for node in (*group.stored, *group.reads) if node in free]
     nodes = tuple(sorted(tensors, key=lambda node: -node.numel)[:LARGEST_OPERANDS])
     steps = tuple([prod([len(free[other]) for other in nodes[k + 1 :]]) for k in range(len(nodes))])
@@ -437,7 +438,7 @@ def _table(
 
 
 def _with_one_split(
-    groups: Sequence[FusionGroup],
+    nests: Mapping[FusionGroup, Nest],
     layouts: Mapping[Node, Layout],
     free: Mapping[Node, Sequence[Layout]],
     target: Target,
@@ -445,13 +446,16 @@ def _with_one_split(
 ) -> dict[Node, list[Layout]]:
     """Keep of each tensor's layouts those with the split that suits its kernels, by their default schedules.
 
-    Patterns are chosen later: of each split the best one counts.
+    Splits are compared in the target's pattern; the pattern is chosen later.
     """
-    several = {n: own for n, own in free.items() if len({o.split for o in own if o.storage != "buffer"}) > 1}
+    several = {
+        node: splits
+        for node, own in free.items()
+        if len(splits := [o for o in own if o.storage != "buffer" and o.pattern == target.pattern]) > 1
+    }
     costs = {node: np.zeros(len(options)) for node, options in several.items()}
     known: dict[Any, Array] = {}
-    for group in groups:
-        nest = nest_of(group, layouts)
+    for group, nest in nests.items():
         for node in [node for node in (*group.stored, *group.reads) if node in several]:
             key = _key(nest, layouts, (node,))
             if key not in known:
@@ -460,13 +464,11 @@ def _with_one_split(
                 ms = _score_set(nest, default, {}, placed, target, coefficients, False)["tuner"][:, 0]
                 known[key] = np.where(np.isfinite(ms), ms, 0)  # another schedule may write the image
             costs[node] += known[key]
-    chosen = dict(free)
-    for node, options in several.items():
-        images = [k for k, option in enumerate(options) if option.storage != "buffer"]
-        split = options[min(images, key=lambda k: costs[node][k])].split
-        chosen[node] = [
-            o for k, o in enumerate(options) if k == 0 or o.storage == "buffer" or o.split == split
-        ]
+    chosen = {node: list(options) for node, options in free.items()}
+    for node, splits in several.items():
+        split = splits[int(np.argmin(costs[node]))].split
+        first, *options = chosen[node]
+        chosen[node] = [first, *[o for o in options if o.storage == "buffer" or o.split == split]]
     return chosen
 
 
