@@ -228,16 +228,28 @@ def _fetched(indices: Sequence[Index]) -> tuple[Scalar, ...]:
 
 def walk(*roots: Scalar) -> Iterable[Scalar]:
     """Yield every distinct scalar below the roots once, parts before wholes."""
-    seen: set[Scalar] = set()
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        scalar, ready = stack.pop()
-        if ready:
-            yield scalar
-        elif scalar not in seen:
-            seen.add(scalar)
-            stack.append((scalar, True))
-            stack += [(child, False) for child in reversed(children(scalar))]
+    if len(roots) == 1:
+        return _below(roots[0])
+    return dict.fromkeys([scalar for root in roots for scalar in _below(root)])
+
+
+def _below(root: Scalar) -> tuple[Scalar, ...]:
+    """Return `walk` of one root, which is kept with it."""
+    known: tuple[Scalar, ...] | None = root.__dict__.get("_below")
+    if known is None:
+        order: list[Scalar] = []
+        seen: set[Scalar] = set()
+        stack = [(root, False)]
+        while stack:
+            scalar, ready = stack.pop()
+            if ready:
+                order.append(scalar)
+            elif scalar not in seen:
+                seen.add(scalar)
+                stack.append((scalar, True))
+                stack += [(child, False) for child in reversed(children(scalar))]
+        known = root.__dict__["_below"] = tuple(order)
+    return known
 
 
 def reads_of(*roots: Scalar) -> list[Read]:

@@ -59,16 +59,16 @@ def joined(
     order = [a for a in loops if a.extent != 1]
     whole: dict[Axis, Index] = {a: ZERO for a in loops if a.extent == 1}
     current = [i.substitute(whole) for i in indices]
-    difficulty = _quotients(current)
     place = len(order) - 2
     while place >= 0:
         outer, inner = order[place], order[place + 1]
         both = Axis(f"{outer.name}_{inner.name}", outer.extent * inner.extent)
         step = {outer: of(both) // inner.extent, inner: of(both) % inner.extent}
         changed = [i.substitute(step) for i in current]
-        if _quotients(changed) <= difficulty:
+        pairs = [pair for pair in zip(current, changed, strict=True) if pair[0] is not pair[1]]
+        if _quotients([after for _, after in pairs]) <= _quotients([before for before, _ in pairs]):
             whole = {a: i.substitute(step) for a, i in whole.items()} | step
-            current, difficulty = changed, _quotients(changed)
+            current = changed
             order[place : place + 2] = [both]
         place -= 1
     named = {axis: Axis(f"{letter}{k}", axis.extent) for k, axis in enumerate(order)}
