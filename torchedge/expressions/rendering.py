@@ -297,14 +297,23 @@ class Renderer:
         return f"({test} ? {value} : {other})", vector or other_vector
 
     def _beyond_borders(self, scalar: Guarded) -> tuple[Bound, ...]:
-        """Return the bounds that a kernel tests: a sampler reads zero padding from the border of an image."""
+        """Return the bounds that a kernel tests: left of and above an image, a sampler reads zero padding.
+
+        To the right and below there may be other texels: a slot of the arena can be larger than its image.
+        """
         value, other = scalar.value, scalar.other
         if not (isinstance(value, Read) and isinstance(other, Constant) and other.value == 0):
             return scalar.bounds
         site = self.site_of(value.tensor)
-        ends = {(value.indices[d], 0, site.shape[d]) for d in site.layout.borders(site.shape)}
-        # A fetched number may be so large that its coordinate overflows.
-        return tuple([b for b in scalar.bounds if b not in ends or any(map(_is_fetched, atoms_of(b[0])))])
+        borders = {value.indices[d] for d in site.layout.borders(site.shape)}
+        bounds = [
+            # A fetched number may be so small that its coordinate overflows.
+            (index, low, high)
+            if low or index not in borders or any(map(_is_fetched, atoms_of(index)))
+            else (index, index.range[0] // LANES * LANES, high)
+            for index, low, high in scalar.bounds
+        ]
+        return tuple([(i, low, high) for i, low, high in bounds if i.range[0] < low or i.range[1] >= high])
 
     def _in_step(self, bound: Bound) -> Bound:
         """Return a bound that all lanes keep or break together as one of the first lane."""

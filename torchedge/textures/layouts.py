@@ -203,9 +203,9 @@ class Layout:
     def borders(self, shape: Sequence[int]) -> frozenset[int]:
         """Return the dimensions of which a number that is out of range leads outside the image.
 
-        There a sampler that clamps to the border (CLK_ADDRESS_CLAMP) reads zero of an RGBA image. True of the
-        outermost dimension of a coordinate, which is its highest digit, as long as all dimensions but those
-        returned are in range. A block's steps, and what is folded, come back into the image.
+        There a sampler that clamps to the border (CLK_ADDRESS_CLAMP) reads zero of an RGBA image. It is the
+        outermost dimension of a coordinate, the highest digit, while all dimensions but those returned are
+        in range. A block's steps, and what is folded, come back into the image.
         """
         if self.storage == "buffer":
             return frozenset()
