@@ -213,12 +213,14 @@ def test_the_text_says_what_counts(planned):
 
 
 def test_the_text_of_a_limit_and_of_a_gap(planned):
-    budgeted = replace(
-        planned.budgeted,
+    relaxed = replace(
+        planned,
         plan=replace(planned.plan, status="FEASIBLE", lower_bound=planned.plan.objective * 0.99),
         relaxation=1.5,
+        memory_limit=2**30,
+        notes=("take care",),
     )
-    text = flat(replace(planned, budgeted=budgeted, memory_limit=2**30, notes=("take care",)))
+    text = flat(relaxed)
     assert "at most 1 % above the optimum" in text and "1.5 times their capacity" in text
     assert text.endswith("note take care")
 

@@ -29,13 +29,6 @@ def broadcast(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None
     return tuple(out)
 
 
-def quotient_saves(call: Call) -> tuple[int, ...]:
-    """A / b keeps b for a's gradient, both for b's."""
-    if len(call.ins) < 2 or call.ins[1] is None:
-        return ()
-    return (0, 1) if call.need(1) else (1,)
-
-
 def result_or_input(call: Call) -> tuple[int, ...]:
     """An in-place call keeps its result, another one its input."""
     return (-1,) if call.inplace else (0,)
@@ -82,76 +75,32 @@ OPS = (
     _alike("sub", "input other alpha", "subtract", work=Work.SUM, grads=("pass", "new"), broadcasts=True),
     _alike("rsub", "input other alpha", "__rsub__", grads=("pass", "new"), broadcasts=True),
     _alike("mul", "input other", "multiply __rmul__", saves=crossed(0, 1), broadcasts=True),
-    _alike(
-        "div",
-        "input other rounding_mode",
-        "true_divide divide",
-        saves=quotient_saves,
-        broadcasts=True,
-        replayed=True,
-    ),
-    spec("__rtruediv__", "other input", "__rdiv__ reciprocal_mul", saves=keep(-1), replayed=True),
+    _alike("div", "input other rounding_mode", "true_divide divide", replayed=True),
+    spec("__rtruediv__", "other input", "__rdiv__ reciprocal_mul", replayed=True),
     spec("floor_divide", "input other", "__rfloordiv__ nextafter", grads=("none",)),
-    spec("fmod", "input other", "remainder __rmod__", grads=("pass", "new"), replayed=True),
-    spec(
-        "pow",
-        "input exponent",
-        "float_power __rpow__",
-        saves=lambda c: (0, 1, -1) if c.need(1) else (0,),
-        broadcasts=True,
-        autocast="float32_on_cuda",
-        replayed=True,
+    spec("fmod", "input other", "remainder __rmod__", replayed=True),
+    _wide("pow", "input exponent", "float_power __rpow__", broadcasts=True),
+    spec("square", "input", "sqrt exp2", replayed=True),
+    _wide(
+        "exp",
+        "input",
+        "rsqrt expm1 reciprocal tan log log2 log10 log1p asin acos sinh cosh erfinv",
     ),
-    spec("square", "input", saves=keep(0), replayed=True),
-    spec("sqrt", "input", "exp2", saves=keep(-1), replayed=True),
-    _wide("exp", "input", "rsqrt expm1 reciprocal tan", saves=keep(-1)),
-    _wide("log", "input", "log2 log10 log1p asin acos sinh cosh erfinv", saves=keep(0)),
     spec(
         "sin",
         "input",
         "cos abs absolute atan erf erfc lgamma digamma sinc angle atan2 logit xlogy acosh asinh atanh "
         "polygamma special_xlog1py",
-        saves=keep(0),
         replayed=True,
     ),
     spec("neg", "input", "negative positive"),
     spec("sign", "input", "round floor ceil trunc sgn frac"),
-    spec("clamp", "input min max", "clip clamp_min clamp_max", saves=keep(0), replayed=True),
-    _alike(
-        "maximum", "input other", "minimum fmax fmin hypot", saves=keep(0, 1), broadcasts=True, replayed=True
-    ),
-    spec(
-        "where",
-        "condition input other",
-        saves=keep(0),
-        grads=("none", "new", "new"),
-        broadcasts=True,
-        replayed=True,
-    ),
-    spec("masked_fill", "input mask value", saves=keep(1), grads=("new", "none", "new"), replayed=True),
-    spec(
-        "lerp",
-        "input end weight",
-        saves=lambda c: (0, 1, 2) if c.need(2) else (2,),
-        broadcasts=True,
-        replayed=True,
-    ),
-    spec(
-        "addcmul",
-        "input tensor1 tensor2 value",
-        saves=crossed(1, 2),
-        grads=("pass", "new", "new"),
-        broadcasts=True,
-        replayed=True,
-    ),
-    spec(
-        "addcdiv",
-        "input tensor1 tensor2 value",
-        saves=keep(1, 2),
-        grads=("pass", "new", "new"),
-        broadcasts=True,
-        replayed=True,
-    ),
+    spec("clamp", "input min max", "clip clamp_min clamp_max", replayed=True),
+    _alike("maximum", "input other", "minimum fmax fmin hypot", replayed=True),
+    spec("where", "condition input other", broadcasts=True, replayed=True),
+    spec("masked_fill", "input mask value", replayed=True),
+    spec("lerp", "input end weight", broadcasts=True, replayed=True),
+    spec("addcmul", "input tensor1 tensor2 value", "addcdiv", broadcasts=True, replayed=True),
     spec(
         "eq",
         "input other",
@@ -161,9 +110,9 @@ OPS = (
         grads=("none",),
     ),
     spec("diff", "input n dim prepend append", replayed=True),
-    spec("copysign", "input other", "ldexp special_zeta", saves=keep(0, 1), broadcasts=True, replayed=True),
-    spec("nan_to_num", "input nan posinf neginf", saves=keep(0), replayed=True),
-    spec("polar", "abs angle", "complex view_as_complex_copy", saves=keep(-1), replayed=True),
+    spec("copysign", "input other", "ldexp special_zeta", broadcasts=True, replayed=True),
+    spec("nan_to_num", "input nan posinf neginf", replayed=True),
+    spec("polar", "abs angle", "complex view_as_complex_copy", replayed=True),
     spec("heaviside", "input values", grads=("none",)),
     _result_kept("relu", "input"),
     _input_kept("relu6", "input"),
@@ -176,14 +125,7 @@ OPS = (
     _input_kept("hardswish", "input", flops=flops_each(4)),
     _input_kept("hardsigmoid", "input", flops=flops_each(3)),
     _activation("leaky_relu", "input negative_slope", saves=result_or_input),
-    _activation(
-        "elu",
-        "input alpha scale input_scale",
-        "selu celu",
-        flops=flops_each(3),
-        saves=result_or_input,
-        replayed=True,
-    ),
+    _activation("elu", "input alpha scale input_scale", "selu celu", flops=flops_each(3), replayed=True),
     _input_kept("rrelu", "input lower upper training", replayed=True),
     _input_kept(
         "softplus", "input beta threshold", flops=flops_each(4), autocast="float32_on_cuda", replayed=True
@@ -191,8 +133,8 @@ OPS = (
     _input_kept("log_sigmoid", "input", "logsigmoid", flops=flops_each(4), aux=log_sigmoid_aux),
     _input_kept("threshold", "input threshold value"),
     _input_kept("hardshrink", "input lambd", "softshrink", replayed=True),
-    _activation("prelu", "input weight", "_prelu_kernel", saves=keep(0, 1), autocast="lower", replayed=True),
-    spec("glu", "input dim", work=Work.ACTIVATION, flops=flops_each(5), saves=keep(0), replayed=True),
+    _activation("prelu", "input weight", "_prelu_kernel", autocast="lower", replayed=True),
+    spec("glu", "input dim", work=Work.ACTIVATION, flops=flops_each(5), replayed=True),
     _dropout("dropout", "input p train", "native_dropout", aux=dropout_aux),
     _dropout("feature_dropout", "input p train", aux=channel_mask_aux),
     _dropout("alpha_dropout", "input p train", "feature_alpha_dropout", aux=dropout_aux),

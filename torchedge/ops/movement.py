@@ -118,7 +118,6 @@ OPS = (
         "index_reduce",
         "input dim index source reduce",
         "index_add index_copy scatter_reduce masked_scatter",
-        saves=index_saves,
         replayed=True,
     ),
     _copy("embedding", "weight input padding_idx", saves=keep(1), grads=("new", "none"), gathers=True),

@@ -172,7 +172,7 @@ OPS = (
     ),
     _product("einsum", "equation operands", flops=einsum_flops, saves=crossed(0, 1), composite="einsum"),
     _multiplied("bilinear", "input1 input2 weight bias", saves=keep(0, 1, 2), autocast="widest"),
-    _product("outer", "input vec2", "ger", saves=crossed(0, 1), replayed=True),
+    _product("outer", "input vec2", "ger", replayed=True),
     _product(
         "scaled_dot_product_attention",
         "query key value attn_mask dropout_p is_causal scale enable_gqa",

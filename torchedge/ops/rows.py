@@ -113,7 +113,7 @@ _softmax = partial(
 _reduce = partial(_row, work=Work.REDUCTION, flops=reduced_flops)
 _wide = partial(_reduce, autocast="float32_on_cuda")
 _loss = partial(_row, work=Work.LOSS, flops=input_flops, autocast="float32", grads=("new", "none"))
-_replayed_loss = partial(_loss, saves=keep(0, 1), replayed=True)
+_replayed_loss = partial(_loss, grads=("new",), replayed=True)
 
 OPS = (
     _norm(
@@ -156,14 +156,7 @@ OPS = (
     _softmax("_safe_softmax", "input dim dtype"),
     _wide("sum", "input dim keepdim dtype", "nansum", grads=("view",)),
     _reduce("mean", "input dim keepdim dtype", "nanmean", autocast="keep"),
-    _reduce(
-        "var",
-        "input dim unbiased keepdim",
-        "std var_mean std_mean",
-        saves=keep(0),
-        autocast="keep",
-        replayed=True,
-    ),
+    _reduce("var", "input dim unbiased keepdim", "std var_mean std_mean", autocast="keep", replayed=True),
     _reduce(
         "amax",
         "input dim keepdim",
@@ -183,10 +176,9 @@ OPS = (
         "norm",
         "input p dim keepdim dtype",
         "linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm",
-        saves=keep(0, -1),
         replayed=True,
     ),
-    _wide("logsumexp", "input dim keepdim", saves=keep(0, -1), replayed=True),
+    _wide("logsumexp", "input dim keepdim", replayed=True),
     _wide(
         "prod",
         "input dim keepdim dtype",
@@ -197,10 +189,10 @@ OPS = (
     _wide(
         "cumprod", "input dim dtype", saves=keep(0, -1), backward_scratch=partial(masked_scratch, copies=3)
     ),
-    _reduce("logcumsumexp", "input dim", saves=keep(0, -1), replayed=True),
+    _reduce("logcumsumexp", "input dim", replayed=True),
     _reduce("topk", "input k dim largest sorted", "sort", saves=keep(-2)),
-    _wide("cdist", "x1 x2 p", saves=keep(0, 1, -1), replayed=True),
-    _wide("cosine_similarity", "x1 x2 dim eps", saves=keep(0, 1), replayed=True),
+    _wide("cdist", "x1 x2 p", replayed=True),
+    _wide("cosine_similarity", "x1 x2 dim eps", replayed=True),
     _loss(
         "cross_entropy_loss",
         "input target weight reduction ignore_index label_smoothing",

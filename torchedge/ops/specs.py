@@ -176,6 +176,11 @@ def keep(*slots: int) -> Rule:
     return rule
 
 
+def every_input(call: Call) -> tuple[int, ...]:
+    """Every input: what autograd keeps at most of an operator without a rule."""
+    return tuple(range(len(call.needs)))
+
+
 def crossed(first: int, second: int) -> Callable[[Call], tuple[int, ...]]:
     """Return a rule: of two factors, each is kept for the gradient of the other."""
 
@@ -214,7 +219,8 @@ class OpSpec:
     backward_flops: forward FLOPs spent for each input gradient.
     broadcasts: gradients of inputs smaller than the output are made in the output's size first, then summed.
     replayed: PyTorch's own forward and backward call on meta tensors decides what a training step keeps and
-    allocates (`Op.footprint`), not the rules here.
+    allocates (`Op.footprint`): such an entry needs no rules for that. Where PyTorch cannot run the call so,
+    autograd is taken to keep every input.
     gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
 
@@ -259,10 +265,12 @@ class OpSpec:
 
 def spec(kind: str, params: str = "", targets: str = "", **facts: Any) -> OpSpec:  # noqa: ANN401 - OpSpec's fields
     """Return an `OpSpec`; `params` and `targets` are separated by blanks, `facts` are its other fields."""
+    if facts.get("replayed"):
+        facts.setdefault("saves", every_input)
     return OpSpec(kind, tuple(params.split()), tuple(targets.split()), **facts)
 
 
-UNKNOWN = OpSpec("unknown", saves=lambda call: tuple(range(len(call.needs))), replayed=True)
+UNKNOWN = spec("unknown", replayed=True)
 """Stands for an operator without an entry: element-wise work, and autograd keeps every input."""
 UNKNOWN_REMARK = "unknown operator, counted as element-wise; training keeps its inputs"
 

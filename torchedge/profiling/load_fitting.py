@@ -195,26 +195,6 @@ def _rate(copies: list[tuple[float, float]]) -> float | None:
 # fits -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LoadScore:
-    """Errors of a model on held-out kernel sizes, for one operator class.
-
-    `mean` and `median`: absolute error of the latency under load, %. For classes that load: the measured
-    slowdown of held-out kernels (%, median and 90th percentile) at the model's capacity (`at_capacity`) and
-    at the capacity by the threshold alone (`at_threshold`), and the model's capacity over the measured one
-    (`share`, a median, %).
-    """
-
-    sizes: int
-    mean: float
-    median: float
-    at_capacity: float | None = None
-    at_capacity_p90: float | None = None
-    at_threshold: float | None = None
-    at_threshold_p90: float | None = None
-    share: float | None = None
-
-
 def fit_device_loads(
     file: Path, device: Device, out: Path, step: Callable[[], Any] = lambda: None
 ) -> PartFit:
@@ -242,7 +222,9 @@ def fit_device_loads(
         points=table.points,
         disturbed=table.disturbed,
     )
-    described["accuracy"] = {name: _rounded(score) for name, score in scores.items()}
+    described["accuracy"] = {
+        name: {key: round(value, 1) for key, value in score.items()} for name, score in scores.items()
+    }
     described[KERNELS] = {name: asdict(fit_rates(table.of_class(name))) for name in THRESHOLDS}
     if table.ways:
         described[WAY] = min(table.ways, key=lambda way: table.ways[way])
@@ -334,8 +316,14 @@ def _fastest_group(cases: Sequence[LoadCase]) -> int:
     return int(min(sorted(behind), key=lambda items: np.mean(behind[items])))
 
 
-def score_loads(table: LoadTable, load_class: LoadClassName) -> LoadScore:
-    """Score the fit of one class on kernel sizes held out in `FOLDS` parts."""
+def score_loads(table: LoadTable, load_class: LoadClassName) -> dict[str, float]:
+    """Score the fit of one class on kernel sizes held out in `FOLDS` parts.
+
+    Returns the number of `sizes`; `mean` and `median` of the absolute error of the latency under load, %. For
+    classes that load also the measured slowdown of held-out kernels (%, median and "_p90", the 90th
+    percentile) at the model's capacity (`at_capacity`) and at the capacity by the threshold alone
+    (`at_threshold`), and the model's capacity over the measured one (`share`, a median, %).
+    """
     cases = table.of_class(load_class)
     sizes = sorted({(case.kernel, case.size) for case in cases})
     parts = min(FOLDS, len(sizes))
@@ -352,15 +340,13 @@ def score_loads(table: LoadTable, load_class: LoadClassName) -> LoadScore:
             errors += np.abs((1 + predicted) / (1 + case.increases[1:]) - 1).tolist()
             if THRESHOLDS[load_class] > 0:
                 reached.append(_reached(model, case, table.copy_gb_s))
-    score = LoadScore(len(sizes), 100 * float(np.mean(errors)), 100 * float(np.median(errors)))
-    if not reached:
-        return score
-    model_at, rule_at, share = 100 * np.array(reached).T
-    return LoadScore(
-        score.sizes, score.mean, score.median,
-        float(np.median(model_at)), float(np.percentile(model_at, 90)),
-        float(np.median(rule_at)), float(np.percentile(rule_at, 90)), float(np.median(share)),
-    )  # fmt: skip
+    scores = {"mean": 100 * np.mean(errors), "median": 100 * np.median(errors)}
+    if reached:
+        model_at, rule_at, share = 100 * np.array(reached).T
+        for name, slowed in (("at_capacity", model_at), ("at_threshold", rule_at)):
+            scores |= {name: np.median(slowed), f"{name}_p90": np.percentile(slowed, 90)}
+        scores["share"] = np.median(share)
+    return {"sizes": len(sizes)} | {name: float(score) for name, score in scores.items()}
 
 
 def _reached(model: FittedLoads, case: LoadCase, copy_gb_s: float | None) -> tuple[float, float, float]:
@@ -371,16 +357,5 @@ def _reached(model: FittedLoads, case: LoadCase, copy_gb_s: float | None) -> tup
     predicted = min(float(model.most_within(case.load_class, case.work, threshold)), most)
     ruled = min(threshold * case.work.latency_ms * (copy_gb_s or np.inf) * 1e6, most)
     at_predicted, at_ruled = np.interp([predicted, ruled], case.extra_bytes, rising)
-    true = most if rising[-1] <= threshold else _crossing(case.extra_bytes, rising, threshold)
+    true = float(np.interp(threshold, rising, case.extra_bytes))
     return float(at_predicted), float(at_ruled), predicted / max(true, 1.0)
-
-
-def _crossing(extra: FloatArray, rising: FloatArray, threshold: float) -> float:
-    """Return where a measured curve crosses the threshold, by linear interpolation."""
-    after = int(np.argmax(rising > threshold))
-    step = (threshold - rising[after - 1]) / (rising[after] - rising[after - 1])
-    return float(extra[after - 1] + step * (extra[after] - extra[after - 1]))
-
-
-def _rounded(score: LoadScore) -> dict[str, Any]:
-    return {key: round(value, 1) for key, value in asdict(score).items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -77,14 +77,14 @@ def plan_program(
     budgeted = replace(budgeted, plan=replace(budgeted.plan, program=program.digest))
     notes = (*program.notes, *capacities.notes, *_broken(budgeted))
     return StreamingPlan(
-        program,
-        device,
-        capacities,
-        instance,
-        budgeted,
-        replace(rates, staging_bytes=budgeted.schedule.staging_bytes),
-        limit,
-        tuple(dict.fromkeys(notes)),
+        **{part.name: getattr(budgeted, part.name) for part in fields(budgeted)},
+        program=program,
+        device=device,
+        capacities=capacities,
+        problem=instance,
+        rates=replace(rates, staging_bytes=budgeted.schedule.staging_bytes),
+        memory_limit=limit,
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 

@@ -61,8 +61,8 @@ class LayerRow:
     end_ms: float
 
 
-@dataclass(frozen=True)
-class StreamingPlan:
+@dataclass(frozen=True, kw_only=True)
+class StreamingPlan(Budgeted):
     """An overlap plan of a program on a device, verified, with its schedule and its predicted run (FlashMem).
 
     program: what runs, a layer a launch. problem: the overlap problem with the device's own capacities.
@@ -74,31 +74,10 @@ class StreamingPlan:
     device: Device
     capacities: Capacities
     problem: Instance
-    budgeted: Budgeted
     rates: Rates
     memory_limit: int | None = None
     notes: tuple[str, ...] = ()
     apart: frozenset[str] = frozenset()
-
-    @property
-    def instance(self) -> Instance:
-        """The problem that the plan solves, with relaxed capacities if the limit needs them."""
-        return self.budgeted.instance
-
-    @property
-    def plan(self) -> OverlapPlan:
-        """The overlap plan."""
-        return self.budgeted.plan
-
-    @property
-    def schedule(self) -> StreamingSchedule:
-        """The copies beside each launch, and all memory that a run allocates."""
-        return self.budgeted.schedule
-
-    @property
-    def relaxation(self) -> float:
-        """The factor by which layers may exceed their load capacities: 1 unless the limit needs more."""
-        return self.budgeted.relaxation
 
     @property
     def status(self) -> str:

@@ -209,3 +209,13 @@ def test_a_weight_whose_shape_is_read_again_keeps_its_gradient_and_state():
     tape = write_tape(graph, StepSettings("adam"))
     assert "weight.exp_avg" in [tape.labels[s] for s in tape.persistent]
     assert tape.labels.count("weight.grad") == 1
+
+
+@pytest.mark.parametrize("loss", [nn.functional.mse_loss, nn.functional.l1_loss, nn.functional.kl_div])
+def test_a_loss_of_swapped_arguments_trains_as_well(loss):
+    model, x = nn.Linear(64, 64), torch.zeros(8, 64)
+
+    def peak(of):
+        return simulate(capture(model, x, loss=of), 8, StepSettings()).allocated_mib
+
+    assert peak(lambda y: loss(torch.zeros_like(y), y)) >= peak(lambda y: loss(y, torch.zeros_like(y)))

@@ -624,9 +624,8 @@ class StepWriter:
             needs = self._needs(op)
             if True in needs:
                 spec, call = spec_of(op.kind), self._call(op, needs)
-                if op.footprint is not None and op.footprint.saved:
-                    return positions[:end]
-                if spec.saves(call) or spec.aux(call):
+                footprint = op.footprint
+                if footprint.saved if footprint is not None else spec.saves(call) or spec.aux(call):
                     return positions[:end]
         return positions
 
