@@ -20,6 +20,7 @@ def _names(text: str) -> frozenset[str]:
 
 _BEYOND_CORE = _names(
     """
+    _batch_norm_with_update_functional batch_norm_backward
     _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
     _adaptive_avg_pool2d _log_softmax _softmax adaptive_max_pool2d addmm addmv dist elu embedding gelu
     grid_sampler_2d hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm repeat

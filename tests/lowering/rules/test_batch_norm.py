@@ -32,10 +32,6 @@ def test_forward(shape, training, affine):
         check(aten.native_batch_norm.default, *given, False, 0.1, 1e-5)
 
 
-def test_reserve_is_empty():
-    check(aten._batch_norm_with_update_functional.default, *tensors((4, 3, 5, 2)), 0.1, 1e-5)
-
-
 @pytest.mark.parametrize("mask", [[True, True, True], [False, True, True], [True, False, False]], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -49,15 +45,6 @@ def test_backward(shape, training, mask):
             aten.native_batch_norm_backward.default,
             gradient, x, w, mean, var, *statistics, training, 1e-5, mask, rtol=1e-8, atol=1e-9,
         )  # fmt: skip
-
-
-def test_backward_with_a_reserve():
-    x, weight, bias, mean, var = tensors((4, 3, 5, 2))
-    _, *saved, reserve, _, _ = aten._batch_norm_with_update_functional(x, weight, bias, mean, var, 0.1, 1e-5)
-    check(
-        aten.batch_norm_backward.default,
-        torch.randn_like(x), x, weight, mean, var, *saved, True, 1e-5, [True] * 3, reserve, rtol=1e-8,
-    )  # fmt: skip
 
 
 def test_statistics_of_a_channel_are_one_node():

@@ -10,9 +10,8 @@ from torchedge.lowering.rules.registry import rule
 from torchedge.ops import registry
 
 IN_STEPS_ONLY = {
-    *("_batch_norm_with_update_functional", "_native_batch_norm_legit_functional"),
-    *("_native_batch_norm_legit_no_training", "diagonal_scatter", "empty_permuted", "new_empty_strided"),
-    *("random_uniform", "slice_scatter"),
+    *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training", "diagonal_scatter"),
+    *("empty_permuted", "new_empty_strided", "random_uniform", "slice_scatter"),
 }
 """Forms of an operator that functionalization and autograd make, apart from `..._backward`."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import Index
@@ -63,7 +62,6 @@ def _in_evaluation(running: Sequence[Node | None], eps: float) -> tuple[Node, No
 
 @rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
 @rule("_native_batch_norm_legit_no_training", training=False)
-@rule("_batch_norm_with_update_functional", training=True)
 def batch_norm(
     result: Result,
     input: Node,
@@ -77,8 +75,7 @@ def batch_norm(
 ) -> tuple[Node, ...]:
     """Normalized input, mean and 1 / deviation of each channel (empty in evaluation).
 
-    The functional schemas (5 outputs) add the new running mean and unbiased variance, the updating one
-    (6 outputs) before them the empty reserve of PyTorch's own kernel.
+    The functional schema (5 outputs) adds the new running mean and unbiased variance.
     """
     running = [node for node in (running_mean, running_var) if node is not None]
     if training:
@@ -101,8 +98,6 @@ def batch_norm(
         converted(node, dtype) if training else full(shape, 0, dtype)
         for node, shape, dtype in zip(rows, result.shapes[1:3], result.dtypes[1:3], strict=True)
     ]
-    if len(result.shapes) > 5:
-        saved.append(full(result.shapes[3], 0, result.dtypes[3]))
     return (output, *saved, *running)[: len(result.shapes)]
 
 
@@ -154,18 +149,6 @@ def batch_norm_backward(
         return value * scale
 
     return _asked(result, output_mask, pointwise(input.shape, input.dtype, body), of_weight, of_bias)
-
-
-@rule("batch_norm_backward")
-def backward_with_reserve(
-    result: Result,
-    update: bool,
-    save_var: Node | None = None,
-    reserve: Node | None = None,
-    **arguments: Any,  # noqa: ANN401 - those of the older schema
-) -> tuple[Node, ...]:
-    """`batch_norm_backward` by the newer schema, whose saved variance is 1 / deviation too."""
-    return batch_norm_backward(result, train=update, save_invstd=save_var, **arguments)
 
 
 @rule("native_layer_norm")
