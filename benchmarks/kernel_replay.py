@@ -22,7 +22,7 @@ from torchedge.errors import InputError
 from torchedge.lowering.inference import target_of_device
 from torchedge.lowering.targets import Target
 from torchedge.lowering.trials import Trials, search
-from torchedge.lowering.tuning import MARGIN, score
+from torchedge.lowering.tuning import score
 from torchedge.profiling.kernel_benchmark import describe_choice, operand_layouts, summarize
 from torchedge.profiling.operator_cases import case_of, operator_kernel
 from torchedge.storage.journals import Journal
@@ -63,9 +63,8 @@ def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoef
         return int(places[np.argsort(values, kind="stable")[0]])
 
     best = first(scores.ms)
-    clear = scores.ms.reshape(-1)[best] * (1 + MARGIN) < scores.ms[0, 0]
     chosen = {
-        "tuner": best if clear else 0,
+        "tuner": best if scores.gains(scores.ms.reshape(-1)[best], scores.ms[0, 0]) else 0,
         "default": 0,
         **{way: first(cost) for way, cost in scores.others.items()},
     }

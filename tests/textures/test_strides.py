@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchedge.textures.layouts import PATTERNS
-from torchedge.textures.strides import cross_block_strides, distinct_lines, lines_of, reuse_distances
+from torchedge.textures.strides import (
+    cross_block_strides,
+    distinct_lines,
+    lines_of,
+    quad_columns,
+    reuse_distances,
+)
 from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
 
 
@@ -78,3 +84,12 @@ def test_candidates_are_computed_side_by_side():
     np.testing.assert_array_equal(together[3, 2], cross_block_strides(x[3, 2], y[3, 2]))
     lines = lines_of(x, y, 2)
     assert reuse_distances(lines)[1, 4] == reuse_distances(lines[1, 4])
+
+
+def test_columns_that_four_neighbours_read():
+    lanes = np.arange(32)
+    assert quad_columns(lanes) == 4  # along a row
+    assert quad_columns(lanes // 2) == 2  # block-2
+    assert quad_columns(lanes // 4) == 1  # block-4, or down a column
+    assert quad_columns(np.zeros((3, 1), int)).tolist() == [1, 1, 1]  # the same texel for all
+    assert quad_columns(np.stack([lanes, lanes * 0])).tolist() == [4, 1]

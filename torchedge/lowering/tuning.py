@@ -42,7 +42,8 @@ from torchedge.textures.model import KernelCost, predict_kernels, predict_reuse
 Array = npt.NDArray[Any]
 
 MARGIN = 0.2
-"""Predicted gain over the default, relative, below which the default stays: about the model's error."""
+"""Predicted gain over the default, relative and beside a launch, below which the default stays: about the
+model's error."""
 LARGEST_OPERANDS = 3
 """Tensors of a kernel whose layouts are chosen together; those of the others stay as they are."""
 BEAM = 6
@@ -97,7 +98,7 @@ class Scores:
     sets: candidates by template, with what is known of their operands' work. operands: the tensors whose
     layouts are chosen. ms: (C, N) predicted times, infinite where a result's image cannot be written.
     others: (C, N) costs by the levels of the model alone and by the reuse-distance baseline. The default is
-    (0, 0).
+    (0, 0). launch_ms: part of all times, a launch.
     """
 
     sets: tuple[tuple[Candidates, _Works], ...]
@@ -105,6 +106,7 @@ class Scores:
     layouts: tuple[Mapping[Node, Layout], ...]
     ms: Array
     others: Mapping[str, Array]
+    launch_ms: float
 
     def _located(self, place: int) -> tuple[int, Candidates, int]:
         """Return of a candidate the number of its layouts, its set, and its number in the set."""
@@ -146,10 +148,14 @@ class Scores:
         both = np.repeat(storages, len(schedules), axis=0), np.tile(schedules, (len(storages), 1))
         return np.concatenate(both[::-1], axis=1)
 
-    def best(self, margin: float = MARGIN) -> int:
+    def gains(self, ms: float, default_ms: float) -> bool:
+        """Return whether a time is below the default's by more than the margin; launches take the same."""
+        return (ms - self.launch_ms) * (1 + MARGIN) < default_ms - self.launch_ms
+
+    def best(self) -> int:
         """Return the place of the fastest candidate; the default's where no other is faster by the margin."""
         place = int(self.order()[0])
-        return place if self.ms.reshape(-1)[place] * (1 + margin) < self.ms[0, 0] else 0
+        return place if self.gains(self.ms.reshape(-1)[place], self.ms[0, 0]) else 0
 
 
 def tune(
@@ -231,7 +237,7 @@ class _Table:
         """Return the place of the best schedule; the default's where none is clearly better."""
         row = self.scores.ms[self.row(chosen)]
         number = int(np.argmin(row))
-        keeps = np.isfinite(row[0]) and row[number] * (1 + MARGIN) >= row[0]
+        keeps = np.isfinite(row[0]) and not self.scores.gains(row[number], row[0])
         return self.row(chosen) * len(row) + (0 if keeps else number)
 
     def schedule(self, chosen: Mapping[Node, int], number: int) -> Schedule:
@@ -537,7 +543,8 @@ def score(
     placed = [{**layouts, **chosen} for chosen in choices]
     parts = [_score_set(nest, *of, placed, target, coefficients, ablations) for of in sets]
     costs = {way: np.concatenate([part[way] for part in parts], axis=1) for way in parts[0]}
-    return Scores(tuple(sets), tuple(options or ()), tuple(placed), costs.pop("tuner"), costs)
+    launch_ms = coefficients.launch_us / 1e3
+    return Scores(tuple(sets), tuple(options or ()), tuple(placed), costs.pop("tuner"), costs, launch_ms)
 
 
 def _promising(

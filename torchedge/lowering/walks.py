@@ -20,7 +20,13 @@ from torchedge.expressions.scalars import Read, reads_of
 from torchedge.graphs import ITEM_SIZES
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import LANES, Layout
-from torchedge.textures.strides import cross_block_strides, distinct_lines, lines_of, reuse_distances
+from torchedge.textures.strides import (
+    cross_block_strides,
+    distinct_lines,
+    lines_of,
+    quad_columns,
+    reuse_distances,
+)
 from torchedge.textures.work import ReadWork
 
 Array = npt.NDArray[Any]
@@ -93,7 +99,7 @@ def access_works(
     warps = [_elements(access, few, lanes, _steps(few.time, 1, moment * 7)) for moment in range(MOMENTS)]
     vectors = [_vectors(access, neighbours, layout, width) for layout in layouts]
     sequences: dict[bytes, list[Array]] = {}
-    places, lines, warp_lines, warp_share = [], [], [], []
+    places, lines, warp_lines, warp_share, columns = [], [], [], [], []
     for layout, (split, _) in zip(layouts, vectors, strict=True):
         image = layout.storage != "buffer"
         path = coefficients.image if image else coefficients.buffer
@@ -108,6 +114,7 @@ def access_works(
         lines.append(lines_of(x, y, line_units))
         moments = [_places(element, access, layout, len(first)) for element in warps]
         warp_lines.append([lines_of(x, y, line_units) for x, y, _ in moments])
+        columns.append(np.mean([quad_columns(x) for x, _, _ in moments], axis=0))
         warp_share.append([(y << 36) + x * LANES + (0 if image else z) for x, y, z in moments])
     strides = cross_block_strides(*[_stacked(axis) for axis in zip(*places, strict=True)])
     reuse = reuse_distances(_stacked(lines))
@@ -143,6 +150,7 @@ def access_works(
                 warp_lines=touched[number][group],
                 warp_share=share[number][group],
                 group_bytes=group_bytes,
+                quad_columns=columns[number][group],
             )
         )
     return works

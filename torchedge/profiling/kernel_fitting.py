@@ -358,6 +358,7 @@ def _fit_path(
     second = [size for size in sizes if cache_bytes < size <= l2_bytes] or sizes[-1:]
     narrow = measured.one("bandwidth", rates[sizes[0]], storage=storage, width=1)
     issue_bytes = traits.warp * (4 if storage == "buffer" else 16)
+    issue_ns = issue_bytes * traits.units / narrow
     return MemoryPath(
         hit_ns=strides.hit_ns,
         across=strides.across,
@@ -365,12 +366,15 @@ def _fit_path(
         line_bytes=line_bytes,
         decay=scans.decay,
         overlap=_rounded(max(overlap, 1.0)),
-        issue_ns=_rounded(issue_bytes * traits.units / narrow),
+        issue_ns=_rounded(issue_ns),
         cache_gb_s=_rounded(rates[sizes[0]]),
         l2_gb_s=_rounded(rates[second[-1]]),
         main_gb_s=_rounded(rates[sizes[-1]]),
         write_gb_s=_rounded(measured.one("write", base.write_gb_s, storage=storage)),
         line_ns=_line_ns({name: times for name, times in _scans(measured, storage).items() if REUSE[name]}),
+        column_share=_column_share(_scans(measured, storage), traits.warp, issue_ns)
+        if storage == "image" and traits.kind != "cpu"
+        else 1.0,
     ), strides.residual
 
 
@@ -412,6 +416,16 @@ def _line_ns(by_pattern: Mapping[str, Mapping[int, float]]) -> float:
         return 0.0
     begin, end, threads = min(last, key=lambda entry: entry[1])
     return _rounded(end / threads) if end > 2 * begin else 0.0
+
+
+def _column_share(by_pattern: Mapping[str, Mapping[int, float]], warp: int, issue_ns: float) -> float:
+    """Return the time of an access whose neighbours read down a column over `issue_ns`, at most 1.
+
+    Work-items of the block patterns read below each other; the fastest pattern at the most work-items bounds
+    the time from above, since its latency counts, too.
+    """
+    ends = [(times[max(times)], max(times)) for name, times in by_pattern.items() if times and REUSE[name]]
+    return _rounded(min([1.0, *[ns * warp / threads / issue_ns for ns, threads in ends]]))
 
 
 def _first_level(latencies: Mapping[int, float]) -> int:

@@ -63,7 +63,8 @@ class MemoryPath:
     issue_ns: time of a compute unit for one access of a warp. cache_gb_s, l2_gb_s, main_gb_s: bandwidth of
     all compute units together from the first-level cache, the second-level cache and main memory.
     write_gb_s: bandwidth of writes. line_ns: time of a compute unit for each line that an access of a warp
-    touches.
+    touches. column_share: time of an access whose work-items, each four neighbours, read from one column of
+    an image, over that of one along a row.
     """
 
     hit_ns: _Positive
@@ -78,6 +79,7 @@ class MemoryPath:
     main_gb_s: _Positive
     write_gb_s: _Positive
     line_ns: _Time = 0.0
+    column_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
     @property
     def worst_ns(self) -> float:

@@ -227,7 +227,8 @@ def _issue_ns(
 ) -> FloatArray:
     """Return (N,) ns that a unit's first-level cache takes for the reads of one warp.
 
-    Texture units return a texel to each work-item; of buffers, equal addresses are read once.
+    Texture units return a texel to each work-item, sooner where four neighbours read one column; of buffers,
+    equal addresses are read once.
     """
     path = coefficients.image if image else coefficients.buffer
     rate = path.cache_gb_s / coefficients.compute_units
@@ -237,6 +238,8 @@ def _issue_ns(
         touched = operand.warp_lines * min(_SECTOR_BYTES, path.line_bytes)
         lookups = np.maximum(path.issue_ns, operand.warp_lines * path.line_ns)
         access = np.maximum(lookups, np.maximum(returned, touched) / rate)
+        if image:
+            access = access * (path.column_share + (1 - path.column_share) * (operand.quad_columns - 1) / 3)
         total += np.where(operand.image == image, operand.count * access, 0.0)
     return total
 

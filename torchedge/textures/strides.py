@@ -82,6 +82,14 @@ def _alike(*columns: Places) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]
     return first, place.reshape(-1)
 
 
+def quad_columns(x: Places) -> FloatArray:
+    """Return from how many columns four neighbouring work-items read, on average; x: (..., lanes)."""
+    lanes = x.shape[-1] // 4 * 4
+    if not lanes:
+        return distinct_lines(x)
+    return np.asarray(distinct_lines(x[..., :lanes].reshape(*x.shape[:-1], -1, 4)).mean(axis=-1))
+
+
 def distinct_lines(lines: Places) -> FloatArray:
     """Return the number of different values along the last axis: lines that one access of a warp touches."""
     ordered = np.sort(np.asarray(lines), axis=-1)

@@ -28,7 +28,8 @@ class ReadWork:
     buffer, x counts units of 16 bytes and y is 0). reuse: (N,) intra-thread reuse distance s in cache lines
     (eq. 2). warp_lines: (N,) cache lines that one access of a warp of neighbouring work-items touches.
     warp_share: (N,) work-items of a warp that access a place of their own (w_i of eq. 3).
-    group_bytes: (N,) bytes that a work-group touches, each counted once; 0: unknown.
+    group_bytes: (N,) bytes that a work-group touches, each counted once; 0: unknown. quad_columns: (N,)
+    columns of an image from which four neighbouring work-items read, 1 to 4.
     """
 
     image: npt.NDArray[np.bool_]
@@ -40,6 +41,7 @@ class ReadWork:
     warp_lines: FloatArray
     warp_share: FloatArray
     group_bytes: FloatArray = field(default_factory=lambda: np.zeros(()))
+    quad_columns: FloatArray = field(default_factory=lambda: np.full((), 4.0))
 
     def rows(self, places: npt.NDArray[np.intp]) -> ReadWork:
         """Return the work of some candidates; every column has a row for each."""
