@@ -204,13 +204,6 @@ def guarded(bounds: Iterable[Bound], value: Scalar, other: Scalar | Number = 0) 
 
 def children(scalar: Scalar) -> tuple[Scalar, ...]:
     """Return the scalars a scalar is directly made of, fetched indices included."""
-    known: tuple[Scalar, ...] | None = scalar.__dict__.get("_children")
-    if known is None:
-        known = scalar.__dict__["_children"] = _children(scalar)
-    return known
-
-
-def _children(scalar: Scalar) -> tuple[Scalar, ...]:
     if isinstance(scalar, Apply):
         return scalar.args
     if isinstance(scalar, Guarded):
