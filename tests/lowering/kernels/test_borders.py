@@ -53,6 +53,7 @@ def test_padding_of_an_image_in_any_layout(seed, monkeypatch):
     np.testing.assert_array_equal(result, wanted.astype(np.float32))
     np.testing.assert_array_equal(result, compared)
     tests = [text.count(">=") for text in (with_tests, source)]
+    assert source.count("<") == with_tests.count("<")  # a slot of the arena can be larger than its image
     assert tests[0] - tests[1] == len({0, 2, 3} & layout.borders(SHAPE))
 
 
