@@ -71,7 +71,7 @@ def test_views_cost_nothing():
 
 
 def test_entries_are_sound():
-    modes = {"new", "pass", "view", "none", "turned", "folded"}
+    modes = {"new", "pass", "view", "none", "transposed", "folded"}
     for kind, spec in registry().items():
         assert set(spec.grads) <= modes, kind
         assert spec.autocast in get_args(Autocast), kind

@@ -149,7 +149,7 @@ OPS = (
         infer=linear_shape,
         flops=linear_flops,
         saves=crossed(0, 1),
-        grads=("folded", "turned", "new"),
+        grads=("folded", "transposed", "new"),
     ),
     _multiplied(
         "matmul",

@@ -207,7 +207,7 @@ class OpSpec:
     scratch: bytes of tensors that live only during the forward call; backward_scratch: during the
     backward call.
     grads: for each input how its gradient comes about: "new" (allocated), "pass" (the incoming gradient
-    itself where shapes agree), "view" (shares the incoming gradient's storage), "turned" (new, reached
+    itself where shapes agree), "view" (shares the incoming gradient's storage), "transposed" (new, reached
     through a view; "folded": from three dimensions on), "none". The last entry holds for all further inputs.
     autocast: "lower" (runs in the low precision), "float32", "float32_on_cuda" (the CPU leaves it in the
     precision of its inputs), "widest" (its output has the widest input dtype), "join" (casts half-precision

@@ -121,12 +121,12 @@ class _FootprintRun(StorageLog):
         return self
 
     def _forward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], anchor: torch.Tensor) -> Any:
-        given = [self._fresh(a, anchor) for a in args]
+        positional = [self._fresh(a, anchor) for a in args]
         named = {k: self._fresh(v, anchor) for k, v in kwargs.items()}
         started = len(self.events)
-        result = func(*given, **named)
-        outputs = [t for t in (result if isinstance(result, (tuple, list)) else [result])]
-        outputs = [t for t in outputs if isinstance(t, torch.Tensor)]
+        result = func(*positional, **named)
+        results = result if isinstance(result, (tuple, list)) else [result]
+        outputs = [t for t in results if isinstance(t, torch.Tensor)]
         self.outputs = [(self.follow(t), t.numel(), t.dtype) for t in outputs]
         self.events = self.events[started:]
         self.returned = len(self.events)

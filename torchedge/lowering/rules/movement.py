@@ -66,11 +66,12 @@ def narrowed(x: Node, dim: int, start: int, size: int, step: int = 1) -> Node:
 def flip(result: Result, input: Node, dims: Sequence[int]) -> Node:
     """Input with dimensions in reverse."""
     rank = len(input.shape)
-    turned = {d % rank for d in dims} if rank else set()
+    reversed_dims = {d % rank for d in dims} if rank else set()
 
     def move(*indices: Index) -> list[Index]:
         return [
-            input.shape[d] - 1 - i if d in turned and input.shape[d] > 1 else i for d, i in enumerate(indices)
+            input.shape[d] - 1 - i if d in reversed_dims and input.shape[d] > 1 else i
+            for d, i in enumerate(indices)
         ]
 
     return view(input, result.shape, move)

@@ -500,7 +500,7 @@ class StepWriter:
                 gradients.append((index, storage))
                 if slot < 2:
                     self._take_workspace(op, 1 + slot)
-                if mode == "turned" or (mode == "folded" and len(value.shape) > 2):
+                if mode == "transposed" or (mode == "folded" and len(value.shape) > 2):
                     self._viewed.add(storage)
         self._start_blas(spec)
         self._drop_all(scratch)

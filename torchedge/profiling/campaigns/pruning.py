@@ -188,11 +188,11 @@ class _Channels:
 
     def remove(self, chosen: Sequence[Sequence[int]]) -> nn.Module:
         """Return a copy of the model without the chosen units of each group."""
-        kept = {}
+        staying = {}
         for name, units, parts, gone in zip(self.names, self.units, self.parts, chosen, strict=True):
             stays = np.setdiff1d(np.arange(units), gone)
-            kept[name] = (units * np.arange(parts)[:, None] + stays).reshape(-1)
-        return prune_module(self._model, self._maps, kept)
+            staying[name] = (units * np.arange(parts)[:, None] + stays).reshape(-1)
+        return prune_module(self._model, self._maps, staying)
 
 
 # levels -----------------------------------------------------------------------------------------------------
