@@ -55,7 +55,7 @@ def write(path, rows):
 def tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     return [
-        read_workspaces(write(folder / f"{seed}.jsonl", lines(count, seed)))
+        read_workspaces(write(folder / f"{seed}.jsonl", lines(count, seed)))[""]
         for seed, count in ((1, 3000), (2, 500))
     ]
 
@@ -63,7 +63,7 @@ def tables(tmp_path_factory):
 def test_a_rule_is_found_and_holds_for_other_shapes(tables):
     pytest.importorskip("sklearn")
     learnt, unseen = tables
-    model = fit_workspaces(learnt)
+    model = fit_workspaces({"": learnt})
     for table in (learnt, unseen):
         assert model.bytes_of("forward", table.geometry) == pytest.approx(table.measured["forward"], rel=1e-5)
     assert not model.bytes_of("backward_x", unseen.geometry).any()
@@ -72,7 +72,7 @@ def test_a_rule_is_found_and_holds_for_other_shapes(tables):
 def test_geometry_is_worked_out_from_the_shapes(tmp_path):
     row = lines(1, 0, inputs=6, outputs=8, groups=2, kernel=[3, 5], stride=[2, 1], padding=[1, 2],
                 size=[9, 7], batch=3)  # fmt: skip
-    found = read_workspaces(write(tmp_path / "c.jsonl", row * 200))
+    found = read_workspaces(write(tmp_path / "c.jsonl", row * 200))[""]
     assert found.geometry[0].tolist() == [3, 6, 8, 2, 15, 2, 3, 63, 35]
     x, y, w = 3 * 6 * 63, 3 * 8 * 35, 8 * 3 * 15
     assert tensor_bytes(found.geometry)[0] == 4 * (x + y + w)
@@ -80,7 +80,7 @@ def test_geometry_is_worked_out_from_the_shapes(tmp_path):
 
 def test_compressed_and_plain_tables_are_equal(tmp_path):
     rows = lines(250, 3)
-    one, two = (read_workspaces(write(tmp_path / name, rows)) for name in ("c.jsonl", "c.jsonl.gz"))
+    one, two = (read_workspaces(write(tmp_path / name, rows))[""] for name in ("c.jsonl", "c.jsonl.gz"))
     assert np.array_equal(one.geometry, two.geometry)
     assert np.array_equal(one.measured["forward"], two.measured["forward"])
 
@@ -88,9 +88,29 @@ def test_compressed_and_plain_tables_are_equal(tmp_path):
 def test_failed_and_depthwise_convolutions_and_rests_of_blocks_are_left_out(tmp_path):
     good = lines(200, 4, forward_workspace_mib=1.04, backward_w_workspace_mib=1.06)
     depthwise = lines(5, 5, inputs=32, outputs=64, groups=32)
-    found = read_workspaces(write(tmp_path / "c.jsonl", [*good, *depthwise, {"reason": "out of memory"}]))
+    found = read_workspaces(write(tmp_path / "c.jsonl", [*good, *depthwise, {"reason": "out of memory"}]))[""]
     assert len(found.geometry) == 200
     assert not found.measured["forward"].any() and (found.measured["backward_w"] > MIB).all()
+
+
+def test_kinds_are_told_apart_and_fitted_apart(tmp_path):
+    pytest.importorskip("sklearn")
+    line = {"size": [1, 400], "kernel": [1, 3], "stride": [1, 2], "padding": [0, 1]}
+    last = {"dtype": "bfloat16", "channels_last": True}
+    rows = [
+        *lines(200, 6),
+        *lines(200, 7, dtype="float16", forward_workspace_mib=7.0),
+        *lines(200, 8, **last, inputs=32, outputs=32, groups=32, forward_workspace_mib=9.0),
+        *lines(200, 9, **line, forward_workspace_mib=5.0),
+        *lines(199, 10, **line, **last),  # too few, left out
+    ]
+    tables = read_workspaces(write(tmp_path / "c.jsonl", rows))
+    assert list(tables) == ["", "half-", "half-last-", "line-"]
+    model = fit_workspaces(tables)
+    assert sorted(model.forests) == sorted(kind + phase for kind in tables for phase in PHASES)
+    for kind, mib in (("half-", 7), ("half-last-", 9), ("line-", 5)):
+        taken = model.bytes_of(kind + "forward", tables[kind].geometry)
+        assert np.median(taken) == pytest.approx(mib * MIB, rel=0.02)
 
 
 WRONG = {

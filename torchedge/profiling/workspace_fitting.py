@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from torchedge.devices import Provenance
 from torchedge.errors import ProfileError, needed
 from torchedge.forests.trees import Forest
 from torchedge.prediction.memory.workspaces import (
+    KINDS,
     PHASES,
     WORKSPACE_FEATURES,
     WorkspaceModel,
     convolution_geometry,
+    convolution_kind,
     tensor_bytes,
     workspace_features,
 )
@@ -40,40 +42,48 @@ _MOST_BYTES = 128 * 2**20
 
 @dataclass(frozen=True)
 class Workspaces:
-    """Measured convolutions: geometry (R, 9) as `GEOMETRY`, and by phase the workspace in bytes (R,)."""
+    """Measured convolutions of a kind: geometry (R, 9) as `GEOMETRY`, bytes (R,) of workspace by phase."""
 
     geometry: FloatArray
     measured: Mapping[str, FloatArray]
 
 
-def read_workspaces(file: str | Path) -> Workspaces:
-    """Read the probe's file (also compressed); ProfileError names a line that is not one of its rows."""
-    geometry, measured = [], []
+def read_workspaces(file: str | Path) -> dict[str, Workspaces]:
+    """Read the probe's file (also compressed): convolutions by kind, of those with enough of them.
+
+    Raises ProfileError for a line that is not one of its rows, and where no kind has enough.
+    """
+    rows: dict[str, list[tuple[tuple[Any, ...], list[float]]]] = {}
     data = read_unpacked(file, max_bytes=_MOST_BYTES)
     expected = "a line of hooks/convolution_probe.py"
     for place, row in parse_lines(file, data):
         with reading(place, "a measured convolution", expected):
             if row.get("reason"):
                 continue
-            shape = _geometry(row)
+            kind, shape = _geometry(row)
             workspaces = [float(row[f"{phase}_workspace_mib"]) * 2**20 for phase in PHASES]
         if shape is not None:
-            geometry.append(shape)
-            measured.append(workspaces)
-    if len(geometry) < _LEAST_ROWS:
+            rows.setdefault(kind, []).append((shape, workspaces))
+    most = max([len(some) for some in rows.values()], default=0)
+    if most < _LEAST_ROWS:
         raise ProfileError(
-            f"{file}: {len(geometry)} convolutions that are not depthwise, expected at least {_LEAST_ROWS}; "
+            f"{file}: {most} convolutions that are not depthwise, expected at least {_LEAST_ROWS}; "
             "measure more"
         )
-    bytes_ = np.array(measured)
+    return {kind: _table(file, some) for kind, some in rows.items() if len(some) >= _LEAST_ROWS}
+
+
+def _table(file: str | Path, rows: Sequence[tuple[tuple[Any, ...], list[float]]]) -> Workspaces:
+    geometry, measured = zip(*rows, strict=True)
+    table, bytes_ = np.array(geometry, dtype=float), np.array(measured)
     bytes_ = np.where(bytes_ < _UNSPLIT, 0.0, bytes_)
-    table = np.array(geometry, dtype=float)
     if not np.isfinite(table).all() or (table[:, :6] < 1).any() or not np.isfinite(bytes_).all():
         raise ProfileError(f"{file}: sizes are not all positive numbers; expected what the probe writes")
     return Workspaces(table, {phase: bytes_[:, i] for i, phase in enumerate(PHASES)})
 
 
-def _geometry(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _geometry(row: Mapping[str, Any]) -> tuple[str, tuple[Any, ...] | None]:
+    """Return the kind of a measured convolution and its geometry; one of height 1 is of one dimension."""
     kernel, stride, padding, dilation, size = (
         [int(n) for n in row[name]] for name in ("kernel", "stride", "padding", "dilation", "size")
     )
@@ -83,17 +93,24 @@ def _geometry(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     ]
     inputs, outputs, groups, batch = (int(row[name]) for name in ("inputs", "outputs", "groups", "batch"))
     shapes = ((batch, inputs, *size), (outputs, inputs // groups, *kernel), (batch, outputs, *after))
-    return convolution_geometry(shapes, groups, stride, padding)
+    dimensions = 1 if size[0] == 1 < size[-1] else len(size)
+    kind = convolution_kind(dimensions, row.get("dtype", "float32"), bool(row.get("channels_last")))
+    return kind, convolution_geometry(shapes, groups, stride, padding, kind)
 
 
-def fit_workspaces(measured: Workspaces) -> WorkspaceModel:
-    """Fit one tree a phase to the workspace as a multiple of the convolution's tensors.
+def fit_workspaces(measured: Mapping[str, Workspaces]) -> WorkspaceModel:
+    """Fit one tree a phase and kind to the workspace as a multiple of the convolution's tensors.
 
     The library chooses by a rule over shapes, which a single deep tree fits better than an average of many.
     Raises MissingExtraError without scikit-learn.
     """
-    features, tensors = workspace_features(measured.geometry), tensor_bytes(measured.geometry)
-    return WorkspaceModel({phase: _tree(features, measured.measured[phase] / tensors) for phase in PHASES})
+    forests = {}
+    for kind in [kind for kind in KINDS if kind in measured]:
+        table = measured[kind]
+        features, tensors = workspace_features(table.geometry), tensor_bytes(table.geometry)
+        for phase in PHASES:
+            forests[kind + phase] = _tree(features, table.measured[phase] / tensors)
+    return WorkspaceModel(forests)
 
 
 def _tree(features: FloatArray, ratio: FloatArray) -> Forest:
@@ -113,7 +130,7 @@ def fit_device_workspaces(folder: Path) -> PartFit | None:
                 "provenance": str(Provenance.MEASURED),
                 "dataset": folder.resolve().name,
                 "date": today(),
-                "convolutions": len(measured.geometry),
+                "convolutions": sum(len(table.geometry) for table in measured.values()),
                 "versions": package_versions(),
             }
             return PartFit(fit_workspaces(measured), described)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from torchedge.prediction.memory.simulation import simulate
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.workspaces import (
     FILE,
+    NAMES,
     PHASES,
     TABLE,
     WORKSPACE_FEATURES,
@@ -100,9 +102,9 @@ def test_workspace_of_the_weight_gradient_comes_while_it_is_computed(batch):
 
 def test_phases_are_those_that_run():
     first = write_tape(one_convolution("train"), replace(PLAIN, workspaces=ONE))
-    assert [PHASES[p] for p in first.scratch.phases] == ["forward", "backward_w"]  # images need no gradient
+    assert [PHASES[p] for p in first.scratch.names] == ["forward", "backward_w"]  # images need no gradient
     both = write_tape(NETWORK, replace(PLAIN, workspaces=ONE))
-    phases = [PHASES[p] for p in both.scratch.phases]
+    phases = [PHASES[p] for p in both.scratch.names]
     assert phases[:2] == ["forward", "forward"] and sorted(phases[2:]) == ["backward_w"] * 2 + ["backward_x"]
 
 
@@ -134,16 +136,45 @@ def test_the_profile_of_a_step_names_the_workspace():
 
 def test_depthwise_convolutions_take_none():
     tape = write_tape(network(groups=32), replace(PLAIN, workspaces=ONE))
-    assert [PHASES[p] for p in tape.scratch.phases] == ["forward", "backward_w"]  # of the first, dense one
+    assert [PHASES[p] for p in tape.scratch.names] == ["forward", "backward_w"]  # of the first, dense one
     grouped = write_tape(network(groups=2), replace(PLAIN, workspaces=ONE))
-    assert len(grouped.scratch.phases) == 5
+    assert len(grouped.scratch.names) == 5
 
 
-def test_mixed_precision_ignores_them():
+def kinds_taken(module, example, settings=PLAIN):
+    tape = write_tape(capture(module, example=example), replace(settings, workspaces=ONE))
+    return {NAMES[n].removesuffix(PHASES[n % 3]) for n in tape.scratch.names}
+
+
+def test_kinds_are_those_that_run():
+    image, line = torch.zeros(2, 8, 16, 16), torch.zeros(2, 8, 64)
+    assert kinds_taken(nn.Conv2d(8, 4, 3), image) == {""}
+    assert kinds_taken(nn.Conv2d(8, 4, 3), image, replace(PLAIN, amp="bfloat16")) == {"half-"}
+    assert kinds_taken(nn.Conv2d(8, 4, 3).bfloat16(), image.bfloat16()) == {"half-"}
+    last = nn.Conv2d(8, 4, 3).to(memory_format=torch.channels_last)
+    assert kinds_taken(last, image) == {"last-"}
+    assert kinds_taken(last, image, replace(PLAIN, amp="float16")) == {"half-last-"}
+    assert kinds_taken(nn.Conv1d(8, 4, 3), line) == {"line-"}
+    assert kinds_taken(nn.Conv1d(8, 4, 3).half(), line.half()) == {"half-line-"}
+
+
+def test_depthwise_convolutions_in_channels_last_are_the_librarys():
+    module = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8))
+    image, taken = torch.zeros(2, 8, 16, 16), {}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        tape = write_tape(
+            capture(module.to(memory_format=layout), example=image), replace(PLAIN, workspaces=ONE)
+        )
+        taken[layout] = [NAMES[n] for n in tape.scratch.names]
+    assert taken[torch.contiguous_format] == ["forward", "backward_w"]
+    assert taken[torch.channels_last] == [f"last-{PHASES[phase]}" for phase in (0, 0, 1, 2, 2)]
+
+
+def test_kinds_that_were_not_measured_take_none():
     half = replace(PLAIN, amp="bfloat16")
-    tape = write_tape(NETWORK, replace(half, workspaces=ONE))
-    assert tape.scratch is None
     assert peak(NETWORK, 64, replace(half, workspaces=ONE)) == peak(NETWORK, 64, half)
+    taken = replace(half, workspaces=model(**{"half-backward_w": 1.0}))
+    assert peak(NETWORK, 64, taken) > peak(NETWORK, 64, half)
 
 
 def test_ratios_of_next_to_nothing_and_below_are_none():

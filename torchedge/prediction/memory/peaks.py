@@ -23,7 +23,7 @@ from torchedge.prediction.memory.compiled_replay import replay_all
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import multiplies, write_step
 from torchedge.prediction.memory.tape import ALIGNMENT, Tape, TapeWriter
-from torchedge.prediction.memory.workspaces import PHASES, WorkspaceModel
+from torchedge.prediction.memory.workspaces import NAMES, WorkspaceModel
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -184,7 +184,7 @@ class FamilyTape:
         self.sizes = Amounts([known[size] for size in program.sizes], names)
         self.workspaces = settings.workspaces if program.scratch else None
         self.scratch = np.array([storage for storage, _, _ in program.scratch], dtype=np.intp)
-        self.phases = np.array([phase for _, phase, _ in program.scratch], dtype=np.intp)
+        self.names = np.array([name for _, name, _ in program.scratch], dtype=np.intp)
         geometry = [_in_batch(entry) for _, _, entries in program.scratch for entry in entries]
         self.geometry = Amounts(geometry, names, float)
         parameters: Amount = sum((v.nbytes[0] for v in family.template.parameters), start=0)
@@ -230,7 +230,7 @@ class FamilyTape:
         sizes = self.sizes.at(columns)
         if self.workspaces is not None:
             geometry = self.geometry.at(columns).T.reshape(columns.shape[1], len(self.scratch), -1)
-            sizes[self.scratch] = _known_bytes(self.workspaces, self.phases, geometry).T
+            sizes[self.scratch] = _known_bytes(self.workspaces, self.names, geometry).T
         return sizes
 
     def _live(self, units: IntArray) -> IntArray:
@@ -259,7 +259,7 @@ class _Program:
         self.sizes = [*before.sizes, *steady.sizes]
         self.scratch = [
             *before.scratch,
-            *((moved[s], phase, entries) for s, phase, entries in steady.scratch),
+            *((moved[s], name, entries) for s, name, entries in steady.scratch),
         ]
 
 
@@ -273,26 +273,24 @@ def _written(family: GraphFamily, settings: StepSettings, *, first: bool) -> tup
 _known: WeakKeyDictionary[WorkspaceModel, dict[bytes, int]] = WeakKeyDictionary()
 
 
-def _known_bytes(model: WorkspaceModel, phases: npt.NDArray[np.intp], geometry: FloatArray) -> IntArray:
+def _known_bytes(model: WorkspaceModel, names: npt.NDArray[np.intp], geometry: FloatArray) -> IntArray:
     """Return (R, W) bytes of workspaces of convolutions (R, W, 9); each different one is evaluated once."""
     known = _known.setdefault(model, {})
-    lines = np.concatenate([geometry, np.broadcast_to(phases[:, None], (*geometry.shape[:2], 1))], axis=2)
+    lines = np.concatenate([geometry, np.broadcast_to(names[:, None], (*geometry.shape[:2], 1))], axis=2)
     lines = np.ascontiguousarray(lines.reshape(-1, lines.shape[-1]))
     keys, first, which = np.unique(
         lines.view(np.dtype((np.void, lines.dtype.itemsize * lines.shape[1])))[:, 0],
         return_index=True,
         return_inverse=True,
     )
-    names = [key.tobytes() for key in keys]
-    missing = np.array([place for place, name in enumerate(names) if name not in known], dtype=np.intp)
+    wanted = [key.tobytes() for key in keys]
+    missing = np.array([place for place, line in enumerate(wanted) if line not in known], dtype=np.intp)
     rows = lines[first[missing]]
-    for index, phase in enumerate(PHASES):
+    for index in np.unique(rows[:, -1]).astype(int).tolist():
         chosen = rows[:, -1] == index
-        for place, size in zip(
-            missing[chosen], model.bytes_of(phase, rows[chosen, :-1]).tolist(), strict=True
-        ):
-            known[names[place]] = size
-    return np.array([known[name] for name in names], dtype=np.int64)[which].reshape(geometry.shape[:2])
+        sizes = model.bytes_of(NAMES[index], rows[chosen, :-1]).tolist()
+        known.update(zip([wanted[place] for place in missing[chosen]], sizes, strict=True))
+    return np.array([known[line] for line in wanted], dtype=np.int64)[which].reshape(geometry.shape[:2])
 
 
 @lru_cache(maxsize=16)

@@ -48,8 +48,7 @@ class StepSettings:
     winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for
     weight gradients of dense 3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator
     (2 or 4; 0: none).
-    workspaces: measured workspaces of the device's convolution library (full precision only; None:
-    unknown).
+    workspaces: measured workspaces of the device's convolution library (None: unknown).
     blas_workspace_mib: memory that cuBLAS keeps from the allocator once a training step has multiplied
     matrices (64 on Hopper): half of it for the forward pass, half for the thread that runs the backward one.
     """

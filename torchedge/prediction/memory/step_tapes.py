@@ -22,7 +22,12 @@ from torchedge.prediction.memory.decomposition import decompose
 from torchedge.prediction.memory.rewriting import releases_of
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
-from torchedge.prediction.memory.workspaces import PHASES, convolution_geometry
+from torchedge.prediction.memory.workspaces import (
+    NAMES,
+    PHASES,
+    convolution_geometry,
+    convolution_kind,
+)
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
@@ -401,7 +406,7 @@ class StepWriter:
 
     def _take_workspace(self, op: Op, phase: int) -> None:
         """Write the workspace that the device's library takes for one phase of a convolution, if known."""
-        if self.settings.workspaces is None or self.settings.amp is not None or op.kind != "conv2d":
+        if self.settings.workspaces is None or op.kind not in ("conv1d", "conv2d"):
             return
         call = self._call(op, [])
         x, weight, y = *call.ins[:2], call.outs[0]
@@ -409,10 +414,12 @@ class StepWriter:
             return
         stride = spread(op.attrs.get("stride", 1), len(weight) - 2)
         before, _ = explicit_padding(op.attrs, weight[2:])
-        geometry = convolution_geometry((x, weight, y), op.attrs.get("groups", 1), stride, before)
+        dtype = self.graph.values[op.outputs[0]].dtype
+        kind = convolution_kind(len(stride), dtype, self.graph.channels_last)
+        geometry = convolution_geometry((x, weight, y), op.attrs.get("groups", 1), stride, before, kind)
         if geometry is not None:
-            label = f"workspace of {_title(op)} ({PHASES[phase]})"
-            self.tape.take(phase, tuple([poly(entry) for entry in geometry]), WORKSPACE, label)
+            label, name = f"workspace of {_title(op)} ({PHASES[phase]})", NAMES.index(kind + PHASES[phase])
+            self.tape.take(name, tuple([poly(entry) for entry in geometry]), WORKSPACE, label)
 
     def _call(self, op: Op, needs: list[bool]) -> Call:
         """Return the call of an operator as its rules see it."""

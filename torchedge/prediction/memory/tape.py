@@ -169,10 +169,10 @@ class TapeWriter:
         self.persistent.append(storage)
         return storage
 
-    def take(self, phase: int, geometry: tuple[Poly, ...], category: int, label: str) -> None:
+    def take(self, name: int, geometry: tuple[Poly, ...], category: int, label: str) -> None:
         """Allocate and free a workspace whose size the device's library decides (`workspaces`)."""
         storage = self.new((0, 0, 0), category, label)
-        self.scratch.append((storage, phase, geometry))
+        self.scratch.append((storage, name, geometry))
         self.drop(storage)
 
     def hold(self, storage: int) -> None:
@@ -205,9 +205,9 @@ class TapeWriter:
         """Return the tape; `remaining` is alive at its end, events belong to `operators`."""
         scratch = None
         if workspaces is not None and self.scratch:
-            storages, phases, geometry = zip(*self.scratch, strict=True)
+            storages, names, geometry = zip(*self.scratch, strict=True)
             scratch = Scratch(
-                workspaces, np.array(storages), np.array(phases), np.array(geometry, dtype=float)
+                workspaces, np.array(storages), np.array(names), np.array(geometry, dtype=float)
             )
         self.close(remaining)
         return Tape(

@@ -26,6 +26,12 @@ FloatArray = npt.NDArray[np.float64]
 PHASES = ("forward", "backward_x", "backward_w")
 """Forward, the gradient of the input, the gradient of the weights."""
 
+KINDS = ("", "half-", "last-", "half-last-", "line-", "half-line-")
+"""Kinds of convolutions: in half precision, in channels_last, in one dimension."""
+
+NAMES = tuple([kind + phase for kind in KINDS for phase in PHASES])
+"""Workspaces that a device's library takes; `PHASES` are those of plain convolutions in float32."""
+
 GEOMETRY = (
     "batch",
     "inputs",
@@ -58,16 +64,16 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, eq=False)
 class WorkspaceModel:
-    """Workspaces of one device: for each of `PHASES` a forest that gives workspace over tensors.
+    """Workspaces of one device: for each of `NAMES` a forest that gives workspace over tensors in float32.
 
-    A phase without forest takes none. Compared by identity, so that it can be part of settings.
+    A name without forest takes none. Compared by identity, so that it can be part of settings.
     """
 
     forests: Mapping[str, Forest]
 
-    def bytes_of(self, phase: str, geometry: FloatArray) -> npt.NDArray[np.int64]:
+    def bytes_of(self, name: str, geometry: FloatArray) -> npt.NDArray[np.int64]:
         """Return (R,) bytes for convolutions (R, 9), columns as `GEOMETRY`."""
-        forest = self.forests.get(phase)
+        forest = self.forests.get(name)
         if forest is None or not len(geometry):
             return np.zeros(len(geometry), dtype=np.int64)
         ratio = np.maximum(evaluate(forest, workspace_features(geometry)), 0.0)
@@ -109,12 +115,12 @@ def workspace_features(geometry: FloatArray) -> FloatArray:
 class Scratch:
     """Storages of a tape whose size the device's library decides.
 
-    storages, phases: (W,), the latter an index into `PHASES`. geometry: (W, 9, 3) coefficients of 1, N, N².
+    storages, names: (W,), the latter an index into `NAMES`. geometry: (W, 9, 3) coefficients of 1, N, N².
     """
 
     model: WorkspaceModel
     storages: npt.NDArray[np.int64]
-    phases: npt.NDArray[np.int64]
+    names: npt.NDArray[np.int64]
     geometry: FloatArray
     known: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
@@ -125,32 +131,39 @@ class Scratch:
             n = np.array(missing, dtype=float)
             powers = np.stack([np.ones_like(n), n, n * n])
             rows = np.moveaxis(self.geometry @ powers, 2, 0)
-            for size, sizes in zip(missing, scratch_bytes(self.model, self.phases, rows), strict=True):
+            for size, sizes in zip(missing, scratch_bytes(self.model, self.names, rows), strict=True):
                 self.known[size] = sizes
         return np.stack([self.known[n] for n in batch_sizes], axis=1)
 
 
 def scratch_bytes(
-    model: WorkspaceModel, phases: npt.NDArray[np.int64], geometry: FloatArray
+    model: WorkspaceModel, names: npt.NDArray[np.int64], geometry: FloatArray
 ) -> npt.NDArray[np.int64]:
-    """Return (B, W) bytes of W workspaces in B variants; phases: (W,), geometry: (B, W, 9)."""
+    """Return (B, W) bytes of W workspaces in B variants; names: (W,), geometry: (B, W, 9)."""
     sizes = np.zeros(geometry.shape[:2], dtype=np.int64)
-    for index, phase in enumerate(PHASES):
-        chosen = phases == index
+    for index in np.unique(names).tolist():
+        chosen = names == index
         rows = geometry[:, chosen].reshape(-1, len(GEOMETRY))
-        sizes[:, chosen] = model.bytes_of(phase, rows).reshape(len(geometry), -1)
+        sizes[:, chosen] = model.bytes_of(NAMES[index], rows).reshape(len(geometry), -1)
     return sizes
 
 
+def convolution_kind(dimensions: int, dtype: str, channels_last: bool) -> str:
+    """Return the one of `KINDS` of a convolution over so many spatial dimensions."""
+    half = "half-" if dtype in ("bfloat16", "float16") else ""
+    return half + ("line-" if dimensions == 1 else "last-" if channels_last else "")
+
+
 def convolution_geometry(
-    shapes: Sequence[Any], groups: int, stride: Sequence[int], padding: Sequence[int]
+    shapes: Sequence[Any], groups: int, stride: Sequence[int], padding: Sequence[int], kind: str
 ) -> tuple[Any, ...] | None:
     """Return a convolution's entries of `GEOMETRY` from the shapes of input, weights and output.
 
-    None for depthwise convolutions, which PyTorch computes with kernels of its own that take none.
+    None for depthwise convolutions, which PyTorch computes with kernels of its own that take none, but for
+    those of images in channels_last.
     """
     x, w, y = shapes
-    if groups > 1 and w[1] == 1:
+    if groups > 1 and w[1] == 1 and not kind.endswith("last-"):
         return None
     kernel, steps, before, after = (_product(sides) for sides in (w[2:], stride, x[2:], y[2:]))
     return (x[0], x[1], y[1], groups, kernel, steps, sum(padding), before, after)
@@ -186,7 +199,8 @@ def load_workspaces(device: Device) -> WorkspaceModel | None:
 @lru_cache(maxsize=16)
 def _loaded(folder: Path, digest: str) -> WorkspaceModel:
     path = profile_file(folder, FILE, digest, max_bytes=_MOST_BYTES)
-    expected = dict.fromkeys(PHASES, WORKSPACE_FEATURES)
+    present = set(NAMES) & set(read_forests(path, max_bytes=_MOST_BYTES))
+    expected = dict.fromkeys([*PHASES, *sorted(present - set(PHASES))], WORKSPACE_FEATURES)
     return WorkspaceModel(read_forests(path, expected=expected, max_bytes=_MOST_BYTES))
 
 
