@@ -3,9 +3,9 @@
     python benchmarks/accuracy/limits.py [--confidence 0.95 0.99] [--every 1] [--by kind|setting|network]
 
 Two judgements. *Real failures*: runs under a limit that PyTorch was given, which ran out of memory or did not
-(`limit_mib` in profiles/nvidia-h200/campaign/settings). *Limits around what was measured*: every point that
-ran is judged with limits at multiples of its measured device memory Γ: below it the run fails, at or above it
-it works. `evenly` averages limits drawn evenly, in log, from half to twice the measured memory.
+(`limit_mib` in the campaign's settings and limits). *Limits around what was measured*: every point that ran
+is judged with limits at multiples of its measured device memory Γ: below it a run fails, from it on it works.
+`evenly` averages limits drawn evenly, in log, from half to twice the measured memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import csv
 import gzip
 import os
+import re
 import sys
 import warnings
 from collections import defaultdict
@@ -26,6 +27,7 @@ import numpy as np
 
 from torchedge.devices import find_device
 from torchedge.errors import TorchedgeError
+from torchedge.graphs import Mode
 from torchedge.prediction.predictor import predict_graph
 from torchedge.profiling.datasets import read_dataset
 
@@ -57,7 +59,7 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    runs = [run for folder in ("settings", "") for run in read_runs(folder, arguments)]
+    runs = [run for folder in ("settings", "limits", "") for run in read_runs(folder, arguments)]
     for place, confidence in enumerate(arguments.confidence):
         print(f"\nconfidence {confidence:g}")
         print_limited([r for r in runs if r.limit is not None], place)
@@ -70,12 +72,13 @@ def read_runs(folder: str, arguments: argparse.Namespace) -> Iterator[Run]:
     device = find_device("nvidia-h200")
     dataset = read_dataset(device.folder / "campaign" / folder)
     limits = read_limits(device.folder / "campaign" / folder / "measurements.csv.gz")
-    beside: dict[tuple[str, int], float] = {}
+    beside: dict[str, float] = {}
     order = np.argsort(-dataset["fits"], kind="stable").tolist()  # failed runs last: see `beside`
     for count, place in enumerate(order):
         if count % (1 if folder else arguments.every):
             continue
-        label, batch, mode = str(dataset.id[place]), int(dataset.batch[place]), str(dataset.mode[place])
+        label, batch = str(dataset.id[place]), int(dataset.batch[place])
+        mode: Mode = "train" if dataset.mode[place] == "train" else "infer"
         network = dataset.networks[label]
         job = network.job or {}
         try:
@@ -86,10 +89,11 @@ def read_runs(folder: str, arguments: argparse.Namespace) -> Iterator[Run]:
         ran, limit = bool(dataset["fits"][place]), limits.get((label, mode, batch), np.nan)
         memory, reserved = float(dataset["memory"][place]), float(dataset["reserved"][place])
         name = str(job.get("network", label))
+        step = re.split("-near-|-limit-", label)[0]
         if ran:
-            beside[name, batch] = memory - reserved
+            beside[step] = memory - reserved
         if np.isfinite(limit):  # PyTorch's own limit, to which the process's memory is added
-            limit += beside.get((name, batch), prediction.memory.value - prediction.reserved.value)
+            limit += beside.get(step, prediction.memory.value - prediction.reserved.value)
         elif not ran:
             continue
         kind = ("limited" if np.isfinite(limit) else "settings") if folder else f"campaign, {mode}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from torchedge.prediction.memory.compiled_replay import replay_all
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import multiplies, write_step
 from torchedge.prediction.memory.tape import ALIGNMENT, Tape, TapeWriter
-from torchedge.prediction.memory.workspaces import NAMES, WorkspaceModel
+from torchedge.prediction.memory.workspaces import known_bytes
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -230,7 +229,7 @@ class FamilyTape:
         sizes = self.sizes.at(columns)
         if self.workspaces is not None:
             geometry = self.geometry.at(columns).T.reshape(columns.shape[1], len(self.scratch), -1)
-            sizes[self.scratch] = _known_bytes(self.workspaces, self.names, geometry).T
+            sizes[self.scratch] = known_bytes(self.workspaces, self.names, geometry).T
         return sizes
 
     def _live(self, units: IntArray) -> IntArray:
@@ -268,29 +267,6 @@ def _written(family: GraphFamily, settings: StepSettings, *, first: bool) -> tup
     left = step.remaining()
     step.tape.close(left)
     return step.tape, left
-
-
-_known: WeakKeyDictionary[WorkspaceModel, dict[bytes, int]] = WeakKeyDictionary()
-
-
-def _known_bytes(model: WorkspaceModel, names: npt.NDArray[np.intp], geometry: FloatArray) -> IntArray:
-    """Return (R, W) bytes of workspaces of convolutions (R, W, 9); each different one is evaluated once."""
-    known = _known.setdefault(model, {})
-    lines = np.concatenate([geometry, np.broadcast_to(names[:, None], (*geometry.shape[:2], 1))], axis=2)
-    lines = np.ascontiguousarray(lines.reshape(-1, lines.shape[-1]))
-    keys, first, which = np.unique(
-        lines.view(np.dtype((np.void, lines.dtype.itemsize * lines.shape[1])))[:, 0],
-        return_index=True,
-        return_inverse=True,
-    )
-    wanted = [key.tobytes() for key in keys]
-    missing = np.array([place for place, line in enumerate(wanted) if line not in known], dtype=np.intp)
-    rows = lines[first[missing]]
-    for index in np.unique(rows[:, -1]).astype(int).tolist():
-        chosen = rows[:, -1] == index
-        sizes = model.bytes_of(NAMES[index], rows[chosen, :-1]).tolist()
-        known.update(zip([wanted[place] for place in missing[chosen]], sizes, strict=True))
-    return np.array([known[line] for line in wanted], dtype=np.int64)[which].reshape(geometry.shape[:2])
 
 
 @lru_cache(maxsize=16)

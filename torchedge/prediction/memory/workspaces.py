@@ -8,10 +8,11 @@ fitted to measured workspaces of single convolutions (`hooks/convolution_probe.p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from torchedge.forests.trees import Forest, evaluate
 from torchedge.storage import file_sha256, profile_file
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 PHASES = ("forward", "backward_x", "backward_w")
 """Forward, the gradient of the input, the gradient of the weights."""
@@ -71,7 +73,7 @@ class WorkspaceModel:
 
     forests: Mapping[str, Forest]
 
-    def bytes_of(self, name: str, geometry: FloatArray) -> npt.NDArray[np.int64]:
+    def bytes_of(self, name: str, geometry: FloatArray) -> IntArray:
         """Return (R,) bytes for convolutions (R, 9), columns as `GEOMETRY`."""
         forest = self.forests.get(name)
         if forest is None or not len(geometry):
@@ -119,33 +121,38 @@ class Scratch:
     """
 
     model: WorkspaceModel
-    storages: npt.NDArray[np.int64]
-    names: npt.NDArray[np.int64]
+    storages: IntArray
+    names: IntArray
     geometry: FloatArray
-    known: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
-    def bytes_at(self, batch_sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    def bytes_at(self, batch_sizes: Sequence[int]) -> IntArray:
         """Return (W, B) bytes at batch sizes (B,)."""
-        missing = sorted({n for n in batch_sizes if n not in self.known})
-        if missing:
-            n = np.array(missing, dtype=float)
-            powers = np.stack([np.ones_like(n), n, n * n])
-            rows = np.moveaxis(self.geometry @ powers, 2, 0)
-            for size, sizes in zip(missing, scratch_bytes(self.model, self.names, rows), strict=True):
-                self.known[size] = sizes
-        return np.stack([self.known[n] for n in batch_sizes], axis=1)
+        n = np.array(batch_sizes, dtype=float)
+        geometry = np.moveaxis(self.geometry @ np.stack([np.ones_like(n), n, n * n]), 2, 0)
+        return known_bytes(self.model, self.names, geometry).T
 
 
-def scratch_bytes(
-    model: WorkspaceModel, names: npt.NDArray[np.int64], geometry: FloatArray
-) -> npt.NDArray[np.int64]:
-    """Return (B, W) bytes of W workspaces in B variants; names: (W,), geometry: (B, W, 9)."""
-    sizes = np.zeros(geometry.shape[:2], dtype=np.int64)
-    for index in np.unique(names).tolist():
-        chosen = names == index
-        rows = geometry[:, chosen].reshape(-1, len(GEOMETRY))
-        sizes[:, chosen] = model.bytes_of(NAMES[index], rows).reshape(len(geometry), -1)
-    return sizes
+_known: WeakKeyDictionary[WorkspaceModel, dict[bytes, int]] = WeakKeyDictionary()
+
+
+def known_bytes(model: WorkspaceModel, names: IntArray, geometry: FloatArray) -> IntArray:
+    """Return (R, W) bytes of workspaces of convolutions (R, W, 9); each different one is evaluated once."""
+    known = _known.setdefault(model, {})
+    lines = np.concatenate([geometry, np.broadcast_to(names[:, None], (*geometry.shape[:2], 1))], axis=2)
+    lines = np.ascontiguousarray(lines.reshape(-1, lines.shape[-1]))
+    keys, first, which = np.unique(
+        lines.view(np.dtype((np.void, lines.dtype.itemsize * lines.shape[1])))[:, 0],
+        return_index=True,
+        return_inverse=True,
+    )
+    wanted = [key.tobytes() for key in keys]
+    missing = np.array([place for place, line in enumerate(wanted) if line not in known], dtype=np.intp)
+    rows = lines[first[missing]]
+    for index in np.unique(rows[:, -1]).astype(int).tolist():
+        chosen = rows[:, -1] == index
+        sizes = model.bytes_of(NAMES[index], rows[chosen, :-1]).tolist()
+        known.update(zip([wanted[place] for place in missing[chosen]], sizes, strict=True))
+    return np.array([known[line] for line in wanted], dtype=np.int64)[which].reshape(geometry.shape[:2])
 
 
 def convolution_kind(dimensions: int, dtype: str, channels_last: bool) -> str:
