@@ -311,13 +311,13 @@ def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
 
     began = time.perf_counter()
     timed = kind in ("measured", "exhaustive")
-    rounds, covered = trials.ROUNDS, tuning.COVERED
+    more, covered = trials.MORE, tuning.COVERED
     if kind == "exhaustive":
-        trials.ROUNDS, tuning.COVERED = (10**6,), 1.0
+        trials.MORE, tuning.COVERED = 10**6, 1.0
     try:
         program = lower(step, chosen, timer=timer if timed else None)
     finally:
-        trials.ROUNDS, tuning.COVERED = rounds, covered
+        trials.MORE, tuning.COVERED = more, covered
     ended = time.perf_counter()
     Executor(program).close()
     return Variant(tuner, program, ended - began, time.perf_counter() - ended)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchedge.lowering.trials import COMMON, OWN, Trials, next_trials
+from torchedge.lowering.trials import COMMON, MORE, OWN, Trials, next_trials, search
 
 
 def trials(predicted, times=None, fields=None):
@@ -53,3 +53,16 @@ def test_the_search_finds_the_best_of_many_within_a_few_trials():
         regrets.append(min(kernel.times.values()) / true.min() - 1)
         alone.append(true[np.argmin(predicted)] / true.min() - 1)
     assert np.mean(regrets) < 0.4 * np.mean(alone)
+
+
+def test_the_device_is_opened_twice_and_small_kernels_run_once():
+    kernels, calls = [trials(range(9, 0, -1)) for _ in range(3)], []
+
+    def timer(wanted):
+        calls.append(wanted)
+        return [[1.0] * len(numbers) for numbers in wanted]
+
+    search(kernels, timer, many=2)
+    assert [len(call) for call in calls] == [3, 2]
+    assert calls[0] == [[0, 8], [0, 8], [0]]
+    assert [len(kernel.times) for kernel in kernels] == [2 + MORE, 2 + MORE, 1]

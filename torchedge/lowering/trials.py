@@ -24,8 +24,9 @@ NOISE = 0.003
 """Variance of a measurement."""
 HOPE = 0.5
 """Standard deviations below its expected time that a candidate is hoped to reach."""
-ROUNDS = (1, 1, 2, 2)
-"""Candidates of a kernel that are timed side by side, one round after the other, beside the default."""
+MORE = 5
+"""Candidates of a kernel that are timed at once after the default and the best prediction. Compilers of GPUs
+run in several processes, each of which opens the device: few rounds take less time than few candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,24 @@ Timer = Callable[[list[list[int]]], list[list[float]]]
 """Returns the ms of candidates of each kernel, by their numbers."""
 
 
-def search(kernels: Sequence[Trials], timer: Timer, others: Sequence[tuple[Array, Array]] = ()) -> None:
-    """Time the defaults (number 0), then `ROUNDS` of what comes next; the trials keep the order.
+def search(
+    kernels: Sequence[Trials],
+    timer: Timer,
+    others: Sequence[tuple[Array, Array]] = (),
+    many: int | None = None,
+) -> None:
+    """Time the default (number 0) and the best prediction, then `MORE` candidates; the trials keep the order.
 
-    others: what is known of further kernels (`Trials.known`).
+    others: what is known of further kernels (`Trials.known`). many: so many kernels are searched, the first
+    ones; of the others only the default is timed. None: all.
     """
-    wanted = [[0] for _ in kernels]
-    for count in (*ROUNDS, 0):
-        for kernel, numbers, times in zip(kernels, wanted, timer(wanted), strict=True):
+    searched = kernels[:many]
+    best = [[n for n in _best(kernel, kernel.predicted, 2) if n][:1] for kernel in searched]
+    wanted = [*[[0, *numbers] for numbers in best], *[[0] for _ in kernels[len(searched) :]]]
+    for _ in range(2):
+        for kernel, numbers, times in zip(kernels, wanted, timer(wanted), strict=False):
             kernel.times.update(zip(numbers, times, strict=True))
-        wanted = next_trials(kernels, count, others)
+        wanted = next_trials(searched, MORE, others)
 
 
 def next_trials(

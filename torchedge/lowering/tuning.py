@@ -374,18 +374,15 @@ def _timed(
         covered += same[0].cost(chosen) * len(same)
     trials = [same[0].trials(chosen) for same in kernels]
 
-    def times_of(first: int, wanted: Sequence[Sequence[int]]) -> list[list[float]]:
+    def times_of(wanted: Sequence[Sequence[int]]) -> list[list[float]]:
         return timer(
             [
                 _candidates(same[0], chosen, layouts, numbers, target)
-                for same, numbers in zip(kernels[first:], wanted, strict=False)
+                for same, numbers in zip(kernels, wanted, strict=False)
             ]
         )
 
-    search(trials[:many], lambda wanted: times_of(0, wanted))
-    rest = trials[many:]
-    for one, (ms,) in zip(rest, times_of(many, [[0]] * len(rest)), strict=True):
-        one.times[0] = ms
+    search(trials, times_of, many=many)
     decided: dict[FusionGroup, Schedule] = {}
     total = default_ms = 0.0
     for same, one in zip(kernels, trials, strict=True):
