@@ -13,7 +13,7 @@ from torch.fx import Node
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
-from torchedge.storage.locks import PROCESS, collection_paused
+from torchedge.storage.locks import PROCESS
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import isolated
@@ -49,7 +49,6 @@ class CapturedStep:
     rebuild: Callable[[Sequence[torch.Tensor]], Any]
 
 
-@collection_paused()
 def capture_step(
     model: torch.nn.Module,
     args: Any,
