@@ -16,7 +16,7 @@ def compiled(monkeypatch):
     monkeypatch.setattr(compiled_replay, "_asked", compiled_replay._WORTH)
     runs = []
     run = kernel.run
-    monkeypatch.setattr(kernel, "run", lambda *given: runs.append(len(given[2])) or run(*given))
+    monkeypatch.setattr(kernel, "run", lambda *given: runs.append(len(given[-1])) or run(*given))
     return runs
 
 
@@ -52,17 +52,27 @@ def test_rows_whose_lists_are_full_are_left_to_python(compiled, monkeypatch):
     assert np.array_equal(replay_all([ReplayRows(*given)])[0], in_python(*given))
 
 
-@pytest.mark.parametrize("case", ["huge", "no events", "nothing there before"])
+@pytest.mark.parametrize("case", ["huge", "past 32 bits", "no events", "nothing there before"])
 def test_odd_tapes(compiled, case):
     events, persistent, sizes = tape(2)
     if case == "huge":
-        sizes[0, 5] = 1 << 25
+        sizes[0, 5] = 1 << 33
+    elif case == "past 32 bits":
+        sizes[1:3] <<= 14
     elif case == "no events":
         events = events[:0]
     else:
         persistent = persistent[:0]
     (found,) = replay_all([ReplayRows(events, persistent, sizes)])
     assert np.array_equal(found, in_python(events, persistent, sizes))
+
+
+def test_large_storages_and_many_free_blocks_stay_compiled(compiled):
+    events, persistent, sizes = tape(5, steps=1500, freed=0.45)
+    sizes[:, ::50] <<= 9
+    rows = ReplayRows(events, persistent, sizes)
+    peaks = compiled_replay._run(compiled_replay._compiled(), [rows])
+    assert sizes.max() > 1 << 24 and np.array_equal(peaks, replay_rows(rows))
 
 
 def test_a_few_rows_pay_for_no_compiler(monkeypatch):

@@ -1,7 +1,7 @@
-"""The replay of `caching_allocator`, compiled for this machine's processor: for thousands of candidates.
+"""The replay of `caching_allocator`, compiled for this machine's processor: for many rows or long steps.
 
-Results are the same to the byte; a kernel that differs on a trial is not used. Without OpenCL, and for a few
-rows, Python replays them.
+Results are the same to the byte; a kernel that differs on a trial is not used. Without OpenCL, and until
+enough was replayed to pay for a kernel, Python does it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,61 @@ from torchedge.prediction.memory import caching_allocator
 from torchedge.prediction.memory.caching_allocator import ReplayRows, replay_rows
 from torchedge.prediction.memory.tape import ALIGNMENT
 
-_WORTH = 400
-"""Rows that Python replays before a kernel is compiled, which takes about as long."""
+_WORTH = 150_000
+"""Events that Python replays before a kernel is built: about as long as reading one from the cache takes."""
 
-_FREE_BLOCKS = 256
+_FREE_BLOCKS = 1024
 """Free blocks a pool may have in the kernel; Python replays a row that has more."""
 
-_LARGEST = 1 << 24
-"""Units of a storage, and storages of a row, up to which the kernel's 32 bits suffice."""
+_LIST_BYTES = 1 << 28
+"""Of all lists of free blocks; for very many rows they are shorter."""
+
+_LARGEST = 1 << 31
+"""Units from which on a storage is too large for the kernel's 32 bits."""
 
 _CONSTANTS = ("SMALL", "SMALL_SEGMENT", "LARGE_SEGMENT", "OWN_SEGMENT", "SEGMENT_STEP")
 SOURCE = (
     "\n".join(f"#define {name} {getattr(caching_allocator, name)}u" for name in _CONSTANTS)
     + r"""
 
+/* The first of n rising keys that is not below `key`. */
+uint place_of(__global const ulong *keys, uint n, const ulong key) {
+  uint low = 0;
+  while (n) {
+    const uint middle = n / 2;
+    if (keys[low + middle] < key) {
+      low += middle + 1;
+      n -= middle + 1;
+    } else {
+      n = middle;
+    }
+  }
+  return low;
+}
+
+void put(__global ulong *keys, const uint n, const uint place, const ulong key) {
+  for (uint i = n; i > place; --i) keys[i] = keys[i - 1];
+  keys[place] = key;
+}
+
+void drop(__global ulong *keys, const uint n, const uint place) {
+  for (uint i = place + 1; i < n; ++i) keys[i - 1] = keys[i];
+}
+
+ulong pair(const uint high, const uint low) { return (ulong)high << 32 | low; }
+
+void put_size(__global ulong *keys, const uint n, const ulong key) {
+  put(keys, n, place_of(keys, n, key), key);
+}
+
 /* One work-item replays one row of sizes: persistent storages first, then the events (+s allocates storage
    s - 1, -s frees it). rows: for each where its events begin and how many there are, the same of its
    persistent storages, where its sizes begin, from which event on the allocated peak counts. Pool 0 holds
-   requests up to 1 MiB, pool 1 larger ones. free_at and free_width list the free blocks of both pools in no
-   order. out: allocated and reserved peak; -1 where a list is full. */
+   requests up to 1 MiB, pool 1 larger ones. lists: of each pool the free blocks by (width, start), then by
+   (start, width). out: allocated and reserved peak; -1 where a list is full or an address passes 32 bits. */
 __kernel void replay(__global const int *rows, __global const int *events, __global const int *persistent,
                      __global const uint *units, __global uint *at, __global uint *width,
-                     __global uint *free_at, __global uint *free_width, const int room,
-                     __global long *out) {
+                     __global ulong *lists, const uint room, __global long *out) {
   const long row = get_global_id(0);
   events += rows[6 * row];
   const int event_count = rows[6 * row + 1];
@@ -53,7 +85,7 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
   units += first;
   at += first;
   width += first;
-  int count[2] = {0, 0};
+  uint count[2] = {0, 0};
   uint top = 0;
   long reserved = 0, allocated = 0, peak = 0;
   out += 2 * row;
@@ -64,72 +96,61 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
     const uint size = units[storage];
     if (!size) continue;
     const int pool = size > SMALL;
-    __global uint *starts = free_at + (2 * row + pool) * room;
-    __global uint *widths = free_width + (2 * row + pool) * room;
-    int n = count[pool];
+    __global ulong *by_size = lists + (4 * row + 2 * pool) * room;
+    __global ulong *by_start = by_size + room;
+    uint n = count[pool];
+    if (n >= room) {
+      out[0] = -1;
+      return;
+    }
     if (event > 0) {
-      int best = -1;
-      uint best_width = 0xffffffffu, start = 0xffffffffu;
-      for (int i = 0; i < n; ++i) {
-        const uint w = widths[i];
-        if (w >= size && (w < best_width || (w == best_width && starts[i] < start))) {
-          best = i;
-          best_width = w;
-          start = starts[i];
-        }
-      }
-      if (best < 0) {
+      const uint best = place_of(by_size, n, pair(size, 0));
+      uint start, wide, place = n;
+      if (best < n) {
+        wide = by_size[best] >> 32;
+        start = (uint)by_size[best];
+        drop(by_size, n, best);
+        place = place_of(by_start, n, pair(start, 0));
+        drop(by_start, n--, place);
+      } else {
         const uint own = (size + SEGMENT_STEP - 1) / SEGMENT_STEP * SEGMENT_STEP;
-        best_width = !pool ? SMALL_SEGMENT : size < OWN_SEGMENT ? LARGE_SEGMENT : own;
-        start = top;
-        top += best_width + 1;
-        reserved += best_width;
-        if (n >= room) {
+        wide = !pool ? SMALL_SEGMENT : size < OWN_SEGMENT ? LARGE_SEGMENT : own;
+        if (wide >= 0xffffffffu - top) {
           out[0] = -1;
           return;
         }
-        best = n++;
+        start = top;
+        top += wide + 1;
+        reserved += wide;
       }
-      if (best_width - size > (pool ? SMALL : 0u)) {
-        starts[best] = start + size;
-        widths[best] = best_width - size;
-        best_width = size;
-      } else {
-        --n;
-        starts[best] = starts[n];
-        widths[best] = widths[n];
+      if (wide - size > (pool ? SMALL : 0u)) {
+        put_size(by_size, n, pair(wide - size, start + size));
+        put(by_start, n++, place, pair(start + size, wide - size));
+        wide = size;
       }
       at[storage] = start;
-      width[storage] = best_width;
-      allocated += best_width;
+      width[storage] = wide;
+      allocated += wide;
       if (allocated > peak) peak = allocated;
     } else {
-      const uint start = at[storage], end = start + width[storage];
+      uint start = at[storage], end = start + width[storage], place = place_of(by_start, n, pair(start, 0));
       allocated -= width[storage];
-      int left = -1, right = -1;
-      for (int i = 0; i < n; ++i) {
-        if (starts[i] + widths[i] == start) left = i;
-        if (starts[i] == end) right = i;
+      if (place < n && by_start[place] >> 32 == end) {
+        const uint wide = (uint)by_start[place];
+        drop(by_size, n, place_of(by_size, n, pair(wide, end)));
+        drop(by_start, n--, place);
+        end += wide;
       }
-      if (left < 0 && right < 0) {
-        if (n >= room) {
-          out[0] = -1;
-          return;
-        }
-        starts[n] = start;
-        widths[n++] = end - start;
-      } else if (right < 0) {
-        widths[left] = end - starts[left];
-      } else {
-        const uint from = left < 0 ? start : starts[left];
-        widths[right] += end - from;
-        starts[right] = from;
-        if (left >= 0) {
-          --n;
-          starts[left] = starts[n];
-          widths[left] = widths[n];
+      if (place) {
+        const uint before = by_start[place - 1] >> 32, wide = (uint)by_start[place - 1];
+        if (before + wide == start) {
+          drop(by_size, n, place_of(by_size, n, pair(wide, before)));
+          drop(by_start, n--, --place);
+          start = before;
         }
       }
+      put_size(by_size, n, pair(end - start, start));
+      put(by_start, n++, place, pair(start, end - start));
     }
     count[pool] = n;
   }
@@ -151,20 +172,22 @@ class CpuKernel:
         self._kernel = compile_kernels(self._context, {"replay": SOURCE}).kernel("replay")
         self._lock = threading.Lock()  # a kernel's arguments are part of the kernel
 
-    def run(self, inputs: Sequence[npt.NDArray[np.generic]], scratch: Sequence[int], out: Peaks) -> None:
+    def run(
+        self, inputs: Sequence[npt.NDArray[np.generic]], scratch: Sequence[int], room: int, out: Peaks
+    ) -> None:
         """Fill `out`, one work-item for each row; scratch: bytes of buffers behind the inputs."""
         cl, context, queue = self._context.cl, self._context.context, self._context.queue
         read = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
         buffers = [cl.Buffer(context, read, hostbuf=array) for array in inputs]
         buffers += [cl.Buffer(context, cl.mem_flags.READ_WRITE, size) for size in (*scratch, out.nbytes)]
         with self._lock:
-            self._kernel(queue, (len(out),), (1,), *buffers[:-1], np.int32(_FREE_BLOCKS), buffers[-1])
+            self._kernel(queue, (len(out),), (1,), *buffers[:-1], np.uint32(room), buffers[-1])
             cl.enqueue_copy(queue, out, buffers[-1])
 
 
 def replay_all(batches: Sequence[ReplayRows]) -> list[Peaks]:
     """Return for each batch the allocated and reserved peaks of its rows in bytes, (R, 2)."""
-    kernel = _kernel(sum(len(batch.units) for batch in batches))
+    kernel = _kernel(sum(len(batch.units) * len(batch.events) for batch in batches))
     fits = all(int(batch.units.max(initial=0)) < _LARGEST for batch in batches)
     if kernel is None or not fits:
         return [replay_rows(batch) for batch in batches]
@@ -190,7 +213,7 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
     filler = np.zeros(1, dtype=np.int32)  # no empty buffers
     table = np.concatenate(rows)
     out = np.empty((len(table), 2), dtype=np.int64)
-    blocks, lists = 4 * (int(firsts[2]) + 1), 8 * len(table) * _FREE_BLOCKS
+    blocks, room = 4 * (int(firsts[2]) + 1), min(_FREE_BLOCKS, _LIST_BYTES // (32 * len(table)))
     kernel.run(
         [
             table,
@@ -198,7 +221,8 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
             np.concatenate([*(batch.persistent for batch in batches), filler]),
             np.concatenate([*(batch.units.reshape(-1) for batch in batches), filler]).astype(np.uint32),
         ],
-        [blocks, blocks, lists, lists],
+        [blocks, blocks, 32 * len(table) * room],
+        room,
         out,
     )
     return out * ALIGNMENT
@@ -207,10 +231,10 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
 _asked = 0
 
 
-def _kernel(rows: int) -> CpuKernel | None:
-    """Return the kernel, if there is one, once enough rows were replayed to pay for its compilation."""
+def _kernel(events: int) -> CpuKernel | None:
+    """Return the kernel, if there is one, once enough events were replayed to pay for it."""
     global _asked  # a process's count, so that one short search pays for no compiler
-    _asked += rows
+    _asked += events
     if _asked < _WORTH:
         return None
     return None if is_fork() else _compiled()  # the runtime's threads do not survive a fork
