@@ -121,16 +121,9 @@ def step_rows(tape: Tape, batches: npt.NDArray[np.int64]) -> ReplayRows:
     first = tape.first
     if first is None:
         return ReplayRows(tape.events, tape.persistent, units)
-    place = np.arange(len(tape.sizes), dtype=np.int32) + len(first.sizes)
-    place[tape.persistent] = first.remaining
-    after = np.sign(tape.events) * (place[np.abs(tape.events) - 1] + 1)
     before = (first.bytes_at(batches) // ALIGNMENT).T
-    return ReplayRows(
-        np.concatenate([first.events, after.astype(np.int32)]),
-        first.persistent,
-        np.concatenate([before, units], axis=1),
-        len(first.events),
-    )
+    sizes = np.concatenate([before, units], axis=1)
+    return ReplayRows(tape.events_from_first, first.persistent, sizes, len(first.events))
 
 
 def _ratios(tape: Tape, batches: Sequence[int]) -> list[tuple[float, float]]:

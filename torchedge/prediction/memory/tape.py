@@ -79,6 +79,15 @@ class Tape:
         return {}
 
     @cached_property
+    def events_from_first(self) -> npt.NDArray[np.int32]:
+        """The events of the first step and then this one's, whose storages come after those of the first."""
+        assert self.first is not None
+        place = np.arange(len(self.sizes), dtype=np.int32) + len(self.first.sizes)
+        place[self.persistent] = self.first.remaining
+        after = np.sign(self.events) * (place[np.abs(self.events) - 1] + 1)
+        return np.concatenate([self.first.events, after.astype(np.int32)])
+
+    @cached_property
     def event_list(self) -> list[int]:
         """The events as plain numbers, for replays."""
         events: list[int] = self.events.tolist()
