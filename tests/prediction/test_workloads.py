@@ -95,8 +95,24 @@ def test_updates_cost_what_the_optimizer_reads_and_writes():
         analysis.work_under(StepSettings(optimizer=name)) for name in ("sgd-momentum", "adamw", fused)
     )
     update, calls = PASSES.index("update"), LAUNCHES.index("parameter")
-    assert adamw.passes[update] / plain.passes[update] == pytest.approx(20 / 11)
-    assert fast.passes[update] / plain.passes[update] == pytest.approx(7 / 11)
+    assert adamw.passes[update, 1] / plain.passes[update, 1] == pytest.approx(20 / 11)
+    assert fast.passes[update, 1] / plain.passes[update, 1] == pytest.approx(7 / 11)
     assert adamw.launches[calls] > plain.launches[calls] > fast.launches[calls]
-    assert (np.delete(adamw.passes, update) == np.delete(plain.passes, update)).all()
-    assert analysis.work_under(StepSettings(optimizer="none")).passes[update] == 0
+    assert (np.delete(adamw.passes, update, 0) == np.delete(plain.passes, update, 0)).all()
+    assert not analysis.work_under(StepSettings(optimizer="none")).passes[update].any()
+
+
+def test_casts_of_parameters_do_not_grow_with_the_batch():
+    analysis = analyse(graph_of(Stack()))
+    plain, cast = analysis.work_under(StepSettings()), analysis.work_under(StepSettings(amp="bfloat16"))
+    copies = PASSES.index("copy")
+    assert plain.passes[copies, 1] == 0
+    parameters = sum(value.numel[0] for value in analysis.graph.parameters)
+    assert 0.4 * parameters < cast.passes[copies, 1] <= parameters
+
+
+def test_a_region_of_a_checkpoint_costs_launches_of_its_own():
+    plain, again = count_work(graph_of(Stack())), count_work(graph_of(Stack(checkpointed=True)))
+    forward = [i for i, name in enumerate(LAUNCHES) if name.endswith("fwd")]
+    recomputed = 2 * plain.launches[forward].sum()
+    assert again.launches[forward].sum() > recomputed

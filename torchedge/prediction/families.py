@@ -117,10 +117,10 @@ class FamilyAnalysis:
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
         work = count_amounts(lower_precision(family.template, StepSettings(amp=settings.amp)))
-        numbers = [n for line in (*work.products, *work.depthwise) for n in line]
-        self._work = Amounts([*numbers, *work.passes, *work.launches], family.symbols, float)
+        numbers = [n for line in (*work.products, *work.depthwise, *work.passes) for n in line]
+        self._work = Amounts([*numbers, *work.launches], family.symbols, float)
         lengths = [len(work.products) * len(PRODUCT_COLUMNS), len(work.depthwise) * len(DEPTHWISE_COLUMNS)]
-        self._ends: list[int] = np.cumsum([*lengths, len(work.passes)]).tolist()
+        self._ends: list[int] = np.cumsum([*lengths, 2 * len(work.passes)]).tolist()
         self._training = family.template.loss is not None
         self.tape = FamilyTape(family, settings)
 
@@ -130,7 +130,8 @@ class FamilyAnalysis:
         table = np.ascontiguousarray(self._work.at(values).T)
         dense = table[:, :one].reshape(len(table), -1, len(PRODUCT_COLUMNS))
         deep = table[:, one:two].reshape(len(table), -1, len(DEPTHWISE_COLUMNS))
+        passes = table[:, two:three].reshape(len(table), -1, 2)
         return [
-            Workload(dense[row], deep[row], table[row, two:three], table[row, three:], self._training)
+            Workload(dense[row], deep[row], passes[row], table[row, three:], self._training)
             for row in range(len(table))
         ]

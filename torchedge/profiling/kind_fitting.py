@@ -49,8 +49,10 @@ from torchedge.profiling.samples import DataSource, network_groups
 
 FloatArray = npt.NDArray[np.float64]
 
-_HOST_SPREAD = 0.2
-"""Prior of the launches' times, beside that of a device's figures: the device's own fit has measured them."""
+_HOST_SPREAD = {MATRICES: 1.0}
+_MEASURED_SPREAD = 0.2
+"""Prior of the launches' times, beside that of a device's figures: the device's own fit has measured those of
+CNNs, whose forward and backward launches come in pairs, so that it cannot tell one from the other."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,9 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     models, accuracy = {}, {}
     for kind, rows in measured.rows.items():
         prior = _prior(measured.device, kind)
-        errors = _left_out(rows, prior, step)
-        coefficients = _fit(rows, prior)
+        spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD)
+        errors = _left_out(rows, prior, spread, step)
+        coefficients = _fit(rows, prior, spread)
         step()
         quantiles = fit_errors(errors, np.ones(len(errors)), _weights(rows))
         models[kind] = LatencyModel(coefficients, quantiles, amp=kind[1])
@@ -168,8 +171,8 @@ def _prior(device: Device, kind: Kind) -> FloatArray:
     return latency.coefficients + latency.excess * matrix
 
 
-def _fit(rows: _Rows, prior: FloatArray) -> FloatArray:
-    """Return the coefficients (K,)."""
+def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
+    """Return the coefficients (K,); host_spread: how far those of launches may move from the prior."""
     host = np.array([name.startswith("launch_") or name == "step" for name in COEFFICIENT_NAMES])
     return fit_coefficients(
         rows.packed(),
@@ -177,17 +180,17 @@ def _fit(rows: _Rows, prior: FloatArray) -> FloatArray:
         _weights(rows),
         prior,
         ridge=RIDGE,
-        spread=np.diag(prior_spread() * np.where(host, _HOST_SPREAD, 1.0)),
+        spread=np.diag(prior_spread() * np.where(host, host_spread, 1.0)),
     )
 
 
-def _left_out(rows: _Rows, prior: FloatArray, step: Callable[[], Any]) -> FloatArray:
+def _left_out(rows: _Rows, prior: FloatArray, host_spread: float, step: Callable[[], Any]) -> FloatArray:
     """Return log(measured / predicted) of rows (R,), each predicted without its family of networks."""
     errors = np.empty(len(rows.phi))
     families = sorted(set(rows.family.tolist()))
     for group in network_groups(families):
         out = np.isin(rows.family, group)
-        coefficients = named(_fit(rows.some(~out), prior))
+        coefficients = named(_fit(rows.some(~out), prior, host_spread))
         left = rows.some(out)
         times = work_times(left.packed(), coefficients)
         errors[out] = np.log(left.phi / step_time(times.busy, times.launch, coefficients))

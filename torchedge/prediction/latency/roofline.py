@@ -202,10 +202,15 @@ def pack(
         np.concatenate([w.depthwise for w in workloads]),
         depthwise_line,
         depthwise_row,
-        np.stack([w.passes for w in workloads])[which],
+        _elements(np.stack([w.passes for w in workloads])[which], np.asarray(batch, dtype=float)),
         np.stack([w.launches for w in workloads])[which],
         all(w.training for w in workloads),
     )
+
+
+def _elements(passes: Array, batch: Array) -> Array:
+    """Return (R, 9) elements of rows at their batch sizes from `Workload.passes` (R, 9, 2)."""
+    return passes[:, :, 0] * batch[:, None] + passes[:, :, 1]
 
 
 def _lines(
@@ -340,10 +345,8 @@ def pass_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> list[Array]:  #
     share = 1.0 if rows.training else FORWARD_SHARE
     times = []
     for column, name in enumerate(PASSES):
-        scale = 1.0 if name == "update" else rows.batch
-        if not rows.training and name in ("update", "fan"):
-            scale = 0.0
-        times.append(xp.exp(p[f"pass_{name}"]) * rows.passes[:, column] * scale * share)
+        skipped = not rows.training and name in ("update", "fan")
+        times.append(xp.exp(p[f"pass_{name}"]) * rows.passes[:, column] * (0.0 if skipped else share))
     return times
 
 

@@ -22,9 +22,13 @@ from torchedge.ops.gradients import gradient_needs, is_differentiated
 from torchedge.prediction.memory.settings import StepSettings
 
 PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bias", "update", "fan")
-"""Element-wise work, in elements a sample: normalised, activated, added or multiplied, copied, read by
-pooling, compared in pooling windows, biases added, parameters updated (whatever the batch), gradients summed
-where a value is used twice."""
+"""Element-wise work, in elements: normalised, activated, added or multiplied, copied, read by pooling,
+compared in pooling windows, biases added, parameters updated, gradients summed where a value is used
+twice."""
+
+_CHECKPOINT_LAUNCHES = 30
+"""Launches that take the host as long as `torch.utils.checkpoint` itself for a region, forward and backward:
+frames, hooks of saved tensors, autocast, random generators (0.8 ms in a regression over steps of H200s)."""
 
 FORWARD_SHARE = 1 / 3
 """The part of element-wise work that a forward pass alone does."""
@@ -50,7 +54,10 @@ _HALF = frozenset(("float16", "bfloat16"))
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Work of one step: products (P, 13), depthwise (D, 9), passes (9,), launches (7,), float64."""
+    """Work of one step: products (P, 13), depthwise (D, 9), passes (9, 2), launches (7,), float64.
+
+    passes: elements a sample, and elements whatever the batch size (parameters and their casts).
+    """
 
     products: Array
     depthwise: Array
@@ -75,6 +82,9 @@ _UPDATES = {
 _FUSED_UPDATES = {"sgd": (4, 1), "sgd-momentum": (5, 1), "adam": (7, 2)}
 """Reads and writes of a parameter's element, and calls over all parameters: the multi-tensor steps of
 torch.optim line by line, with weight decay. Other optimizers count as Adam does."""
+_GRADIENT_CALLS = 4
+"""Calls for each parameter whatever the optimizer: autograd stores its gradient, the optimizer looks up the
+gradient and its state, zero_grad drops the gradient."""
 
 
 def update_cost(settings: StepSettings) -> UpdateCost:
@@ -82,7 +92,7 @@ def update_cost(settings: StepSettings) -> UpdateCost:
     table = _FUSED_UPDATES if getattr(settings.optimizer, "fused", False) else _UPDATES
     accesses, calls = table.get(str(settings.optimizer), table["adam"])
     most, often = _UPDATES["sgd-momentum"]
-    return accesses / most, calls / often
+    return accesses / most, (calls + _GRADIENT_CALLS) / (often + _GRADIENT_CALLS)
 
 
 def updated_at(work: Workload, cost: UpdateCost) -> Workload:
@@ -107,19 +117,19 @@ class _Counter:
         self.runs, self.trained = 1, True
         self.products: dict[tuple[float, ...], float] = {}
         self.depthwise: dict[tuple[float, ...], float] = {}
-        self.passes = dict.fromkeys(PASSES, 0.0)
+        self.passes = {name: np.zeros(2) for name in PASSES}
         self.launches = dict.fromkeys(LAUNCHES, 0.0)
 
-    def elements(self, index: int | None) -> float:
-        """Elements of a value a sample, of four bytes: those of half precision count half.
+    def elements(self, index: int | None) -> Array:
+        """Elements of a value (2,), of four bytes: those of half precision count half.
 
-        What does not grow with the batch counts once, as for 32 samples.
+        Those of a sample (a square of the batch size counts as for 32 samples), and those whatever the batch.
         """
         if index is None:
-            return 0.0
+            return np.zeros(2)
         value = self.graph.values[index]
         c0, c1, c2 = value.numel
-        amount = c1 + c2 * 32 + c0 / 32
+        amount = np.array([c1 + c2 * 32, c0])
         return amount / 2 if value.dtype in _HALF else amount
 
     def product(
@@ -147,17 +157,17 @@ class _Counter:
         self.launches["product_fwd"] += self.runs
         self.launches["product_bwd"] += self.trained * (0.5 if frozen else 1.0)
 
-    def sweep(self, name: str, amount: float, forward: str, backward: str, times: float) -> None:
+    def sweep(self, name: str, amount: Array, forward: str, backward: str, times: float) -> None:
         """Book element-wise work and its launches: `runs` forward, `times` backward."""
         self.add_pass(name, amount)
         self.launches[forward] += self.runs
         self.launches[backward] += times
 
-    def add_pass(self, name: str, amount: float) -> None:
+    def add_pass(self, name: str, amount: Array) -> None:
         """Book element-wise work of all its runs, in units of a forward and a backward pass."""
         if self.graph.loss is not None:
             amount = amount * (self.trained + FORWARD_SHARE * (self.runs - self.trained))
-        self.passes[name] += amount
+        self.passes[name] = self.passes[name] + amount
 
 
 _Count = Callable[[_Counter, Op, bool, list[bool]], None]
@@ -182,7 +192,7 @@ class WorkAmounts:
 
     products: list[list[float]]
     depthwise: list[list[float]]
-    passes: list[float]
+    passes: list[list[float]]
     launches: list[float]
 
 
@@ -199,10 +209,13 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         counter.runs = 2 if counter.trained and repeated else 1
         _COUNTS[work](counter, op, counter.trained, needs)
     _count_updates(counter, needs)
+    if graph.loss is not None:
+        regions = {op.region for op in graph.ops if op.region}
+        counter.launches["pass_fwd"] += _CHECKPOINT_LAUNCHES * len(regions)
     return WorkAmounts(
         [[*key[:7], times * key[7], key[8], key[7], *key[9:]] for key, times in counter.products.items()],
         [[*key[:6], times, *key[6:]] for key, times in counter.depthwise.items()],
-        list(counter.passes.values()),
+        [amount.tolist() for amount in counter.passes.values()],
         list(counter.launches.values()),
     )
 
@@ -288,7 +301,7 @@ def _count_product(counter: _Counter, op: Op, grad: bool, needs: list[bool], fir
 
 
 def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    """Two products, with the row-wise softmax between them."""
+    """Two products, with the row-wise softmax between them: kernels in half precision keep it on the chip."""
     shapes = [counter.graph.values[i].shape for i in op.inputs[:3] if i is not None]
     if len(shapes) < 3:
         return
@@ -298,7 +311,8 @@ def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     width, _ = _positions(shapes[2][-1:])
     counter.product(inner, keys, 1, 1, rows, rows, grad, grad, 1, batched, True)
     counter.product(keys, width, 1, 1, rows, rows, grad, grad, 1, batched, True)
-    counter.sweep("norm", rows * keys, "norm_fwd", "norm_bwd", float(grad))
+    fused = counter.graph.values[op.outputs[0]].dtype in _HALF
+    counter.sweep("norm", np.array([0.0 if fused else rows * keys, 0.0]), "norm_fwd", "norm_bwd", float(grad))
 
 
 def _outputs_swept(
@@ -314,7 +328,11 @@ def _outputs_swept(
 
 def _count_copy(counter: _Counter, op: Op, grad: bool, needs: list[bool], joined: int = 1) -> None:
     counter.sweep(
-        "copy", sum(map(counter.elements, op.outputs)), "pass_fwd", "pass_bwd", joined * float(grad)
+        "copy",
+        sum(map(counter.elements, op.outputs), np.zeros(2)),
+        "pass_fwd",
+        "pass_bwd",
+        joined * float(grad),
     )
 
 
@@ -365,11 +383,11 @@ def _count_updates(counter: _Counter, needs: list[bool]) -> None:
                 users[index] = users.get(index, 0) + 1
     for index, count in users.items():
         if count > 1:
-            counter.passes["fan"] += counter.elements(index) * (count - 1)
+            counter.passes["fan"] = counter.passes["fan"] + counter.elements(index) * (count - 1)
             counter.launches["pass_bwd"] += count - 1
-    for value in graph.parameters:
-        if value.trainable:
-            counter.passes["update"] += value.numel[0]
+    for index, value in enumerate(graph.values):
+        if value.role == "parameter" and value.trainable:
+            counter.passes["update"] = counter.passes["update"] + counter.elements(index)
             counter.launches["parameter"] += 1
 
 

@@ -1,0 +1,58 @@
+"""Hold the points of the H200 campaign over settings against repeats of them on another host.
+
+    python benchmarks/accuracy/repeats.py
+
+Mean absolute differences of the time of a step in percent of the campaign's: as measured, and with the host's
+share of both divided by the probe's control, the time of a launch just before the point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, median
+
+from torchedge.devices import find_device
+
+HOST_BOUND = 0.9
+"""The host sets the pace where launching a step takes this share of its time."""
+
+
+def read(path: Path) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the numbers of each (network, batch size) whose time was measured."""
+    with gzip.open(path, "rt", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["latency_ms"]]
+    names = ("latency_ms", "latency_p10_ms", "latency_p90_ms", "launch_us", "host_ms")
+    return {(r["id"], r["batch_size"]): {n: float(r[n]) for n in names if r.get(n)} for r in rows}
+
+
+def main() -> int:
+    """Print the differences by what sets the pace of a step."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    folder = find_device("nvidia-h200").folder / "campaign" / "settings"
+    first, again = read(folder / "measurements.csv.gz"), read(folder / "repeats.csv.gz")
+    for name, rows in (("campaign", first), ("repeats", again)):
+        spread = median(row["latency_p90_ms"] / row["latency_p10_ms"] for row in rows.values())
+        launch = median(row["launch_us"] for row in rows.values())
+        print(f"{name:10}{len(rows):4} points, median {launch:.1f} us a launch, 90th / 10th {spread:.2f}")
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for key in again.keys() & first.keys():
+        here, there = again[key], first[key]
+        ratio = here["latency_ms"] / there["latency_ms"]
+        slower = here["launch_us"] / there["launch_us"]
+        of_host = here["host_ms"] > HOST_BOUND * here["latency_ms"]
+        difference = abs(ratio - 1), abs(ratio / slower - 1)
+        groups["the host sets the pace" if of_host else "the device, or both"].append(difference)
+    print(f"\n{'':26}points  as measured, %  by launches, %")
+    for name, differences in sorted(groups.items()):
+        plain, scaled = (100 * mean(column) for column in zip(*differences, strict=True))
+        print(f"{name:26}{len(differences):6}{plain:16.1f}{scaled:16.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
