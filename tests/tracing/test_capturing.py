@@ -458,3 +458,31 @@ def test_caches_are_searched_without_a_list_of_the_objects_of_all_threads(monkey
     # Such a list refers to tuples that other threads fill, which breaks them.
     monkeypatch.setattr(gc, "get_objects", lambda *_: pytest.fail("the list was made"))
     assert forget_cached((FakeTensor,)) == []
+
+
+class OfWeight(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x):
+        return self.function(x, self.weight).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "viewed"),
+    [
+        (lambda x, w: torch.einsum("bij,jk->bik", x, w), False),
+        (lambda x, w: torch.tensordot(x, w, 1), False),
+        (torch.inner, False),
+        (lambda x, w: torch.nn.functional.bilinear(x, x, w.expand(4, 8, 8)), False),
+        (lambda x, w: x.repeat_interleave(2, 1), False),
+        (lambda x, w: x.movedim(1, 2), True),
+        (lambda x, w: torch.diagonal(input=x, dim1=1, dim2=2), True),
+    ],
+)
+def test_results_share_storage_with_arguments_alone(function, viewed):
+    graph = capture(OfWeight(function), torch.zeros(2, 8, 8), mode="infer")
+    op = next(op for op in graph.ops if op.kind not in ("expand", "transpose"))
+    assert graph.values[op.outputs[0]].alias == (0 if viewed else None)

@@ -466,7 +466,7 @@ class Interceptor(TorchFunctionMode):
             return result  # a no-op such as contiguous() of a contiguous tensor
         if not many and args and isinstance(args[0], torch.Tensor) and result is rec.meta_of(args[0]):
             return args[0]
-        shared = inputs[0] if inputs and inputs[0] is not None and tensors[0]._base is not None else None
+        shared = self._viewed(call, tensors[0])
         kind = call.target.kind
         if shared is None and kind in _CASTS:
             kind = "to_copy"
@@ -479,6 +479,18 @@ class Interceptor(TorchFunctionMode):
         return type(result)(
             [rec.wrap(t, next(numbers)) if isinstance(t, torch.Tensor) else t for t in result]
         )
+
+    def _viewed(self, call: _Call, result: torch.Tensor) -> int | None:
+        """Return the argument that a result is a view of; some are views of what the operator made itself."""
+        base = result._base
+        if base is None:
+            return None
+        for argument in (*call.args, *call.kwargs.values()):
+            if isinstance(argument, torch.Tensor):
+                meta = self.recorder.meta_of(argument)
+                if meta is base or meta._base is base:
+                    return self.recorder.index_of(argument)
+        return None
 
 
 def _forced_view(tensor: torch.Tensor, size: Any) -> torch.Tensor:

@@ -95,3 +95,18 @@ def test_peak_under_autocast(name):
 )
 def test_peak_with_activation_checkpointing(name):
     check(CHECKPOINTED[name])
+
+
+class Votes(torch.nn.Module):
+    """A product whose result is a view of what PyTorch multiplied: of no argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(10, 16))
+
+    def forward(self, x):
+        return torch.einsum("oi,bdi->bdo", self.weight, x.relu()).square().mean(1)
+
+
+def test_peak_with_the_result_of_an_einsum_that_is_saved():
+    check(Network("votes", Votes, lambda batch: ((torch.empty(batch, 400, 16, device="meta"),), {})))
