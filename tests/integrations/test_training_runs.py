@@ -14,8 +14,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import torchedge
 from torchedge.errors import InputError, LimitError, TorchedgeError, TorchedgeWarning
 from torchedge.integrations.training_runs import TrainingRun, harmless, largest_batch
+from torchedge.tracing.vision import prepare_torchvision
 
 H200 = {"device": "nvidia-h200"}
+
+
+@pytest.fixture(autouse=True)
+def torchvision_imports():
+    """Lightning imports torchvision, which PyTorch's build for processors alone refuses as it is."""
+    prepare_torchvision()
 
 
 class Sequences(Dataset):
