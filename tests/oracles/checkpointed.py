@@ -59,6 +59,22 @@ class Checkpointed(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class SharedLayer(nn.Module):
+    """A layer that several checkpoints share, or one wide layer at the end of a checkpoint."""
+
+    def __init__(self, reentrant: bool, width: int, repeats: int) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Linear(256, 256), nn.Linear(256, width)
+        self.reentrant, self.repeats = reentrant, repeats
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        for _ in range(self.repeats):
+            x = torch.relu(x) if self.repeats > 1 else x
+            x = checkpoint(self.layer, x, use_reentrant=self.reentrant)
+        return x.mean(1) if x.dim() > 2 else x
+
+
 def stores_convolutions(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """A policy of selective checkpointing: convolutions are not computed again."""
     stored = operator is torch.ops.aten.convolution.default
@@ -77,6 +93,14 @@ def _densenet() -> nn.Module:
     return model
 
 
+def _features(batch: int) -> Any:
+    return (torch.empty(batch, 256, device="meta"),), {}
+
+
+def _rows(batch: int) -> Any:
+    return (torch.empty(batch, 512, 256, device="meta"),), {}
+
+
 _SELECTIVE = {"context_fn": partial(create_selective_checkpoint_contexts, stores_convolutions)}
 CHECKPOINTED: dict[str, Network] = {
     network.name: network
@@ -86,6 +110,9 @@ CHECKPOINTED: dict[str, Network] = {
         Network("blocks-selective", lambda: Checkpointed(False, **_SELECTIVE), _images(3, 64, 64)),
         Network("sequential", lambda: Checkpointed(False, sequential=True), _images(3, 64, 64)),
         Network("sequential-reentrant", lambda: Checkpointed(True, sequential=True), _images(3, 64, 64)),
+        Network("shared-layer", lambda: SharedLayer(False, 256, 3), _features),
+        Network("shared-layer-reentrant", lambda: SharedLayer(True, 256, 3), _features),
+        Network("last-layer", lambda: SharedLayer(False, 2048, 1), _rows),
         Network("densenet121-efficient", _densenet, _images(3, 224, 224)),
     )
 }

@@ -6,6 +6,7 @@ was recorded last comes first, and gradients that meet are summed. The optimizer
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -272,6 +273,7 @@ class StepWriter:
                 tape.hold(storage[index])
         self._start_blas(spec)
         needs = self._needs(op)
+        self._take_workspace(op, 0)
         saved = self._save(op, spec, needs, recorded)
         if recorded:
             self._records.append(_Record(op, spec, needs, saved, position))
@@ -375,7 +377,6 @@ class StepWriter:
         tape = self.tape
         call: Call | None = None
         saved: list[int] = []
-        self._take_workspace(op, 0)
         if spec.aux is not nothing or spec.scratch is not nothing:
             call = self._call(op, needs)
             saved = [tape.new(poly(n), SAVED, f"{_title(op)} (hidden)") for n in spec.aux(call) if n]
@@ -438,7 +439,7 @@ class StepWriter:
         self.tape.phase = 1
         loss = self.graph.loss
         self._gradients[loss] = self.tape.new(self._sizes[loss], TEMPORARY, "gradient of the loss")
-        self._pending_uses = self._count_uses()
+        self._pending_uses = self._count_uses(self._records)
         self._run_back(0)
 
     def _run_back(self, floor: int) -> None:
@@ -539,15 +540,21 @@ class StepWriter:
         if self._pending_uses[index] <= 0 and index in self._gradients:
             self._give_to_parameter(index, self._gradients.pop(index))
 
-    def _count_uses(self) -> dict[int, int]:
-        """Return the uses of each parameter used more than once, outside of checkpoint regions."""
-        uses: dict[int, int] = {}
-        for record in self._records:
+    def _count_uses(self, records: Sequence[_Record | _Region]) -> dict[int, int]:
+        """Return the uses of each parameter that one run of the engine reads more than once.
+
+        A reentrant checkpoint runs an engine of its own, which gives a parameter its gradients when it ends.
+        """
+        uses = Counter[int]()
+        for record in records:
             if isinstance(record, _Record):
-                for index in record.differentiated():
-                    if self.graph.values[index].role == "parameter":
-                        uses[index] = uses.get(index, 0) + 1
-        return {index: count for index, count in uses.items() if count > 1}
+                uses.update(record.differentiated())
+            elif not record.reentrant:
+                for position in record.positions:
+                    op = self.graph.ops[position]
+                    uses.update(_Record(op, spec_of(op.kind), self._needs(op), [], position).differentiated())
+        values = self.graph.values
+        return {i: count for i, count in uses.items() if count > 1 and values[i].role == "parameter"}
 
     def _sum(self, index: int, waiting: int, storage: int) -> None:
         """Add a second gradient of a value to the first, which waits in the engine's buffer.
@@ -589,25 +596,25 @@ class StepWriter:
     def _region_back(self, region: _Region, last: int) -> None:
         """Run a checkpoint region's forward again, then its backward.
 
-        Without re-entry the second run stops after the last tensor that autograd keeps, and frees its
-        results; with re-entry it runs to its end and keeps results and their gradients until its backward is
-        complete (torch.utils.checkpoint).
+        Without re-entry the second run stops at the last tensor that autograd keeps, and frees its results;
+        with re-entry it runs to its end, keeps results and their gradients until its backward is complete
+        (torch.utils.checkpoint), and gives parameters their gradients itself.
         """
         tape, graph = self.tape, self.graph
         reentrant = region.reentrant
         floor = len(self._records)
         storages: list[int] = []
-        positions = region.positions
+        runs = len(region.positions)
         if reentrant:
-            outputs = [output for position in positions for output in graph.ops[position].outputs]
+            outputs = [output for position in region.positions for output in graph.ops[position].outputs]
             storages = [self._gradients[output] for output in outputs if output in self._gradients]
         else:
-            positions = self._until_last_save(positions)
+            runs = self._run_again(region.positions)
         for storage in storages:
             tape.hold(storage)
         alive: set[int] = set()
         tape.owner = last - region.positions[-1]
-        for position in positions:
+        for position in region.positions[:runs]:
             op = graph.ops[position]
             self._run(position, op, stored=region.stored)
             alive.update(op.outputs)
@@ -615,34 +622,56 @@ class StepWriter:
                 if index in alive:
                     alive.discard(index)
                     tape.drop(self._storage[index])
+        for position in region.positions[runs:]:
+            self._record_unrun(position, graph.ops[position])
         results = [self._storage[index] for index in sorted(alive)]
-        if reentrant:
-            storages += results
-        else:
+        if not reentrant:
             self._drop_all(results)
-        self._record_without_storages(region.positions[len(positions) :])
+            self._run_back(floor)
+            self._drop_all(region.inputs)
+            return
+        uses, self._pending_uses = self._pending_uses, self._count_uses(self._records[floor:])
+        waiting = {index: self._gradients.pop(index) for index in uses if index in self._gradients}
         self._run_back(floor)
-        self._drop_all([*storages, *region.inputs])
+        self._gradients.update(waiting)
+        self._pending_uses = uses
+        self._drop_all([*storages, *results, *region.inputs])
 
-    def _until_last_save(self, positions: list[int]) -> list[int]:
-        """Return a region's positions up to the last operator that keeps something for backward."""
+    def _run_again(self, positions: Sequence[int]) -> int:
+        """Return how many operators of a region run before the last tensor that autograd keeps is there.
+
+        An operator's inputs are kept before it runs, its outputs afterwards.
+        """
         for end in range(len(positions), 0, -1):
             op = self.graph.ops[positions[end - 1]]
             needs = self._needs(op)
-            if True in needs:
+            if True not in needs:
+                continue
+            if op.footprint is not None:
+                known = {*op.footprint.tensors[: sum([index is not None for index in op.inputs])]}
+                saved, after = op.footprint.saved, not known.issuperset(op.footprint.saved)
+            else:
                 spec, call = spec_of(op.kind), self._call(op, needs)
-                footprint = op.footprint
-                if footprint.saved if footprint is not None else spec.saves(call) or spec.aux(call):
-                    return positions[:end]
-        return positions
+                saved = (*spec.saves(call), *spec.aux(call))
+                after = op.inplace or bool(spec.aux(call)) or any(slot < 0 for slot in saved)
+            if saved:
+                return end if after else end - 1
+        return 0
 
-    def _record_without_storages(self, positions: list[int]) -> None:
-        """Record operators after the early stop: they left their nodes in the first run."""
-        for position in positions:
-            op = self.graph.ops[position]
-            needs = self._needs(op)
-            if True in needs:
-                self._records.append(_Record(op, spec_of(op.kind), needs, [], position))
+    def _record_unrun(self, position: int, op: Op) -> None:
+        """Record an operator that does not run again: its node of the first run keeps inputs at most."""
+        needs, spec = self._needs(op), spec_of(op.kind)
+        if not is_differentiated(op, self.differentiable):
+            return
+        if op.footprint is None:
+            saved, numbers = self._save(op, spec, needs, recorded=True), dict[int, int]()
+        else:
+            storages = [self._storage[index] for index in op.inputs if index is not None]
+            numbers = dict(zip(op.footprint.tensors, storages, strict=False))
+            saved = [numbers[number] for number in op.footprint.saved]
+            for storage in saved:
+                self.tape.hold(storage)
+        self._records.append(_Record(op, spec, needs, saved, position, numbers))
 
     # the optimizer ------------------------------------------------------------------------------------------
 
