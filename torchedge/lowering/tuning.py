@@ -433,9 +433,9 @@ def _table(
     tensors = [node for node in (*group.stored, *group.reads) if node in free]
     nodes = tuple(sorted(tensors, key=lambda node: -node.numel)[:LARGEST_OPERANDS])
     steps = tuple([prod([len(free[other]) for other in nodes[k + 1 :]]) for k in range(len(nodes))])
-    key = _key(nest, layouts, nodes)
+    options = {node: free[node] for node in nodes}
+    key = (*_key(nest, layouts, nodes), tuple(map(tuple, options.values())))
     if key not in known:
-        options = {node: free[node] for node in nodes}
         known[key] = score(nest, layouts, target, coefficients, options, ablations=False, beam=BEAM)
     return _Table(group, nest, known[key], nodes, steps)
 
