@@ -19,6 +19,38 @@ def gradient_needs(graph: ForwardGraph, *, through_stops: bool = False) -> list[
     return needs
 
 
+def record_ends(
+    graph: ForwardGraph, needs: Sequence[bool], releases: Sequence[Sequence[int]]
+) -> dict[int, list[int]]:
+    """Return which operators autograd forgets in the forward pass, by the operator after which it does.
+
+    No gradient of an output or of the loss reaches them: what they compute ends in `detach` or a comparison,
+    and what autograd keeps of them goes with the last Python reference to a result. What is written into a
+    tensor reaches all that reads it later. needs: `gradient_needs`. releases: as in the graph.
+    """
+    storages = list(range(len(graph.values)))
+    for index, value in enumerate(graph.values):
+        if value.alias is not None:
+            storages[index] = storages[value.alias]
+    reached = {*graph.outputs, *(() if graph.loss is None else (graph.loss,))}
+    read = {storages[index] for index in reached}
+    ends = {index: position for position, indices in enumerate(releases) for index in indices}
+    forgotten: dict[int, list[int]] = {}
+    for position, op in reversed([*enumerate(graph.ops)]):
+        if not is_differentiated(op, needs):
+            continue
+        spec = spec_of(op.kind)
+        slots = [i for k, i in enumerate(op.inputs) if i is not None and spec.grad_mode(k) != "none"]
+        if (op.inplace and storages[op.outputs[0]] in read) or not reached.isdisjoint(op.outputs):
+            reached.update([*op.outputs, *slots])
+            read.update([storages[index] for index in slots])
+            continue
+        end = max([ends.get(index, len(graph.ops) - 1) for index in op.outputs])
+        ends.update([(index, max(end, ends.get(index, end))) for index in slots])
+        forgotten.setdefault(end, []).append(position)
+    return forgotten
+
+
 def extend_needs(
     needs: list[bool], values: Sequence[Value], ops: Iterable[Op], *, through_stops: bool = False
 ) -> None:

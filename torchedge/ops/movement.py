@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from torchedge.graphs import FLOATING
 from torchedge.ops import strides
 from torchedge.ops.specs import Call, LoadClass, Work, keep, no_flops, spec
 from torchedge.ops.strides import Sizes
@@ -29,8 +30,8 @@ def cat_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None
 
 
 def index_saves(call: Call) -> tuple[int, ...]:
-    """The index tensors (inputs from 1 on)."""
-    return tuple(range(1, len(call.ins)))
+    """The index tensors; what is written with slices has none."""
+    return tuple([i for i in range(1, len(call.ins)) if call.in_dtype(i) not in FLOATING])
 
 
 _free = partial(spec, work=Work.NONE, flops=no_flops, autocast="keep", backward_flops=0.0)
@@ -112,7 +113,7 @@ OPS = (
         "input indices values",
         "scatter scatter_add index_fill __setitem__",
         saves=index_saves,
-        grads=("pass", "none", "new"),
+        grads=("pass", "new"),  # an index never needs one
     ),
     _copy(
         "index_reduce",

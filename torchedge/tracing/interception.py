@@ -481,15 +481,12 @@ class Interceptor(TorchFunctionMode):
         )
 
     def _viewed(self, call: _Call, result: torch.Tensor) -> int | None:
-        """Return the argument that a result is a view of; some are views of what the operator made itself."""
-        base = result._base
-        if base is None:
-            return None
+        """Return the argument whose storage a result shares; some are views of what the operator made."""
+        storage = result.untyped_storage()._cdata
         for argument in (*call.args, *call.kwargs.values()):
-            if isinstance(argument, torch.Tensor):
-                meta = self.recorder.meta_of(argument)
-                if meta is base or meta._base is base:
-                    return self.recorder.index_of(argument)
+            meta = self.recorder.meta_of(argument) if isinstance(argument, torch.Tensor) else None
+            if meta is not None and meta.untyped_storage()._cdata == storage:
+                return self.recorder.index_of(argument)
         return None
 
 

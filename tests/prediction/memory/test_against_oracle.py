@@ -110,3 +110,38 @@ class Votes(torch.nn.Module):
 
 def test_peak_with_the_result_of_an_einsum_that_is_saved():
     check(Network("votes", Votes, lambda batch: ((torch.empty(batch, 400, 16, device="meta"),), {})))
+
+
+class Branches(torch.nn.Module):
+    """Values that autograd records for nothing: a branch that ends in `detach`, or in `data`."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.student, self.teacher, self.cut = torch.nn.Linear(64, 64), torch.nn.Linear(64, 256), cut
+
+    def forward(self, x):
+        taught = self.cut(torch.tanh(self.teacher(x)).exp().sigmoid())
+        return self.student(x).tanh() * taught[..., :64]
+
+
+class Written(torch.nn.Module):
+    """A tensor that is filled part by part, by slices: what is written gets a gradient of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(64, 128) for _ in range(2)])
+
+    def forward(self, x):
+        filled = x.new_zeros(*x.shape[:2], 256)
+        for place, part in enumerate(self.parts):
+            filled[..., 128 * place : 128 * (place + 1)] = part(x).tanh()
+        return filled.sigmoid()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: Branches(torch.detach), lambda: Branches(lambda y: y.data), Written],
+    ids=["detach", "data", "slices"],
+)
+def test_peak_with_values_that_gradients_pass_by(build):
+    check(Network("values", build, lambda batch: ((torch.empty(batch, 400, 64, device="meta"),), {})))

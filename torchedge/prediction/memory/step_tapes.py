@@ -7,7 +7,7 @@ was recorded last comes first, and gradients that meet are summed. The optimizer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -16,7 +16,7 @@ from torchedge.graphs.footprints import Footprint, FootprintEvent, UpdateFootpri
 from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, LoadClass, OpSpec, Work, spec_of
 from torchedge.ops.convolution import explicit_padding, spread
-from torchedge.ops.gradients import gradient_needs, is_differentiated, makes_leaf
+from torchedge.ops.gradients import gradient_needs, is_differentiated, makes_leaf, record_ends
 from torchedge.ops.specs import nothing
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.decomposition import decompose
@@ -122,6 +122,7 @@ class StepWriter:
         self._sizes = [value.nbytes for value in self.graph.values]
         self._storage = [-1] * len(self.graph.values)
         self._releases = releases_of(self.graph)
+        self._forgotten = record_ends(self.graph, self.differentiable, self._releases)
         self._records: list[_Record | _Region] = []
         self._gradients: dict[int, int] = {}
         self._parameter_gradients: dict[int, int] = {}
@@ -225,6 +226,18 @@ class StepWriter:
                 storage = self._storage[index]
                 if storage >= 0 and graph.values[index].role == "activation":
                     tape.drop(storage)
+            if position in self._forgotten:
+                self._forget({*self._forgotten[position]})
+
+    def _forget(self, positions: Collection[int]) -> None:
+        """Free what autograd keeps of operators that no gradient reaches."""
+        kept: list[_Record | _Region] = []
+        for record in self._records:
+            if isinstance(record, _Record) and record.position in positions:
+                self._drop_all(record.saved)
+            else:
+                kept.append(record)
+        self._records = kept
 
     def _store(self, op: Op, region: _Region) -> None:
         """Let a selective checkpoint store an operator's outputs."""
