@@ -6,8 +6,9 @@
     python benchmarks/lowering_steps.py --out steps.jsonl fsrcnn=measured,exhaustive  # and every schedule
     python benchmarks/lowering_steps.py --out small.jsonl --small  # small sizes, for a processor
 
-Each case runs in a process of its own; `--jobs` of them lower and compile at once, then one after the other
-measures. A case that is in --out already is only printed, so that a run that was cut goes on where it ended.
+Each case runs in a process of its own; `--jobs` of them lower and compile by one tuner at once, then one
+after the other measures, before the next tuner begins. Rows that are in --out already are only printed, so
+that a run that was cut goes on where it ended.
 The optimizer is SGD with momentum, float32. torchedge, by each tuner: medians of the steps' wall time, of the
 time in which the host hands the launches over (the fixed one also with parts of the arena as arguments), and
 of the sum of the kernels' own times; seconds to lower and to compile, beside the other jobs; numbers of
@@ -52,6 +53,8 @@ STEPS = 7
 """Steps that are timed."""
 LISTED = 15
 """Slowest launches of a program that a row holds."""
+TOGETHER = 2000
+"""Most kernels that are compiled before the first one is timed."""
 Batch = tuple[torch.Tensor, torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -276,10 +279,11 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
+def lowered_by(tuner: str, step: Step, arguments: argparse.Namespace) -> Variant:
     """Return a step's program, compiled. tuner: fixed, model, measured or exhaustive, "-image" for textures.
 
-    Exhaustive: all schedules of all kernels are timed, in the layouts of the target's storage.
+    Exhaustive: all schedules of the kernels that take the share --covered of the predicted time are timed, in
+    the layouts of the target's storage.
     """
     from torchedge.devices import match_device
     from torchedge.errors import TorchedgeError
@@ -292,7 +296,8 @@ def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
 
     context = open_context()
     device, kind = context.device, tuner.removesuffix("-image")
-    plain = TARGETS[target or device_class(device.kind, device.name, device.vendor, device.platform)]
+    own = device_class(device.kind, device.name, device.vendor, device.platform)
+    plain = TARGETS[arguments.target or own]
     chosen = with_tuner(
         plain,
         match_device(device.name) if device.kind != "cpu" else None,
@@ -304,16 +309,18 @@ def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
 
     def timer(kernels: Sequence[Sequence[KernelCandidate]]) -> list[list[float]]:
         texts = {s.kernel.name: s.kernel.source for kernel in kernels for of, _ in kernel for s in of}
+        if len(texts) > TOGETHER and len(kernels) > 1:  # what is timed stays known if the run is cut
+            return [ms for kernel in kernels for ms in timer([kernel])]
         with suppress(TorchedgeError):
             compile_kernels(context, texts)
-        with locked(lock):
+        with locked(arguments.out.with_suffix(".lock")):
             return times(kernels)
 
     began = time.perf_counter()
     timed = kind in ("measured", "exhaustive")
     more, covered = trials.MORE, tuning.COVERED
     if kind == "exhaustive":
-        trials.MORE, tuning.COVERED = 10**6, 1.0
+        trials.MORE, tuning.COVERED = 10**6, arguments.covered
     try:
         program = lower(step, chosen, timer=timer if timed else None)
     finally:
@@ -438,7 +445,7 @@ def exact_gradients(case: Case) -> dict[str, np.ndarray]:
 
 
 def child(name: str, arguments: argparse.Namespace) -> None:
-    """Lower and compile a case by all tuners, wait for a line of the input, then print a row for each."""
+    """For each tuner: lower and compile a case, wait for a line of the input, then print a row."""
     from torchedge.lowering.rules import all_rules
     from torchedge.tracing.steps import capture_step
 
@@ -452,15 +459,17 @@ def child(name: str, arguments: argparse.Namespace) -> None:
         keep=frozenset(all_rules()),
     )  # fmt: skip
     weights = {name: tensor.detach().numpy() for name, tensor in captured.tensors.items()}
-    lock = arguments.out.with_suffix(".lock")
-    variants = [lowered_by(tuner, captured.step, arguments.target, lock) for tuner in arguments.tuners]
-    print("ready", flush=True)
-    sys.stdin.readline()
-    exact = exact_gradients(double)
-    row = {"name": name, **measure_torch(theirs, exact)}
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
-    for variant in variants:
+    exact: dict[str, np.ndarray] = {}
+    row: dict[str, object] = {"name": name}
+    for tuner in arguments.tuners:
+        variant = lowered_by(tuner, captured.step, arguments)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        if not exact:
+            exact = exact_gradients(double)
+            row.update(measure_torch(theirs, exact))
+            if DEVICE == "cuda":
+                torch.cuda.empty_cache()
         print(json.dumps({**row, **measure_variant(variant, case, weights, exact)}), flush=True)
 
 
@@ -471,9 +480,6 @@ def copy_of(case: Case) -> Case:
 
 def show(row: dict, *, kernels: bool) -> None:
     """Print one row, with its kinds of kernels and slowest launches."""
-    if "error" in row:
-        print(f"{row['name']}: {(row['error'].splitlines() or ['ended'])[-1]}")
-        return
     off = abs(row["loss"] - row["torch_loss"]) / max(1e-9, abs(row["torch_loss"]))
     parts = "".join(
         f", with parts of the arena {wall:.2f} and {host:.2f} ms"
@@ -510,6 +516,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that suit a processor")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are lowered and compiled at once")
     parser.add_argument("--seconds", type=float, default=240, help="longest time of all cases")
+    parser.add_argument("--covered", type=float, default=1.0, help="share of the time, of `exhaustive`")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -520,25 +527,28 @@ def main() -> None:
     for name, _, own in (word.partition("=") for word in arguments.names or known):
         for each in _names(name, known):
             tuners[each] = own.split(",") if own else arguments.tuners
-    wanted = list(tuners)
-    finished: dict[str, list[dict]] = {}
+    finished: dict[str, list[dict]] = {name: [] for name in tuners}
     if arguments.out.exists():
         for line in arguments.out.read_text().splitlines():
             row = json.loads(line)
             finished.setdefault(row["name"], []).append(row)
-    missing = [name for name in wanted if name not in finished]
+    missing = {
+        name: [tuner for tuner in own if tuner not in [row["tuner"] for row in finished[name]]]
+        for name, own in tuners.items()
+    }
+    names = [name for name, own in missing.items() if own]
     deadline = time.monotonic() + arguments.seconds
-    for first in range(0, len(missing), arguments.jobs):
-        names = missing[first : first + arguments.jobs]
-        together = [Child(name, tuners[name], arguments) for name in names]
-        for one in together:
-            one.await_ready(deadline)
-        with locked(arguments.out.with_suffix(".lock")):
-            for one in together:
-                finished[one.name] = one.rows(deadline)
-                with arguments.out.open("a") as file:
-                    file.writelines(json.dumps(r) + "\n" for r in finished[one.name] if "error" not in r)
-    for name in wanted:
+    for first in range(0, len(names), arguments.jobs):
+        together = [Child(name, missing[name], arguments) for name in names[first : first + arguments.jobs]]
+        while together:
+            together = [one for one in together if one.await_ready(deadline)]
+            with locked(arguments.out.with_suffix(".lock")):
+                for one in together:
+                    if row := one.row(deadline):
+                        finished[one.name].append(row)
+                        with arguments.out.open("a") as file:
+                            file.write(json.dumps(row) + "\n")
+    for name in tuners:
         for row in finished[name]:
             show(row, kernels=row is finished[name][-1])
 
@@ -547,9 +557,10 @@ class Child:
     """A process that measures one case: all prepare at once, then one after the other measures."""
 
     def __init__(self, name: str, tuners: Sequence[str], arguments: argparse.Namespace) -> None:
-        self.name = name
+        self.name, self._tuners, self._place = name, tuners, 0
         command = [sys.executable, __file__, "--out", str(arguments.out), "--child", name]
         command += ["--target", arguments.target, *["--small"] * arguments.small]
+        command += ["--covered", str(arguments.covered)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             [*command, "--tuners", *tuners],
@@ -568,26 +579,27 @@ class Child:
         with suppress(Empty):
             return self._lines.get(timeout=max(0.1, deadline - time.monotonic()))
         self._process.kill()
-        self._errors.write("took too long")
+        print(f"{self.name}: {self._tuners[self._place]} took too long", flush=True)
         return ""
 
-    def await_ready(self, deadline: float) -> None:
-        """Wait until the case is lowered and compiled, or has failed."""
-        self._line(deadline)
+    def await_ready(self, deadline: float) -> bool:
+        """Wait until the case is lowered and compiled by its next tuner; False: none, or it failed."""
+        if self._place < len(self._tuners) and self._line(deadline):
+            return True
+        if self._process.wait() > 0:
+            self._errors.seek(0)
+            print(f"{self.name}: {(self._errors.read().splitlines() or ['ended'])[-1]}", flush=True)
+        return False
 
-    def rows(self, deadline: float) -> list[dict]:
-        """Return the rows of the case, one a tuner, or one with the error."""
+    def row(self, deadline: float) -> dict:
+        """Return the row of the tuner that is ready; an empty one where it fails."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-        rows: list[dict] = []
-        while line := self._line(deadline):
-            rows.append(json.loads(line))
-        if self._process.wait() and not rows:
-            self._errors.seek(0)
-            rows.append({"name": self.name, "error": self._errors.read()[-3000:]})
-        return rows
+        line = self._line(deadline)
+        self._place += 1
+        return json.loads(line) if line else {}
 
 
 def _names(name: str, known: list[str]) -> list[str]:
