@@ -1,6 +1,9 @@
 """The helpers that users import into their own tests, and the example that shows them."""
 
+import os
 import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +22,20 @@ def test_the_example_runs(checkout):
     assert len(tests) == 3
     for test in tests:
         test()
+
+
+def test_the_suite_configures_itself_without_pytests_cache(checkout, monkeypatch):
+    """As with `-p no:cacheprovider`, where pytest's configuration has no `cache`."""
+    configure = runpy.run_path(str(checkout / "tests" / "conftest.py"))["pytest_configure"]
+    for name in ("POCL_EXTRA_BUILD_FLAGS", "POCL_CACHE_DIR", "TORCHEDGE_CACHE"):
+        monkeypatch.setenv(name, "")
+    ends = []
+    configure(SimpleNamespace(option=SimpleNamespace(markexpr="not slow"), add_cleanup=ends.append))
+    folders = [Path(os.environ[name]) for name in ("POCL_CACHE_DIR", "TORCHEDGE_CACHE")]
+    assert all(folder.is_dir() for folder in folders)
+    for end in ends:
+        end()
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_what_differs_is_listed():

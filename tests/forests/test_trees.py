@@ -150,6 +150,10 @@ def test_round_trip_of_several_forests(tmp_path: Path) -> None:
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     assert list(read_forests(tmp_path / "a.safetensors", {"phi": NAMES})) == ["phi"]
     assert sorted(read_forests(tmp_path / "a.safetensors")) == ["gamma", "phi"]
+    optional = {"phi": NAMES, "absent": NAMES}
+    assert sorted(read_forests(tmp_path / "a.safetensors", {"gamma": NAMES}, optional)) == ["gamma", "phi"]
+    with pytest.raises(ProfileError, match="first difference at 0"):
+        read_forests(tmp_path / "a.safetensors", {"gamma": NAMES}, {"phi": NAMES[::-1]})
 
 
 def test_wide_rows_and_large_trees_keep_their_indices(tmp_path: Path) -> None:

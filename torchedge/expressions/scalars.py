@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torchedge.errors import InputError
 from torchedge.expressions.functions import FUNCTIONS
 from torchedge.expressions.indices import Atom, Axis, Fetched, Index, atoms_of, of, rewrite
+
+T = TypeVar("T")
 
 Number = int | float | bool
 Bound = tuple[Index, int, int]
@@ -230,19 +232,24 @@ def _below(root: Scalar) -> tuple[Scalar, ...]:
     """Return `walk` of one root, which is kept with it."""
     known: tuple[Scalar, ...] | None = root.__dict__.get("_below")
     if known is None:
-        order: list[Scalar] = []
-        seen: set[Scalar] = set()
-        stack = [(root, False)]
-        while stack:
-            scalar, ready = stack.pop()
-            if ready:
-                order.append(scalar)
-            elif scalar not in seen:
-                seen.add(scalar)
-                stack.append((scalar, True))
-                stack += [(child, False) for child in reversed(children(scalar))]
-        known = root.__dict__["_below"] = tuple(order)
+        known = root.__dict__["_below"] = tuple(post_order([root], children))
     return known
+
+
+def post_order(roots: Sequence[T], parts: Callable[[T], Sequence[T]]) -> list[T]:
+    """Return everything below the roots once, parts before wholes; however deep, without recursion."""
+    order: list[T] = []
+    seen: set[T] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        item, parts_done = stack.pop()
+        if parts_done:
+            order.append(item)
+        elif item not in seen:
+            seen.add(item)
+            stack.append((item, True))
+            stack += [(part, False) for part in reversed(parts(item))]
+    return order
 
 
 def reads_of(*roots: Scalar) -> list[Read]:

@@ -66,7 +66,11 @@ def write_forests(path: str | Path, forests: Mapping[str, Forest]) -> None:
 
 
 def read_forests(
-    path: str | Path, expected: Mapping[str, Sequence[str]] | None = None, *, max_bytes: int = MAX_BYTES
+    path: str | Path,
+    expected: Mapping[str, Sequence[str]] | None = None,
+    optional: Mapping[str, Sequence[str]] | None = None,
+    *,
+    max_bytes: int = MAX_BYTES,
 ) -> dict[str, Forest]:
     """Read and validate the forests of a file; no content of the file can run code, loop or read outside.
 
@@ -74,6 +78,7 @@ def read_forests(
         path: a file that ``write_forests`` wrote.
         expected: the forests to read, each with the feature order that the caller computes. Without
             it every forest is read and its features are the caller's business.
+        optional: forests to read as well if the file has them, with their feature order.
         max_bytes: the largest file to accept.
 
     Raises:
@@ -92,7 +97,8 @@ def read_forests(
             f"{path}: found {len(tensors)} tensors for the forests {', '.join(present)}, "
             f"expected {', '.join(_TENSORS)} of each: {REBUILD}"
         )
-    wanted = present if expected is None else list(expected)
+    orders = {n: o for n, o in (optional or {}).items() if n in present} | dict(expected or {})
+    wanted = present if expected is None else list(orders)
     forests = {}
     for name in wanted:
         if name not in present:
@@ -100,8 +106,8 @@ def read_forests(
                 f"{path}: found the forests {', '.join(present)}, expected {name} too: {REBUILD}"
             )
         forest = _forest(f"{path}: forest {name}", name, tensors, metadata[name])
-        if expected is not None:
-            _check_order(f"{path}: forest {name}", forest.feature_names, tuple(expected[name]))
+        if name in orders:
+            _check_order(f"{path}: forest {name}", forest.feature_names, tuple(orders[name]))
         forests[name] = forest
     return forests
 

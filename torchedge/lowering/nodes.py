@@ -14,7 +14,7 @@ from typing import Literal
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import ZERO, Axis, Index, as_index, of
-from torchedge.expressions.scalars import Read, Scalar, walk
+from torchedge.expressions.scalars import Read, Scalar, post_order, walk
 
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 ContractionRole = Literal["batch", "row", "col"]
@@ -184,15 +184,4 @@ def indices_of(loops: Sequence[Axis]) -> tuple[Index, ...]:
 
 def nodes_below(roots: Sequence[Node]) -> list[Node]:
     """Return every node that the roots need, operands before their users."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack += [(operand, False) for operand in reversed(node.operands)]
-    return order
+    return post_order(roots, lambda node: node.operands)

@@ -13,6 +13,7 @@ from torch import nn
 from torchedge.devices import find_device, write_device
 from torchedge.errors import ProfileError
 from torchedge.forests.files import write_forests
+from torchedge.prediction.memory import workspaces
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import simulate
 from torchedge.prediction.memory.step_tapes import write_tape
@@ -185,6 +186,16 @@ def test_ratios_of_next_to_nothing_and_below_are_none():
         assert model(forward=ratio).bytes_of("forward", geometry).tolist() == [expected]
     assert model(forward=1.0).bytes_of("backward_x", geometry).tolist() == [0]
     assert ONE.bytes_of("forward", np.empty((0, 9))).tolist() == []
+
+
+def test_sizes_that_stay_are_bounded(monkeypatch):
+    monkeypatch.setattr(workspaces, "_REMEMBERED", 10)
+    names = np.array([NAMES.index("forward"), NAMES.index("backward_w")])
+    for batch in range(1, 100):
+        geometry = np.array([[[float(batch), 16, 32, 1, 9, 1, 2, 256, 256]] * 2])
+        sizes = workspaces.known_bytes(ONE, names, geometry)
+        assert sizes[0].tolist() == [int(ONE.bytes_of(NAMES[n], geometry[0, :1])[0]) for n in names]
+        assert len(workspaces._known[ONE]) <= 10 + 2
 
 
 # as a file --------------------------------------------------------------------------------------------------

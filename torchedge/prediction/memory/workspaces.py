@@ -133,11 +133,15 @@ class Scratch:
 
 
 _known: WeakKeyDictionary[WorkspaceModel, dict[bytes, int]] = WeakKeyDictionary()
+_REMEMBERED = 1 << 16
+"""Convolutions of a model whose workspaces stay, but for those of one call: about 16 MiB."""
 
 
 def known_bytes(model: WorkspaceModel, names: IntArray, geometry: FloatArray) -> IntArray:
     """Return (R, W) bytes of workspaces of convolutions (R, W, 9); each different one is evaluated once."""
     known = _known.setdefault(model, {})
+    if len(known) > _REMEMBERED:
+        known = _known[model] = {}  # another thread may still read the old one
     lines = np.concatenate([geometry, np.broadcast_to(names[:, None], (*geometry.shape[:2], 1))], axis=2)
     lines = np.ascontiguousarray(lines.reshape(-1, lines.shape[-1]))
     keys, first, which = np.unique(
@@ -206,9 +210,8 @@ def load_workspaces(device: Device) -> WorkspaceModel | None:
 @lru_cache(maxsize=16)
 def _loaded(folder: Path, digest: str) -> WorkspaceModel:
     path = profile_file(folder, FILE, digest, max_bytes=_MOST_BYTES)
-    present = set(NAMES) & set(read_forests(path, max_bytes=_MOST_BYTES))
-    expected = dict.fromkeys([*PHASES, *sorted(present - set(PHASES))], WORKSPACE_FEATURES)
-    return WorkspaceModel(read_forests(path, expected=expected, max_bytes=_MOST_BYTES))
+    expected, optional = (dict.fromkeys(names, WORKSPACE_FEATURES) for names in (PHASES, NAMES))
+    return WorkspaceModel(read_forests(path, expected, optional, max_bytes=_MOST_BYTES))
 
 
 def write_workspaces(folder: Path, model: WorkspaceModel) -> str:
