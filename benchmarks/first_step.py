@@ -4,6 +4,7 @@
     python benchmarks/first_step.py resnet18 --batch-size 16 --side 224
     python benchmarks/first_step.py resnet18 --compile --batch-size 4 --side 64    # by torch.compile
     python benchmarks/first_step.py whisper-tiny                     # an inference
+    python benchmarks/first_step.py --collect                        # garbage is collected while lowering
 
 Each process trains a torchvision model for two steps (`Trainer`, SGD with momentum), or runs an inference
 twice. The first process begins with empty caches, the second one with those that it left; PoCL's own cache
@@ -19,6 +20,7 @@ processes, which other work on the machine disturbs less.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -222,17 +224,20 @@ def main() -> int:
     parser.add_argument("--side", type=int, default=224, help="height and width of the images")
     parser.add_argument("--device", help="OpenCL device: a number, a type or a part of its name")
     parser.add_argument("--compile", action="store_true", help="by torch.compile instead of Trainer")
+    parser.add_argument("--collect", action="store_true", help="let Python collect garbage while lowering")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         (name,) = arguments.models
+        if arguments.collect:
+            gc.disable = lambda: None
         print(
             json.dumps(child(name, arguments.batch_size, arguments.side, arguments.device, arguments.compile))
         )
         return 0
     options = [f"--batch-size={arguments.batch_size}", f"--side={arguments.side}"]
     options += [f"--device={arguments.device}"] if arguments.device else []
-    options += ["--compile"] * arguments.compile
+    options += ["--compile"] * arguments.compile + ["--collect"] * arguments.collect
     print(f"{'':<28}" + "".join(f"{stage:>12}" for stage in STAGES))
     different = 0
     for name in arguments.models:

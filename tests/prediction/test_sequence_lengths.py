@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 import torchedge
 from torchedge.errors import InputError
+from torchedge.prediction import demand
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.lengths import _through
 from torchedge.tracing.sequence_lengths import example_length, with_length
@@ -123,6 +126,18 @@ def test_another_length_needs_no_graph(monkeypatch):
     assert second.max_batch_size(20_000, seq_len=777) > 4
 
 
+def test_places_and_categories_have_no_polynomial():
+    """Numbers narrower than 64 bits name storages: Gemma2's differ by length in eight bits."""
+
+    @dataclass
+    class Sample:
+        category: np.ndarray
+
+    lengths = (9, 100, 101, 102, 300)
+    for dtype in (np.int8, np.int32):
+        assert _through([Sample(np.array([n % 100], dtype)) for n in lengths], lengths) is None
+
+
 def test_amounts_that_follow_the_length_in_steps_have_no_polynomial():
     def work(length, padded):
         row = np.array([[3.0 * length * length + 7, -(-length // 8) * 8 if padded else length / 2]])
@@ -145,6 +160,39 @@ def test_the_longest_sequence_fits_and_the_next_does_not():
     assert not torchedge.predict(family, 16, seq_len=longest + 1, **H200).fits(limit)
     assert prediction.max_seq_len(limit, largest=64) == 64
     assert prediction.max_seq_len(1) == 0
+
+
+class Loop(nn.Module):
+    """A step for each position, as in state-space models without their kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Linear(8, 8)
+
+    def forward(self, x):
+        state, states = x[:, 0], []
+        for position in range(x.shape[1]):
+            state = torch.tanh(self.cell(state) + x[:, position])
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+def test_a_structure_that_follows_the_length_is_predicted_as_its_examples():
+    model, x = Loop(), torch.zeros(2, 12, 8)
+    family = torchedge.capture_lengths(model, x)
+    for length in (7, 12, 23, 24, 31):
+        at = torchedge.predict(family, 2, seq_len=length, **H200)
+        assert (
+            at.allocated == torchedge.predict(model, 2, example=with_length(x, 12, length), **H200).allocated
+        )
+
+
+def test_the_longest_sequence_of_a_graph_that_grows_needs_a_bound(monkeypatch):
+    monkeypatch.setattr(demand, "_MOST_EVENTS", 200)
+    p = torchedge.predict(Loop(), 2, example=torch.zeros(2, 12, 8), seq_len=12, **H200)
+    with pytest.raises(InputError, match=r"grows with the length.*largest="):
+        p.max_seq_len(100_000)
+    assert p.max_seq_len(100_000, largest=40) == 40
 
 
 def test_positions_limit_the_length():

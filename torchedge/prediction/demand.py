@@ -22,6 +22,8 @@ IntArray = npt.NDArray[np.int64]
 _MIB = 2.0**20
 _MOST_ROWS = 512
 """Batch sizes evaluated together."""
+_MOST_EVENTS = 200_000
+"""Of a step that grows with the length: from here on capturing twice the length takes many seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +50,12 @@ class Demand:
             )
         return self.lengths(seq_len)
 
-    def longest(self, limit_mib: float, confidence: float, batch_size: int, most: int | None) -> int:
-        """Return a sequence length up to `most` that fits where the next one does not; 0: none does."""
-        most = self.longest_length if most is None else min(most, self.longest_length)
+    def longest(self, limit_mib: float, confidence: float, batch_size: int, largest: int | None) -> int:
+        """Return a sequence length up to `largest` that fits where the next one does not; 0: none does.
+
+        Raises InputError without `largest` for a graph that grows with the length and becomes too long.
+        """
+        most = self.longest_length if largest is None else min(largest, self.longest_length)
 
         @lru_cache
         def fits(seq_len: int) -> bool:
@@ -59,6 +64,13 @@ class Demand:
 
         low, high = 1, min(16, most)
         while high < most and fits(high):
+            events = len(self.at_length(high).tape.events)
+            if largest is None and events > max(_MOST_EVENTS, 2 * len(self.tape.events)):
+                raise InputError(
+                    f"a sequence of {high} fits, and the graph of {self.graph.name} grows with the length (a "
+                    f"loop over the positions): {events:,} allocations and releases there; pass largest= to "
+                    "try longer ones"
+                )
             low, high = high, min(2 * high, most)
         if fits(high):
             return high

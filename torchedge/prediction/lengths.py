@@ -78,7 +78,7 @@ class _Curves:
         def itself(length: int) -> T:
             return compute(analyse(self.family.graph(length)))
 
-        if self.family.most < _LEAST_POSITIONS:
+        if self.family.most < _LEAST_POSITIONS or self.sizes is None:
             return itself(length)
         least, *_, most = self.checked
         if length == self.family.length or not least <= length <= most or length in self.sizes:
@@ -89,10 +89,15 @@ class _Curves:
         return itself(length) if curve is None else curve(length)
 
     @cached_property
-    def sizes(self) -> frozenset[int]:
-        """All numbers among the sizes of the graph's values that do not follow the length."""
+    def sizes(self) -> frozenset[int] | None:
+        """All numbers among the sizes of the graph's values that do not follow the length.
+
+        None if the number of values follows the length, as in a loop over the positions.
+        """
         numbers = [_numbers(value.shape) for value in self.family.graph(self._unusual).values]
         others = [_numbers(value.shape) for value in self.family.graph(self._unusual + 2).values]
+        if len(numbers) != len(others):
+            return None
         return frozenset(n for a, b in zip(numbers, others, strict=True) for n in a if n in b)
 
     @cached_property
@@ -105,7 +110,7 @@ class _Curves:
         """The lengths that are analysed: a small one, three in a row, a large one."""
         most = min(self.family.most, _LARGE)
         middle = min(self.family.length, most - 8)
-        free = [n for n in range(2, most + 1) if n not in self.sizes]
+        free = [n for n in range(2, most + 1) if n not in (self.sizes or ())]
         row = [n for n in free if n + 1 in free and n + 2 in free]
         if not row:
             return (0, 0)
@@ -120,8 +125,8 @@ def _numbers(shape: Sequence[Any]) -> set[int]:
 def _through(samples: Sequence[T], lengths: Sequence[int]) -> Callable[[int], T] | None:
     """Return the samples as a function of the length, None where they are no polynomials of degree two.
 
-    samples: dataclasses at lengths (small, n, n + 1, n + 2, large). Arrays follow the length, other fields
-    are the same in all samples.
+    samples: dataclasses at lengths (small, n, n + 1, n + 2, large). Arrays of amounts follow the length;
+    places and categories, which are narrower numbers, and other fields are the same in all samples.
     """
     first, functions = samples[0], dict[str, Callable[[int], Any]]()
     for name in (f.name for f in fields(first) if f.init and f.name != "known"):
@@ -130,6 +135,8 @@ def _through(samples: Sequence[T], lengths: Sequence[int]) -> Callable[[int], T]
             if any(part.shape != parts[0].shape or part.dtype != parts[0].dtype for part in parts):
                 return None
             if any(not np.array_equal(part, parts[0]) for part in parts):
+                if parts[0].dtype not in (np.int64, np.float64):
+                    return None
                 curve, off = _parabola(parts, lengths), 0.0 if parts[0].dtype.kind == "i" else _ROUNDING
                 if any(not np.allclose(curve(n), p, off, 0) for n, p in zip(lengths, parts, strict=True)):
                     return None

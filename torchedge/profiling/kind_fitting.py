@@ -50,9 +50,10 @@ from torchedge.profiling.samples import DataSource, network_groups
 FloatArray = npt.NDArray[np.float64]
 
 _HOST_SPREAD = {MATRICES: 1.0}
+"""By kind of network: how far launches' times may lie from their prior, as a share of `prior_spread`."""
 _MEASURED_SPREAD = 0.2
-"""Prior of the launches' times, beside that of a device's figures: the device's own fit has measured those of
-CNNs, whose forward and backward launches come in pairs, so that it cannot tell one from the other."""
+"""The same of other kinds. The device's own fit has measured launches in CNNs, where forward and backward
+ones come in pairs: it does not separate the two."""
 
 
 @dataclass(frozen=True)

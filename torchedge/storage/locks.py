@@ -40,7 +40,7 @@ class _Pauses:
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Collect no cyclic garbage inside: building large trees spends a quarter or more of its time on that.
+    """Collect no cyclic garbage inside: building large trees spends a sixth of its time on that.
 
     The setting is the process's: it comes back, on errors too, when the last of the blocks ends that any
     thread is in. Where collection is off already, it stays off.
