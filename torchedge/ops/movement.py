@@ -89,7 +89,9 @@ OPS = (
     _copy("expand_copy", "input"),
     _copy("clone", "input", grads=("pass",), autocast="keep"),
     _copy("to_copy", "input", "_to_copy", autocast="keep", strides=strides.as_input),
-    _copy("copy", "input src", "set_", grads=("none", "pass")),
+    _copy("copy", "input src", "set_", grads=("new", "pass")),
+    _part("copy_slices", "input view", grads=("new",)),
+    _part("view_again", "view input", grads=("none", "new")),
     _copy(
         "index",
         "input indices",
@@ -145,5 +147,5 @@ OPS = (
         "new_ones new_empty new_full new_tensor randperm hann_window tril_indices triu_indices "
         "empty_strided _assert_async lift",
     ),
-    _new("fill", "input value", "zero zero_"),
+    _free("fill", "input value", "zero zero_"),
 )

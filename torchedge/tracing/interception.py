@@ -275,6 +275,10 @@ class Interceptor(TorchFunctionMode):
             folded = self._fold(target, func, args, kwargs)
             if folded is not None:
                 return folded
+        if func is torch.Tensor.__setitem__ and _is_view(args[1]):
+            view = self._record(target_of(torch.Tensor.__getitem__), torch.Tensor.__getitem__, args[:2], {})
+            write = torch.Tensor.copy_ if isinstance(args[2], torch.Tensor) else torch.Tensor.fill_
+            return self._record(target_of(write), write, (view, args[2]), {})
         call = _Call(target, func, args, kwargs, *bind(target, args, kwargs, rec))
         attrs = call.attrs
         if target.kind in _DROPOUTS and not (
@@ -291,21 +295,21 @@ class Interceptor(TorchFunctionMode):
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
-        if metas is not None and len(rec.ops) == first + 1:
-            self._replay(call, *metas)
+        if metas is not None and len(rec.ops) > first:
+            self._replay(first, call, *metas)
         if all([i is None or i in rec.example for i in call.inputs]):
             self._follow_example(call, result)
         return result
 
-    def _replay(self, call: _Call, args: Any, kwargs: Any) -> None:
-        """Give the operator recorded last its footprint where autograd records it and no rule knows it."""
+    def _replay(self, place: int, call: _Call, args: Any, kwargs: Any) -> None:
+        """Give a recorded operator its footprint where autograd records it and no rule knows it."""
         rec = self.recorder
-        op = rec.ops[-1]
+        op = rec.ops[place]
         needs = [i is not None and rec.needs_gradient(i) for i in op.inputs]
         if op.grad and True in needs and not isinstance(call.func, torch._ops.HigherOrderOperator):
             wanted = [n for n, i in zip(needs, op.inputs, strict=True) if i is not None]
             footprint = footprint_of(call.func, args, kwargs, wanted, rec.fixed_batch is None)
-            rec.ops[-1] = replace(op, footprint=footprint)
+            rec.ops[place] = replace(op, footprint=footprint)
 
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
@@ -368,7 +372,10 @@ class Interceptor(TorchFunctionMode):
         if call.target.inplace:
             return self._overwrite(call) if type(tensors[0]) is TracedTensor else None
         (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, [(sizes, DTYPE_NAMES[dtype])])
-        return rec.wrap(torch.empty(sizes, dtype=dtype, device="meta"), index)
+        result = torch.empty(sizes, dtype=dtype, device="meta")
+        if len(sizes) > 2 and len(tensors) > 2 and known.grads[0] == "folded" and args[0].is_contiguous():
+            result = result.view(sizes)  # of the matrix that a product with a bias gives
+        return rec.wrap(result, index)
 
     def _infer_many(self, call: _Call, known: OpSpec) -> tuple[TracedTensor, ...] | None:
         """Take the shapes of several outputs, all of input 0's dtype, from the operator's own rule."""
@@ -401,7 +408,7 @@ class Interceptor(TorchFunctionMode):
         results = [(tuple(tensor.shape), rec.values[old].dtype)]
         (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, results, old, inplace=True)
         if type(tensor) is TracedTensor:
-            tensor.token = rec.token(index)
+            rec.overwrite(tensor, index)
         return tensor
 
     def _reshape(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
@@ -488,6 +495,12 @@ class Interceptor(TorchFunctionMode):
             if meta is not None and meta.untyped_storage()._cdata == storage:
                 return self.recorder.index_of(argument)
         return None
+
+
+def _is_view(index: Any) -> bool:
+    """Whether indexing gives a view: no tensor, list or mask selects elements."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return all(entry is None or entry is Ellipsis or type(entry) in (int, slice) for entry in entries)
 
 
 def _forced_view(tensor: torch.Tensor, size: Any) -> torch.Tensor:

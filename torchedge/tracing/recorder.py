@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -19,6 +20,7 @@ from torchedge.graphs.sizes import (
     NotAffineError,
     decode_dim,
     decode_shape,
+    shape_at,
 )
 from torchedge.ops import registry
 from torchedge.ops.gradients import extend_needs
@@ -104,7 +106,7 @@ def plain(item: Any) -> Any:
     kind = type(item)
     if kind is int:
         return item if item < LARGEST_CONSTANT else _size_or_number(item)
-    if kind in _PLAIN:
+    if kind in _PLAIN or kind is Affine:
         return item
     if isinstance(item, (tuple, list)):
         return tuple([plain(i) for i in item])
@@ -185,6 +187,10 @@ class Recorder:
         self.fixed_batch = fixed_batch
         self.batch = fixed_batch or BATCH_PRIME
         self.folded: dict[int, torch.Tensor] = {}
+        self._owners: WeakValueDictionary[int, TracedTensor] = WeakValueDictionary()
+        self._latest: dict[int, int] = {}  # the value that a tensor's storage has by now
+        self._hiding = set[int]()  # results that are views of what their operator made
+        self._views: dict[int, Op] = {}  # the operator behind each value that shares another's storage
         self.casts: dict[tuple[int, torch.dtype], Any] = {}
         self.notes: list[str] = []
         self._named_leaves = leaves
@@ -215,6 +221,10 @@ class Recorder:
         traced.dtype_name = self.values[index].dtype
         traced.token = self.token(index)
         traced.recorder = self
+        if self.values[index].alias is None:
+            self._owners[index] = traced
+            if tensor._base is not None:
+                self._hiding.add(index)
         return traced
 
     def needs_gradient(self, index: int) -> bool:
@@ -236,6 +246,38 @@ class Recorder:
         if old in self.example:
             self.example.add_call("requires_grad", torch.Tensor.detach, [tensor], {}, self.index_of, [index])
         tensor.token = self.token(index)
+
+    def overwrite(self, tensor: TracedTensor, index: int) -> None:
+        """Let a tensor have the value that an in-place operator wrote, and the tensor that it is a view of.
+
+        Autograd then takes the operator as one on the whole tensor (`CopySlices`), and its views anew
+        (`AsStridedBackward`).
+        """
+        root = old = tensor.token.index
+        tensor.token = self.token(index)
+        is_view = False
+        while root in self._views:
+            is_view = is_view or not self._views[root].inplace
+            root = self.values[root].alias  # type: ignore[assignment]
+        whole, base = self._owners.get(root), self._latest.get(root, root)
+        if not (is_view or root in self._hiding) or self.values[root].role not in ("activation", "input"):
+            self._latest[root] = index
+        elif self.ops[-1].grad and (self.needs_gradient(old) or self.needs_gradient(index)):
+            (written,) = self.add_call("copy_slices", [base, index], {}, [self._form(base)], base, True)
+            self._latest[root], token = written, self.token(written)
+            if whole is not None and whole is not tensor:
+                whole.token = self._view_again(whole, written) if root in self._hiding else token
+            tensor.token = self._view_again(tensor, written)
+
+    def _view_again(self, tensor: TracedTensor, whole: int) -> Token:
+        """Return the value of a tensor whose storage `whole` has by now."""
+        old = tensor.token.index
+        (index,) = self.add_call("view_again", [old, whole], {}, [self._form(old)], old)
+        return self.token(index)
+
+    def _form(self, index: int) -> tuple[tuple[int, ...], str]:
+        value = self.values[index]
+        return shape_at(value.shape, self.batch), value.dtype
 
     def token(self, index: int) -> Token:
         """Return a new token for a value."""
@@ -358,6 +400,8 @@ class Recorder:
             Op(kind, tuple(inputs), tuple(outputs), plain_attrs, self.scopes[-1], inplace, grad, region,
                kind in registry())
         )  # fmt: skip
+        if alias is not None:
+            self._views.update(dict.fromkeys(outputs, self.ops[-1]))
         return outputs
 
     def _flush(self) -> None:

@@ -145,3 +145,45 @@ class Written(torch.nn.Module):
 )
 def test_peak_with_values_that_gradients_pass_by(build):
     check(Network("values", build, lambda batch: ((torch.empty(batch, 400, 64, device="meta"),), {})))
+
+
+HALF = 128
+
+
+def scaled_in_half(y, x):
+    y[:, :, :HALF] *= x[:, :, HALF:]
+    return y
+
+
+def added(y, x):
+    y += x
+    return y
+
+
+def rectified(y, x):
+    return torch.relu_(y) + x
+
+
+def masked_in_half(y, x):
+    y[:, :, :HALF].masked_fill_(x[:, :, :HALF] > 0.5, 0.0)
+    return y + x
+
+
+class Writing(torch.nn.Module):
+    """Two layers, whose results are views of matrices, and a function that writes into them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 2 * HALF), torch.nn.Linear(64, 2 * HALF)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.first(x), self.second(x)).mean(1)
+
+
+@pytest.mark.parametrize("function", [scaled_in_half, masked_in_half, added, rectified])
+def test_peak_of_writing_into_views(function):
+    def feed(batch):
+        return (torch.empty(batch, 256, 64, device="meta"),), {}
+
+    check(Network(function.__name__, lambda: Writing(function), feed))

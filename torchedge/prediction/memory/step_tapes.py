@@ -119,6 +119,7 @@ class StepWriter:
         self.settings = settings
         self.tape = TapeWriter()
         self.differentiable = gradient_needs(self.graph)
+        self._sliced = {op.inputs[1] for op in self.graph.ops if op.kind == "copy_slices"}
         self._sizes = [value.nbytes for value in self.graph.values]
         self._storage = [-1] * len(self.graph.values)
         self._releases = releases_of(self.graph)
@@ -364,7 +365,8 @@ class StepWriter:
             elif number not in numbers:  # of an output whose gradient the loss does not need
                 continue
             elif event is FootprintEvent.GRADIENT:
-                ready.setdefault(number, []).append(inputs[place])
+                if place or op.outputs[0] not in self._sliced:
+                    ready.setdefault(number, []).append(inputs[place])
                 if not dense:
                     self._viewed.add(numbers[number])
             else:
@@ -471,6 +473,10 @@ class StepWriter:
         popped = [self._gradients.pop(output, None) for output in record.op.outputs]
         incoming = [gradient for gradient in popped if gradient is not None]
         gradients: list[tuple[int, int]] = []
+        tape = self.tape
+        if incoming and record.op.kind == "copy_slices":
+            self._copy_slices_back(record, incoming[0])
+            return
         if incoming and record.numbers:
             assert record.op.footprint is not None
             self._replay_back(record, record.op.footprint, popped)
@@ -484,7 +490,33 @@ class StepWriter:
         self._drop_all(incoming)
         self._drop_all(record.saved)
         for index, storage in gradients:
-            self._accumulate(index, storage)
+            if index == record.op.inputs[0] and record.op.outputs[0] in self._sliced:
+                tape.drop(storage)  # copied into the gradient of the whole tensor
+            else:
+                self._accumulate(index, storage)
+
+    def _copy_slices_back(self, record: _Record, incoming: int) -> None:
+        """Copy the gradient of a tensor, and again the slice for the node of what was written there.
+
+        The gradient itself stays until that node has run.
+        """
+        tape, (whole, part), stays = self.tape, record.op.inputs, [incoming]
+        assert whole is not None and part is not None
+        copies = [tape.new(self._sizes[i], TEMPORARY, f"gradient of {self.graph.values[i].name}")
+                  for i in (whole, part)]  # fmt: skip
+        if record.needs[0]:
+            self._accumulate(whole, copies[0])
+        else:
+            stays.append(copies[0])
+        if record.needs[1]:
+            self._accumulate(part, copies[1])
+        else:
+            stays.append(copies[1])
+        writes = self._records[-1] if self._records else None
+        if isinstance(writes, _Record) and part in writes.op.outputs:
+            writes.saved += stays
+        else:
+            self._drop_all(stays)
 
     def _input_gradients(self, record: _Record, incoming: int) -> list[tuple[int, int]]:
         """Allocate (or share) the gradient of each input that needs one; return values and storages."""
