@@ -84,6 +84,7 @@ def test_fit_writes_an_inference_profile(edge, tmp_path, monkeypatch):
     assert str(models.latency_provenance) == "public data" and str(models.memory_provenance) == "assumed"
 
 
+@pytest.mark.slow
 def test_timm_steps_name_what_they_skip(tmp_path):
     needs_timm()
     rows = [

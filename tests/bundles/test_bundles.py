@@ -293,6 +293,7 @@ def test_several_inputs_and_outputs_by_keyword(tmp_path):
     np.testing.assert_array_equal(product, (a * b).numpy())
 
 
+@pytest.mark.slow
 def test_threads_that_share_a_training_bundle_take_turns(model, batch, tmp_path):
     options = {"mode": "train", "targets": batch[1], "accumulation": 3, "onnx": False}
     shared = torchedge.export(model, batch[0], out=tmp_path / "bundle", device="local-cpu", **options)

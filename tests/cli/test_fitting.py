@@ -83,6 +83,7 @@ def test_force_replaces_the_profile_and_keeps_what_else_is_there(
     assert (out / "notes.md").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_accuracy_table_goes_into_the_profile(made, small_dataset, tmp_path, monkeypatch, capsys):
     from torchedge.profiling.accuracy import Score
     from torchedge.profiling.profile_folders import Accuracy

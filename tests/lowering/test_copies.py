@@ -87,6 +87,7 @@ def held_against_eager(captured, program, model, optimizer, count=3):
         np.testing.assert_allclose(weights[name], weight.detach().numpy(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "checks"), [pytest.param("row", False, marks=pytest.mark.slow), ("block-4", True)]
 )

@@ -255,6 +255,7 @@ def test_any_mangling_gives_a_program_or_an_input_error(name, data):
         assert "\n" not in str(error)
 
 
+@pytest.mark.slow
 def test_many_outputs_kernels_and_tensors_alive_at_once_take_no_time_that_grows_with_their_square():
     """The pairs of so many were too many to be checked at all."""
     count = 12_000

@@ -297,6 +297,7 @@ def test_a_profile_with_another_way_is_refused():
         loading_way(device)
 
 
+@pytest.mark.slow
 def test_another_fit_keeps_the_loads(file, tmp_path, monkeypatch):
     """What `torchedge fit` of a campaign does to a profile that has measured loads."""
     pytest.importorskip("sklearn")

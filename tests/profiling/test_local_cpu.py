@@ -101,6 +101,7 @@ def test_a_ratio_scales_predicted_steps():
     assert 2.9 < three / one < 3.01  # idle lanes' and tiles' own shares do not follow the device
 
 
+@pytest.mark.slow
 def test_the_ratio_is_measured_without_touching_random_state():
     state = torch.get_rng_state()
     ratio = local_cpu.step_time_ratio(find_device("local-cpu"))

@@ -26,6 +26,7 @@ def written(tmp_path):
     return Disk(root), write
 
 
+@pytest.mark.slow
 def test_a_loss_of_power_leaves_the_old_or_the_new_profile(written, tmp_path):
     disk, write = written
     write(1.0)

@@ -25,6 +25,7 @@ def test_few_networks_are_left_out_one_at_a_time_in_order():
     assert network_groups(["c", "a", "b"]) == [["a"], ["b"], ["c"]]
 
 
+@pytest.mark.slow
 def test_the_forest_is_left_out_where_it_only_learns_noise():
     """Memory that is the simulation plus a constant plus noise: the constant predicts best."""
     pytest.importorskip("sklearn")

@@ -148,6 +148,7 @@ print("the parent goes on")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_is_refused_what_the_parent_has_open(checkout):
     done = subprocess.run(

@@ -44,6 +44,7 @@ def stored_tensors(draw):
     return tensors
 
 
+@pytest.mark.slow
 @given(stored_tensors(), st.sampled_from([1, 4096]), st.sampled_from([4, 8, 100]), st.booleans(), st.data())
 def test_reads_bring_every_byte_to_its_place(tensors, alignment, pages, join, data):
     made = program(tensors, [], [], [], [])

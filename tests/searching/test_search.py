@@ -194,11 +194,13 @@ def test_progress_is_told_after_each_iteration(space):
 # workers ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_nothing(space):
     pytest.importorskip("joblib")
     assert comparable(run(space, workers=2)) == comparable(run(space))
 
 
+@pytest.mark.slow
 def test_dask_takes_the_evaluation_over(space):
     distributed = pytest.importorskip("distributed")
     from joblib import parallel_config

@@ -314,6 +314,7 @@ def test_strategies_run_whatever_they_exceed(strategy, seed):
     assert found.strategy == chosen.solver["strategy"]
 
 
+@pytest.mark.slow
 def test_many_layers_and_loads():
     count, each = 5000, 20
     weights = tuple(Weight(f"w{n}", each, each, n, n) for n in range(2, count))

@@ -292,6 +292,7 @@ def test_a_hundred_problems_are_enough():
     assert max(map(len, problems)) < 300
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_loads():
     """One chunk a layer, all of one weight: every load is looked at."""
     count = 99_999

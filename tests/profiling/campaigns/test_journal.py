@@ -28,6 +28,7 @@ def written(folder: Path) -> bytes:
     return (folder / FILE).read_bytes()
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_torn_anywhere(data):
     with tempfile.TemporaryDirectory() as name:
