@@ -1,5 +1,7 @@
 """Arguments that people pass: devices and dtypes of torch, examples of either layout, bare limits."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -128,3 +130,34 @@ def test_many_predictions_take_what_one_takes():
     assert many.notes[0] and many.unsupported == ((),)
     with pytest.raises(InputError, match="loss is None in train mode"):
         predictor.predict_many([NET], 2, example=example, loss=None)
+
+
+X = torch.zeros(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": nn.CrossEntropyLoss()}, "takes input, target; expected a function of the outputs alone"),
+        ({"loss": nn.functional.mse_loss}, "takes input, target; expected a function of the outputs alone"),
+        ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss"),
+        ({"loss": "mse"}, "loss is 'mse'; expected a function of the outputs"),
+        ({"batch_size": 10**30}, "expected a whole number from 1 to 2147483647"),
+        ({"batch_size": 2**31}, "expected a whole number from 1 to 2147483647"),
+        ({"batch_dim": 9}, "batch_dim is 9, and no tensor of the example has more than 4 dimensions"),
+        ({"example": torch.zeros(0, 3, 8, 8)}, r"empty, of shape \(0, 3, 8, 8\); expected a batch"),
+    ],
+)
+def test_arguments_that_no_step_can_have_are_refused_by_name(arguments, message):
+    arguments = {"example": X, **arguments}
+    for function in (torchedge.predict, torchedge.simulate):
+        with pytest.raises(InputError, match=message):
+            function(NET, **arguments)
+
+
+def test_a_step_without_a_gradient_is_predicted_forward_alone_with_a_note():
+    frozen = copy.deepcopy(NET).requires_grad_(False)
+    for model, loss in ((frozen, "default"), (NET, lambda outputs: outputs.detach().sum())):
+        notes = torchedge.predict(model, 2, example=X, loss=loss).notes
+        assert any("no gradient reaches a parameter" in note for note in notes)
+    assert not any("no gradient" in note for note in torchedge.predict(NET, 2, example=X).notes)

@@ -137,10 +137,12 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
         raise InputError(f"{name} is {value!r}; expected one of {', '.join(words)}")
 
 
-def check_whole(name: str, value: object, least: int = 1) -> int:
+def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> int:
     """Return an argument that is a whole number, also of numpy; raises InputError for any other."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InputError(f"{name} is {value!r}; expected a whole number from {least} on")
+    if int(value) > most:
+        raise InputError(f"{name} is {value}; expected a whole number from {least} to {most}")
     return int(value)
 
 

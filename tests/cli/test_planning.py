@@ -161,7 +161,7 @@ def refused(capsys, *words):
 
 TOY = ("plan", "instance", "toy.json")
 WRONG = {
-    "no such form": (("plan", "gpt-neo-1.3b"), "No such command"),
+    "no such form": (("plan", "gpt-neo-1.3b"), "for example `torchedge plan model gpt-neo-1.3b`"),
     "no instance": (("plan", "verify", "good.json"), "INSTANCE"),
     "no such file": (("plan", "instance", "nowhere.json"), "nowhere.json"),
     "a folder": (("plan", "instance", "."), "regular file"),

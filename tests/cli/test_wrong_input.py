@@ -68,6 +68,7 @@ FINE = ("predict", "nets.py:fine", "--input-size", "3x8x8", "--device", "jetson-
 WRONG = {
     "unknown command": (("forecast",), "forecast"),
     "nearly a command": (("predikt",), "Did you mean 'predict'?"),
+    "no subcommand": (("plan", "resnet18"), "for example `torchedge plan model resnet18`"),
     "an unknown shell": (("completion", "csh"), "'bash', 'zsh', 'fish'"),
     "unknown option": ((*FINE, "--colour"), "--colour"),
     "no model": (("predict",), "MODEL..."),

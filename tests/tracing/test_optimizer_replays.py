@@ -77,8 +77,8 @@ def test_a_step_takes_what_the_real_optimizer_takes(name):
     kind, options = OPTIONS[name]
     model = network()
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1, **options)
-    values = capture(model, feed()[0], loss=torch.sum).values
-    footprint, updated = replay_of(optimizer, model).update(values, foreach=False)
+    graph = capture(model, feed()[0], loss=torch.sum)
+    footprint, updated = replay_of(optimizer, model).update(graph, foreach=False)
     assert len(updated) == 5
     for p in model.parameters():
         p.grad = torch.rand_like(p) if p.requires_grad else None
@@ -151,10 +151,10 @@ def test_fused_kernels_take_no_temporaries_but_counters_on_the_device():
 def test_options_of_a_named_optimizer_are_those_of_its_object():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300, bias=False))
-    values = capture(model, torch.zeros(2, 300)).values
+    graph = capture(model, torch.zeros(2, 300))
     named, plain = (OptimizerReplay("adamw", options) for options in ((("fused", True),), ()))
     fused = replay_of(torch.optim.AdamW(model.parameters(), fused=True), model)
-    assert named.update(values, True) == fused.update(values, True) != plain.update(values, True)
+    assert named.update(graph, True) == fused.update(graph, True) != plain.update(graph, True)
 
 
 def test_another_models_optimizer_is_refused():
@@ -276,3 +276,36 @@ def test_equal_optimizers_share_a_tape():
         != replay_of(torch.optim.Adam(model.parameters()), model)
     )
     assert OptimizerReplay("rmsprop") == OptimizerReplay("rmsprop")
+
+
+class TwoHeads(nn.Module):
+    """One of two equal heads is used, and a buffer that nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(300, 200), nn.Linear(200, 300), nn.Linear(200, 300)
+        self.register_buffer("table", torch.zeros(1000, 10))
+
+    def forward(self, x):
+        return self.second(self.body(x).relu())
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+@pytest.mark.parametrize("method", ["trace", "export"])
+def test_parameters_that_forward_does_not_read_are_weights_alone(kind, method):
+    model = TwoHeads().to("meta")
+    make = lambda parameters: getattr(torch.optim, kind)(parameters, lr=0.1, foreach=True)  # noqa: E731
+    graph = capture(model, feed()[0], loss=torch.sum, method=method)
+    assert any("does not read" in note and "first.weight, first.bias" in note for note in graph.notes)
+    for replay in (replay_of(make(model.parameters()), model), replay_of(make(model.parameters()))):
+        tape = write_tape(graph, StepSettings(optimizer=replay, backend="cpu"))
+        assert int(tape.peak_bytes(np.array([2]))[0]) == pytest.approx(counted(model, make), abs=1024)
+    alone = replay_of(make(model.first.parameters()), model)
+    assert not alone.update(graph, foreach=True)[1]
+
+
+def test_inference_holds_what_it_does_not_read():
+    model = TwoHeads()
+    tape = write_tape(capture(model, feed()[0], mode="infer"), StepSettings(backend="cpu"))
+    weights = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    assert int(tape.bytes_at(np.array([2]))[tape.persistent, 0].sum()) == pytest.approx(weights, rel=0.01)

@@ -7,7 +7,6 @@ Exit status: 0 done; 1 unforeseen error; 2 input that cannot be used (the line o
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import os
 import sys
@@ -87,14 +86,6 @@ class _Root(Group):
                 assert isinstance(loaded, click.Command)
                 return loaded
         return None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-        if self.get_command(ctx, args[0]) is None and near:
-            ctx.fail(f"No such command {args[0][:40]!r}. Did you mean {near[0]!r}?")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, section in SECTIONS.items():

@@ -6,6 +6,7 @@ Every command takes --json, -q, -v and -h. Parameters have Python's names: `--me
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import logging
 import os
@@ -305,6 +306,21 @@ class Group(click.Group):
         if ctx.invoked_subcommand is None:
             click.echo(ctx.get_help())
         return status
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named; without it suggest another one."""
+        word, names = args[0][:40], self.list_commands(ctx)
+        if self.get_command(ctx, args[0]) is None and not word.startswith("-"):
+            near = difflib.get_close_matches(word, names, n=1)
+            if near or ctx.parent is None:
+                ctx.fail(f"No such command {word!r}." + "".join(f" Did you mean {name!r}?" for name in near))
+            ctx.fail(
+                f"No such command {word!r} of {ctx.command_path}; expected one of {', '.join(self.commands)}, "
+                f"for example `{ctx.command_path} {next(iter(self.commands))} {word}`"
+            )
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the first sentence of each command's help."""

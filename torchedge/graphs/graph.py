@@ -134,7 +134,8 @@ class ForwardGraph:
     went away between operator k and k + 1: with it, memory is freed in the simulation where eager PyTorch
     frees it; None where capture cannot know. `training` is the mode the model ran in, `fixed_batch` the one
     batch size the graph is valid for (None: every). channels_last: the weights of convolutions lie
-    in that memory format, which has other kernels.
+    in that memory format, which has other kernels. unread: parameters and buffers of the model that no
+    operator reads, which occupy the device all the same.
     """
 
     values: tuple[Value, ...]
@@ -149,6 +150,7 @@ class ForwardGraph:
     captured_by: str = "trace"
     notes: tuple[str, ...] = ()
     channels_last: bool = False
+    unread: tuple[Value, ...] = ()
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:

@@ -27,6 +27,8 @@ Monomial = tuple[str, ...]
 Amount = Any
 """An int, a float or a Size."""
 
+LARGEST_BATCH = 2**31 - 1
+"""The largest batch size that is predicted."""
 BATCH_PRIME = 1_000_000_007
 """The batch size during capture. A prime this large cannot be mistaken for a layer's own size."""
 LARGEST_CONSTANT = 50_000_000

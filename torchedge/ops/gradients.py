@@ -62,6 +62,30 @@ def extend_needs(
             needs[output] = (differentiated or makes_leaf(op)) and values[output].dtype in FLOATING
 
 
+def reaches_parameter(values: Sequence[Value], ops: Sequence[Op], loss: int) -> bool:
+    """Whether a trained parameter, or a tensor that a model lets require gradients, has one of the loss.
+
+    What is written into a tensor reaches all that reads it later.
+    """
+    storages = list(range(len(values)))
+    for index, value in enumerate(values):
+        if value.alias is not None:
+            storages[index] = storages[value.alias]
+    wanted, written = {loss}, {storages[loss]}
+    for op in reversed(ops):
+        reached = not wanted.isdisjoint(op.outputs) or (op.inplace and storages[op.outputs[0]] in written)
+        if op.grad and reached:
+            spec, inputs = spec_of(op.kind), [index for index in op.inputs if index is not None]
+            if makes_leaf(op):
+                return True
+            if any(spec.grad_mode(slot) != "none" for slot in range(len(op.inputs))):
+                wanted.update(inputs)
+                written.update([storages[index] for index in inputs])
+                if any(values[index].trainable for index in inputs):
+                    return True
+    return values[loss].trainable
+
+
 def makes_leaf(op: Op) -> bool:
     """Whether a model makes an operator's results require gradients: `requires_grad_()` and the like.
 

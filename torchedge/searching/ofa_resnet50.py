@@ -6,6 +6,7 @@ Graphs need no modules: the full network is captured once, and skipped blocks ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -263,6 +264,9 @@ def cut(template: ForwardGraph, stem_residual: bool, depths: tuple[int, ...]) ->
         assert block_input is not None
         replacements[template.ops[positions[-1]].outputs[0]] = block_input
         removed.update(positions)
+    prefixes = tuple([f"{scope}." for scope in scopes])
+    unread = tuple([value for value in template.unread if not value.name.startswith(prefixes)])
+    template = replace(template, unread=unread)
     return GraphFamily(without_operators(template, removed, replacements), SYMBOLS)
 
 

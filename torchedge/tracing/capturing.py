@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_choice, check_whole, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
-from torchedge.graphs.sizes import Affine, NotAffineError
+from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
-from torchedge.tracing.objectives import as_arguments, default_loss
+from torchedge.tracing.objectives import as_arguments, check_loss, default_loss
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.programs import FileProgram
 
@@ -81,13 +81,9 @@ class CaptureRequest:
         """Raise InputError for invalid options."""
         check_choice("mode", self.mode, get_args(Mode))
         check_choice("method", self.method, get_args(Method))
-        if not (callable(self.loss) or self.loss in ("default", None)):
-            raise InputError(
-                f'loss is {self.loss!r}; expected a function of the outputs, "default" (the loss that the '
-                "model returns, or else cross entropy) or None"
-            )
+        check_loss(self.loss)
         if self.batch_size is not None:
-            check_whole("batch_size", self.batch_size)
+            check_whole("batch_size", self.batch_size, most=LARGEST_BATCH)
         if self.batch_dim is not None:
             check_whole("batch_dim", self.batch_dim, least=0)
 
@@ -262,6 +258,8 @@ def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
     if example is None and request.input_size is None:
         example = getattr(model, "example_inputs", None)
     args, kwargs, notes = arguments_of(model, example, request.input_size)
+    if request.batch_dim:
+        _check_batch_dim(request.batch_dim, (args, kwargs))
     call = ForwardCall(
         model,
         args,
@@ -275,6 +273,16 @@ def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
     if isinstance(model, FileProgram):
         return call, ("trace",)
     return call, ("trace", "export") if request.method == "auto" else (request.method,)
+
+
+def _check_batch_dim(batch_dim: int, arguments: Any) -> None:
+    """Raise InputError unless a tensor has the dimension that is the batch."""
+    if batch_of(arguments, batch_dim) is None:
+        most = max((t.dim() for t in tree_flatten(arguments)[0] if isinstance(t, torch.Tensor)), default=0)
+        raise InputError(
+            f"batch_dim is {batch_dim}, and no tensor of the example has more than {most} dimensions; "
+            f"expected 0 to {most - 1}"
+        )
 
 
 def _fallback_batch(request: CaptureRequest, call: ForwardCall) -> int | None:
@@ -382,6 +390,11 @@ def _from_example(example: Any) -> _Inputs:
             f"example is a {type(example).__name__} without tensors; expected a tensor or a pytree of tensors"
         )
     check_tensors(example, "example", values=False)
+    if not tensors[0].numel():
+        raise InputError(
+            f"the first tensor of the example is empty, of shape {tuple(tensors[0].shape)}; expected a batch "
+            "of one sample or more"
+        )
     return (*as_arguments(example), ())
 
 

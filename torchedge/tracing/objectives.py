@@ -17,6 +17,35 @@ from torchedge.tracing.copies import forget_cached
 from torchedge.tracing.interception import flat_result, output_names
 
 
+def check_loss(loss: object) -> None:
+    """Raise InputError unless a loss is a function of the outputs alone, "default" or None."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if isinstance(loss, type):
+        raise InputError(
+            f"loss is the class {name}; expected a function of the outputs: pass "
+            f"lambda outputs: {name}()(outputs, target)"
+        )
+    if not callable(loss):
+        if loss not in ("default", None):
+            raise InputError(
+                f'loss is {loss!r}; expected a function of the outputs, "default" (the loss that the model '
+                "returns, or else cross entropy) or None"
+            )
+        return
+    try:
+        signature = inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
+    except (TypeError, ValueError):  # of a function written in C
+        return
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [p for p in signature.parameters.values() if p.kind not in open_ended]
+    needed = [p.name for p in parameters if p.default is p.empty]
+    if len(needed) > 1:
+        raise InputError(
+            f"loss is {name}, which takes {', '.join(needed)}; expected a function of the outputs alone: "
+            "pass lambda outputs: loss(outputs, target), or omit it for cross entropy"
+        )
+
+
 def default_loss(outputs: Any) -> torch.Tensor | None:
     """Return a scalar to differentiate: the model's own loss, else cross entropy on every float output.
 

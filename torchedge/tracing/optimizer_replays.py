@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchedge.errors import InputError
-from torchedge.graphs import Value
+from torchedge.graphs import ForwardGraph, Value
 from torchedge.graphs.footprints import FootprintEvent, UpdateFootprint
 from torchedge.tracing.checkpointing import without_modes
 from torchedge.tracing.footprints import StorageLog
@@ -58,25 +58,31 @@ class OptimizerReplay:
         groups = (self.options, *[group for group in self.options if isinstance(group, tuple)])
         return any(option in group for group in groups for option in (("fused", True), ("fused", "True")))
 
-    def update(self, values: Sequence[Value], foreach: bool) -> tuple[UpdateFootprint, frozenset[int]]:
-        """Return the optimizer's steps for a graph's values, and which of these it updates.
+    def update(self, graph: ForwardGraph, foreach: bool) -> tuple[UpdateFootprint, frozenset[int]]:
+        """Return the optimizer's steps for a graph, and which of its values it updates.
 
         foreach: the framework's default on the device. Raises InputError for the optimizer of another model,
         and for one that cannot run on meta tensors.
         """
-        learning = {index: value for index, value in enumerate(values) if value.trainable}
+        learning = {index: value for index, value in enumerate(graph.values) if value.trainable}
         if self.parameters is None:
             learn = [(value.at(1), getattr(torch, value.dtype), 0, True) for value in learning.values()]
             parameters = tuple(learn)
             named = OptimizerReplay(self.name, self.options, parameters)
             return _replayed(named, tuple(range(len(parameters))), foreach), frozenset(learning)
-        places = self._places(learning, {value.name for value in values if not value.trainable})
+        without = [value for value in graph.values if not value.trainable] + list(graph.unread)
+        places = self._places(learning, without)
         return _replayed(self, tuple(places), foreach), frozenset(places.values())
 
-    def _places(self, learning: dict[int, Value], frozen: set[str]) -> dict[int, int]:
-        """Return the value of each parameter: by its name, else the first one left with its shape."""
+    def _places(self, learning: dict[int, Value], without: Sequence[Value]) -> dict[int, int]:
+        """Return the value of each parameter: by its name, else the first one left with its shape.
+
+        without: values that get no gradient, frozen or not read by the forward pass.
+        """
         assert self.parameters is not None
         left = dict(learning)
+        names = {value.name for value in without}
+        shapes = Counter([tuple(value.shape) for value in without if value.trainable])
         by_name = {value.name: index for index, value in learning.items()}
         places: dict[int, int] = {}
         for place, name in enumerate(self.names or ()):
@@ -84,9 +90,12 @@ class OptimizerReplay:
                 places[place] = by_name[name]
                 del left[by_name[name]]
         for place, (shape, _, _, learns) in enumerate(self.parameters):
-            if place in places or not learns or (self.names is not None and self.names[place] in frozen):
+            if place in places or not learns or (self.names is not None and self.names[place] in names):
                 continue
             index = next((i for i, value in left.items() if tuple(value.shape) == shape), None)
+            if index is None and shapes[shape]:
+                shapes[shape] -= 1
+                continue
             if index is None:
                 raise InputError(
                     f"the optimizer has a parameter of shape {shape} that the model has not; expected an "

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import FLOATING, ForwardGraph, GraphBuilder, Op
+from torchedge.graphs import FLOATING, ForwardGraph, GraphBuilder, Op, Value
 from torchedge.graphs.graph import Role
 from torchedge.graphs.sizes import (
     BATCH_PRIME,
@@ -23,7 +23,7 @@ from torchedge.graphs.sizes import (
     shape_at,
 )
 from torchedge.ops import registry
-from torchedge.ops.gradients import extend_needs
+from torchedge.ops.gradients import extend_needs, reaches_parameter
 from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.example_values import ExampleValues
 
@@ -301,9 +301,7 @@ class Recorder:
         return self._leaf(tensor) if index is None else index
 
     def _leaf(self, tensor: torch.Tensor) -> int:
-        if self._named is None:
-            self._named = {id(t): (name, t, role) for name, t, role in self._named_leaves()}
-        leaf = self._named.get(id(tensor))
+        leaf = self._model_tensors().get(id(tensor))
         role: Role
         if leaf is None:
             if tensor.device.type == "meta":
@@ -327,6 +325,12 @@ class Recorder:
         self._leaves[id(tensor)] = index
         self._alive.append(tensor)
         return index
+
+    def _model_tensors(self) -> dict[int, tuple[str, torch.Tensor, Role]]:
+        """Return the model's own tensors with name and role, by id."""
+        if self._named is None:
+            self._named = {id(t): (name, t, role) for name, t, role in self._named_leaves()}
+        return self._named
 
     def meta_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a meta tensor of the same shape and strides, so that no operator reads real parameters."""
@@ -425,8 +429,38 @@ class Recorder:
                 f"{name} runs no operator on its inputs; expected a module whose forward computes something"
             )
         self._flush()
+        unread = self._unread()
+        if loss is not None and not reaches_parameter(self.values, self.ops, loss):
+            self.note(
+                "no gradient reaches a parameter (all are frozen, or the loss is detached), so backward() "
+                "would fail: the forward pass alone is predicted"
+            )
         return ForwardGraph(
             values=tuple(self.values), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
             loss=loss, training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch,
-            name=name, notes=(*notes, *self.notes),
+            name=name, notes=(*notes, *self.notes), unread=unread,
         )  # fmt: skip
+
+    def _unread(self) -> tuple[Value, ...]:
+        """Return the parameters and buffers of the model that no operator reads; note the parameters."""
+        read = {value.name for value in self.values}
+        unread = [
+            Value(
+                name,
+                tuple(t.shape),
+                DTYPE_NAMES[t.dtype],
+                role,
+                trainable=role == "parameter" and t.requires_grad,
+            )
+            for name, t, role in reversed(self._model_tensors().values())
+            if role != "constant" and name not in read and t.dtype in DTYPE_NAMES
+        ]
+        parameters = [value for value in unread if value.role == "parameter"]
+        if parameters:
+            mib = sum(value.nbytes[0] for value in parameters) / 2**20
+            names = ", ".join([value.name for value in parameters[:3]]) + ", ..." * (len(parameters) > 3)
+            self.note(
+                f"parameters that the forward pass does not read count as weights, {mib:.1f} MiB, without "
+                f"gradient and optimizer state: {names}"
+            )
+        return tuple(unread)

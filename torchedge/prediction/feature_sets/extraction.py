@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from torchedge.errors import InputError, check_choice, did_you_mean
 from torchedge.graphs import ForwardGraph, Mode
+from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.prediction.feature_sets.convolutions import BatchAmount
 from torchedge.prediction.feature_sets.registry import Curve, FeatureInputs, FeatureSet, find_feature_set
 
@@ -175,9 +176,10 @@ def checked_batches(batch_sizes: Any) -> NDArray[np.int64]:  # noqa: ANN401
     """Return a batch size (), or several (B,); raises InputError unless all are whole numbers from 1 on."""
     array = np.asarray(batch_sizes)
     unusable = array.dtype.kind not in "iu" or array.size == 0 or array.ndim > 1
-    if unusable or (array < 1).any() or (array >= 2**31).any():
+    if unusable or (array < 1).any() or (array > LARGEST_BATCH).any():
         raise InputError(
-            f"batch_size is {batch_sizes!r}; expected a whole number from 1 on, or a sequence of them"
+            f"batch_size is {batch_sizes!r}; expected a whole number from 1 to {LARGEST_BATCH}, or a "
+            "sequence of them"
         )
     return array.astype(np.int64)
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.graphs import ForwardGraph, GraphFamily, Poly, Size
+from torchedge.graphs.graph import parameters_of
 from torchedge.graphs.sizes import Amount, Amounts
 from torchedge.prediction.memory.caching_allocator import ReplayRows
 from torchedge.prediction.memory.compiled_replay import replay_all
@@ -66,7 +67,8 @@ class GraphTraits:
 
 def graph_traits(graph: ForwardGraph) -> GraphTraits:
     """Return the traits of a graph."""
-    return GraphTraits(sum(v.nbytes[0] for v in graph.parameters) / 2**20, multiplies(graph))
+    parameters = (*graph.parameters, *parameters_of(graph.unread))
+    return GraphTraits(sum(v.nbytes[0] for v in parameters) / 2**20, multiplies(graph))
 
 
 def simulate_peaks(
@@ -179,7 +181,8 @@ class FamilyTape:
         self.names = np.array([name for _, name, _ in program.scratch], dtype=np.intp)
         geometry = [_in_batch(entry) for _, _, entries in program.scratch for entry in entries]
         self.geometry = Amounts(geometry, names, float)
-        parameters: Amount = sum((v.nbytes[0] for v in family.template.parameters), start=0)
+        weights = (*family.template.parameters, *parameters_of(family.template.unread))
+        parameters: Amount = sum((v.nbytes[0] for v in weights), start=0)
         self.parameters = Amounts([parameters], family.symbols)
         self.multiplies = multiplies(family.template)
 

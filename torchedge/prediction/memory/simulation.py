@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph
+from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.long_runs import Evaluation, RunStage, run_stages
@@ -161,7 +162,7 @@ def simulate(
     size below 1 or one the graph, captured for a fixed batch, does not allow.
     """
     settings = settings or StepSettings()
-    batch_size = check_whole("batch_size", batch_size)
+    batch_size = check_whole("batch_size", batch_size, most=LARGEST_BATCH)
     graph.check_batch_sizes([batch_size])
     tape = tape if tape is not None else write_tape(graph, settings)
     run = replay(tape, batch_size)

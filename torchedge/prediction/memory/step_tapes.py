@@ -138,7 +138,7 @@ class StepWriter:
         self._update: UpdateFootprint | None = None
         self._updated: frozenset[int] | None = None
         if graph.loss is not None and not isinstance(settings.optimizer, str):
-            self._update, self._updated = settings.optimizer.update(self.graph.values, settings.foreach)
+            self._update, self._updated = settings.optimizer.update(self.graph, settings.foreach)
 
     def write_persistent(self, first: bool) -> None:
         """Keep storages beyond a step: weights, buffers, inputs, optimizer state, gradients not freed."""
@@ -152,6 +152,8 @@ class StepWriter:
             self._storage[index] = tape.keep(self._sizes[index], category, value.name)
             if value.trainable:
                 trainable.append(index)
+        for value in self.graph.unread:
+            tape.keep(value.nbytes, WEIGHTS, value.name)
         for op in self.graph.ops if trains else ():
             if op.scope == "loss" and op.kind == "zeros" and not op.inputs:  # the targets, which a user feeds
                 index = op.outputs[0]
