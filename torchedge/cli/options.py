@@ -316,9 +316,10 @@ class Group(click.Group):
             near = difflib.get_close_matches(word, names, n=1)
             if near or ctx.parent is None:
                 ctx.fail(f"No such command {word!r}." + "".join(f" Did you mean {name!r}?" for name in near))
+            choices = ", ".join(self.commands)
             ctx.fail(
-                f"No such command {word!r} of {ctx.command_path}; expected one of {', '.join(self.commands)}, "
-                f"for example `{ctx.command_path} {next(iter(self.commands))} {word}`"
+                f"No such command {word!r} of {ctx.command_path}; expected one of {choices}, for example "
+                f"`{ctx.command_path} {next(iter(self.commands))} {word}`"
             )
         return super().resolve_command(ctx, args)
 
