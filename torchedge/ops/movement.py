@@ -56,7 +56,8 @@ OPS = (
     _shared("t", "input", "T mT H mH adjoint matrix_H numpy_T", strides=strides.transposed),
     _shared("permute", "input dims", strides=strides.reordered),
     _shared("movedim", "input source destination", "moveaxis"),
-    _shared("view_as_real", "input", "view_as_complex real imag"),
+    _shared("view_as_real", "input", "view_as_complex"),
+    _written("real", "input", "imag"),
     _shared("requires_grad", "input", "retain_grad is_leaf", strides=strides.unchanged),
     _view("detach", "input", "data", strides=strides.reshaped, grads=("none",)),
     _written(

@@ -77,8 +77,10 @@ def common_dtype(tensors: Any, attrs: dict[str, Any]) -> torch.dtype | None:
     dtype = _DTYPES[name]
     if attrs.get("dtype") not in (None, dtype):
         return None
-    if name not in FLOATING and any(isinstance(a, float) for a in attrs.values()):
-        return None
+    if not dtype.is_complex:
+        promoting = complex if name in FLOATING else (float, complex)
+        if any(isinstance(a, promoting) for a in attrs.values()):
+            return None
     return dtype
 
 
@@ -295,11 +297,21 @@ class Interceptor(TorchFunctionMode):
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
+        if metas is None and rec.has_complex and not target.inplace and self._is_complex(first):
+            metas = to_meta(args, rec), to_meta(kwargs, rec)  # rules know no casts to and from real tensors
         if metas is not None and len(rec.ops) > first:
             self._replay(first, call, *metas)
         if all([i is None or i in rec.example for i in call.inputs]):
             self._follow_example(call, result)
         return result
+
+    def _is_complex(self, place: int) -> bool:
+        """Whether an operator that is no view reads or writes complex numbers."""
+        rec = self.recorder
+        op = rec.ops[place] if place < len(rec.ops) else None
+        if op is None or rec.values[op.outputs[0]].alias is not None:
+            return False
+        return any(i is not None and rec.values[i].dtype[0] == "c" for i in (*op.inputs, *op.outputs))
 
     def _replay(self, place: int, call: _Call, args: Any, kwargs: Any) -> None:
         """Give a recorded operator its footprint where autograd records it and no rule knows it."""
@@ -568,10 +580,10 @@ def trace(call: ForwardCall) -> ForwardGraph:
         value = call.loss(outputs) if call.loss is not None else None
         if call.loss is not None:
             outputs = None  # as in `loss = criterion(model(x), y)`: only tensors that autograd saves stay
-    if not returned:
-        raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
-    last = loss_index(recorder, value) if call.loss is not None else None
-    graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
+        if not returned:
+            raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
+        last = loss_index(recorder, value) if call.loss is not None else None
+        graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
     outputs = value = fed_args = fed_kwargs = None
     if recorder.leaked():
         forget_cached((TracedTensor,))

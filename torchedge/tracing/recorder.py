@@ -193,6 +193,7 @@ class Recorder:
         self._views: dict[int, Op] = {}  # the operator behind each value that shares another's storage
         self.casts: dict[tuple[int, torch.dtype], Any] = {}
         self.notes: list[str] = []
+        self.has_complex = False
         self._named_leaves = leaves
         self._leaves: dict[int, int] = {}
         self._metas: dict[int, torch.Tensor] = {}
@@ -212,6 +213,7 @@ class Recorder:
     ) -> int:
         """Append a value and return its index."""
         shape = decode_shape(tuple(sizes)) if self.fixed_batch is None else tuple(sizes)
+        self.has_complex = self.has_complex or dtype[0] == "c"
         return self._builder.add(name, shape, dtype, role, trainable, alias)
 
     def wrap(self, tensor: torch.Tensor, index: int) -> TracedTensor:

@@ -187,3 +187,24 @@ def test_peak_of_writing_into_views(function):
         return (torch.empty(batch, 256, 64, device="meta"),), {}
 
     check(Network(function.__name__, lambda: Writing(function), feed))
+
+
+class Remembering(torch.nn.Module):
+    """A layer whose result stays in an attribute until the next step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)
+
+    def forward(self, x):
+        self.features = self.layer(x)
+        return self.head(self.features + 1).mean(1)
+
+
+def spectral():
+    return torch.nn.Sequential(*[torch.nn.utils.spectral_norm(torch.nn.Linear(512, 512)) for _ in range(2)])
+
+
+@pytest.mark.parametrize(("build", "size"), [(Remembering, (64, 64)), (spectral, (512,))])
+def test_peak_with_tensors_in_attributes(build, size):
+    check(Network(build.__name__, build, lambda batch: ((torch.empty(batch, *size, device="meta"),), {})))
