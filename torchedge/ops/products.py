@@ -122,6 +122,11 @@ def gate_activations(call: Call) -> tuple[int, ...]:
     return (6 * _FLOAT * prod(call.outs[0]),)
 
 
+def cell_gates(call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """CUDA's fused cells keep the gates of input and hidden state, and those behind the activations."""
+    return tuple([count * call.out_bytes(0) for count in counts])
+
+
 def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple[Sizes, ...] | None:
     """X (L, N, m) or (N, L, m), states (layers · directions, N, h) -> outputs of every step, last states.
 
@@ -135,11 +140,13 @@ def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple
     return ((*x[:2], width), *states)
 
 
+_CELL_PARAMS = "input hx w_ih w_hh b_ih b_hh"
 _PARAMS = "input hx params has_biases num_layers dropout train bidirectional batch_first"
 
 
 _product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower")
 _multiplied = partial(_product, flops=matmul_flops, saves=crossed(0, 1))
+_cell = partial(_product, work=Work.RECURRENT, flops=recurrent_flops, replayed=True, fused_on_cuda=True)
 _recurrent = partial(_product, work=Work.RECURRENT, flops=recurrent_flops, saves=keep(0, -1))
 
 OPS = (
@@ -190,5 +197,19 @@ OPS = (
     _product("_native_multi_head_attention", work=Work.ATTENTION, flops=attention_flops),
     _recurrent("lstm", _PARAMS, infer_many=recurrent_shapes, aux=gate_activations),
     _recurrent("gru", _PARAMS, "rnn_tanh rnn_relu", infer_many=recurrent_shapes, aux=gate_activations),
-    _recurrent("lstm_cell", "input", "gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell"),
+    _cell(
+        "lstm_cell",
+        _CELL_PARAMS,
+        saves=keep(0, 1, 2, -2),
+        aux=partial(cell_gates, counts=(4, 4, 4)),
+        backward_scratch=partial(cell_gates, counts=(4,)),
+    ),
+    _cell(
+        "gru_cell",
+        _CELL_PARAMS,
+        saves=keep(0, 1),
+        aux=partial(cell_gates, counts=(3, 3, 5)),
+        backward_scratch=partial(cell_gates, counts=(3, 3)),
+    ),
+    _recurrent("rnn_tanh_cell", "input", "rnn_relu_cell"),
 )

@@ -221,6 +221,7 @@ class OpSpec:
     replayed: PyTorch's own forward and backward call on meta tensors decides what a training step keeps and
     allocates (`Op.footprint`): such an entry needs no rules for that. Where PyTorch cannot run the call so,
     autograd is taken to keep every input.
+    fused_on_cuda: the entry's rules hold on CUDA, which has a kernel of its own; elsewhere it is replayed.
     gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
 
@@ -247,6 +248,7 @@ class OpSpec:
     broadcasts: bool = False
     gathers: bool = False
     replayed: bool = False
+    fused_on_cuda: bool = False
 
     def bytes_moved(self, call: Call) -> int:
         """Bytes a forward call reads and writes at least: each input and output once, nothing for views."""

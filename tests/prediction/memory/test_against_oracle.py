@@ -208,3 +208,27 @@ def spectral():
 @pytest.mark.parametrize(("build", "size"), [(Remembering, (64, 64)), (spectral, (512,))])
 def test_peak_with_tensors_in_attributes(build, size):
     check(Network(build.__name__, build, lambda batch: ((torch.empty(batch, *size, device="meta"),), {})))
+
+
+class Unrolled(torch.nn.Module):
+    """A recurrent cell, step by step."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell, self.head = cell(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        state = (x[:, 0], x[:, 0]) if isinstance(self.cell, torch.nn.LSTMCell) else x[:, 0]
+        outputs = []
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return self.head(torch.stack(outputs, 1)).mean(1)
+
+
+@pytest.mark.parametrize("cell", [torch.nn.GRUCell, torch.nn.LSTMCell])
+def test_peak_of_recurrent_cells(cell):
+    def feed(batch):
+        return (torch.empty(batch, 16, 64, device="meta"),), {}
+
+    check(Network(cell.__name__, lambda: Unrolled(cell), feed))

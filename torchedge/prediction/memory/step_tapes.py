@@ -269,8 +269,9 @@ class StepWriter:
         spec = spec_of(op.kind)
         recorded = saving and is_differentiated(op, self.differentiable)
         values, tape, storage = self.graph.values, self.tape, self._storage
-        if recorded and op.footprint is not None and not stored:
-            self._run_footprint(position, op, op.footprint)
+        footprint = self._footprint(op)
+        if recorded and footprint is not None and not stored:
+            self._run_footprint(position, op, footprint)
             return
         for index in op.outputs:
             value = values[index]
@@ -337,6 +338,12 @@ class StepWriter:
                 tape.category[numbers[number]] = SAVED
         spec, needs = spec_of(op.kind), self._needs(op)
         self._records.append(_Record(op, spec, needs, saved, position, numbers))
+
+    def _footprint(self, op: Op) -> Footprint | None:
+        """Return the footprint of an operator that runs as it was replayed."""
+        if self.settings.backend == "cuda" and spec_of(op.kind).fused_on_cuda:
+            return None
+        return op.footprint
 
     def _size_of(self, op: Op, footprint: Footprint, number: int) -> Poly:
         """Return the bytes of a storage of a footprint."""
@@ -694,9 +701,10 @@ class StepWriter:
             needs = self._needs(op)
             if True not in needs:
                 continue
-            if op.footprint is not None:
-                known = {*op.footprint.tensors[: sum([index is not None for index in op.inputs])]}
-                saved, after = op.footprint.saved, not known.issuperset(op.footprint.saved)
+            footprint = self._footprint(op)
+            if footprint is not None:
+                known = {*footprint.tensors[: sum([index is not None for index in op.inputs])]}
+                saved, after = footprint.saved, not known.issuperset(footprint.saved)
             else:
                 spec, call = spec_of(op.kind), self._call(op, needs)
                 saved = (*spec.saves(call), *spec.aux(call))
@@ -710,12 +718,13 @@ class StepWriter:
         needs, spec = self._needs(op), spec_of(op.kind)
         if not is_differentiated(op, self.differentiable):
             return
-        if op.footprint is None:
+        footprint = self._footprint(op)
+        if footprint is None:
             saved, numbers = self._save(op, spec, needs, recorded=True), dict[int, int]()
         else:
             storages = [self._storage[index] for index in op.inputs if index is not None]
-            numbers = dict(zip(op.footprint.tensors, storages, strict=False))
-            saved = [numbers[number] for number in op.footprint.saved]
+            numbers = dict(zip(footprint.tensors, storages, strict=False))
+            saved = [numbers[number] for number in footprint.saved]
             for storage in saved:
                 self.tape.hold(storage)
         self._records.append(_Record(op, spec, needs, saved, position, numbers))
