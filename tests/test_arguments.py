@@ -1,13 +1,15 @@
 """Arguments that people pass: devices and dtypes of torch, examples of either layout, bare limits."""
 
+import contextlib
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
 import torchedge
-from torchedge.errors import DeviceError, InputError
+from torchedge.errors import CaptureError, DeviceError, InputError
 
 NET = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
 DEVICE = "jetson-tx2"
@@ -161,3 +163,89 @@ def test_a_step_without_a_gradient_is_predicted_forward_alone_with_a_note():
         notes = torchedge.predict(model, 2, example=X, loss=loss).notes
         assert any("no gradient reaches a parameter" in note for note in notes)
     assert not any("no gradient" in note for note in torchedge.predict(NET, 2, example=X).notes)
+
+
+class Applied(nn.Module):
+    """A layer and a function of it and the input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(64, 64), function
+
+    def forward(self, x):
+        return self.function(self.layer, x)
+
+
+@dataclass
+class Result:
+    scores: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+ROWS = torch.zeros(4, 64)
+
+
+def note(model, example=ROWS, **arguments):
+    return " ".join(torchedge.predict(model, 4, "nvidia-h200", example=example, **arguments).notes)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", torch.optim.AdamW])
+def test_steps_without_a_gradient_are_predicted_where_workspaces_are_measured(optimizer):
+    model = Applied(lambda layer, x: layer(x).detach())
+    chosen = optimizer if isinstance(optimizer, str) else optimizer(model.parameters())
+    assert "no gradient reaches a parameter" in note(model, optimizer=chosen)
+
+
+def test_what_a_run_would_refuse_or_a_figure_leaves_out_is_noted():
+    linear = nn.Linear(64, 64)
+    assert "linear reads float32 and float64" in note(linear, ROWS.double())
+    assert "most weights are float64" in note(nn.Linear(64, 64).double(), ROWS.double())
+    tokens = torch.zeros(4, 7, dtype=torch.long)
+    assert "sparse embeddings" in note(nn.Embedding(9, 64, sparse=True), tokens)
+    assert "sparse" not in note(nn.Embedding(9, 64), tokens) + note(linear) and "reads" not in note(linear)
+
+
+def test_results_in_a_dataclass_are_outputs():
+    model = Applied(lambda layer, x: Result(layer(x)))
+    plain = Applied(lambda layer, x: layer(x))
+    both = [torchedge.predict(m, 4, example=ROWS).allocated for m in (model, plain)]
+    assert both[0] == both[1]
+
+
+def test_a_reason_that_both_ways_of_capture_give_is_given_once():
+    with pytest.raises(CaptureError) as caught:
+        torchedge.capture(Applied(lambda layer, x: layer(x).argmax(1)), ROWS)
+    assert str(caught.value).count("the loss is a NoneType") == 1
+
+
+def test_function_transforms_leave_no_level_behind():
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    for function in (
+        lambda layer, x: torch.vmap(lambda row: row * 2)(layer(x)),
+        lambda layer, x: torch.func.grad(lambda y: (y @ layer.weight).sum())(x),
+    ):
+        with contextlib.suppress(CaptureError):
+            torchedge.predict(Applied(function), 4, example=ROWS)
+        assert torch._C._functorch.get_dynamic_layer_stack_depth() == depth
+
+
+def test_sizes_beyond_what_can_be_counted_are_refused():
+    square = Applied(lambda layer, x: layer(x) @ layer(x).T)
+    with pytest.raises(InputError, match="handles more than 2 EiB"):
+        torchedge.predict(square, 2**31 - 1, example=ROWS)
+    prediction = torchedge.predict(square, 4, example=ROWS)
+    assert 2**20 < prediction.max_batch_size(1e30, largest=2**31 - 1) < 2**31 - 1
+    with pytest.raises(InputError, match="expected a whole number from 1 to 2147483647"):
+        prediction.max_batch_size(largest=2**40)
+    with pytest.raises(InputError, match="elements; expected at most"):
+        torchedge.predict(nn.Linear(64, 64), input_size=(2**62, 2**62, 64))
+    mistaken = Applied(lambda layer, x: layer(x) @ torch.zeros(64, 10**9, device="meta"))
+    with pytest.raises(CaptureError, match="stands for the batch"):
+        torchedge.predict(mistaken, 4, example=ROWS, mode="infer")
+
+
+def test_a_large_parameter_is_no_batch():
+    with torch.device("meta"):
+        model = nn.Embedding(1_000_000_006, 4)
+    prediction = torchedge.predict(model, 4, example=torch.zeros(4, 1, dtype=torch.long), mode="infer")
+    assert prediction.allocated.value == pytest.approx(16 * 1_000_000_006 / 2**20, rel=0.01)

@@ -57,14 +57,18 @@ class Analysis:
 
     def precision(self, settings: StepSettings) -> str | None:
         """Return the precision of products: autocast's, else that of most parameters; None: float32."""
-        if settings.amp is not None:
-            return settings.amp
+        dtype = settings.amp or self.dtype
+        return dtype if dtype in AMP_DTYPES else None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of most of the parameters' elements."""
         if self._results.dtype is None:
             elements: dict[str, int] = {}
             for value in self.graph.parameters:
                 elements[value.dtype] = elements.get(value.dtype, 0) + value.numel[0]
             self._results.dtype = max(elements, key=lambda dtype: elements[dtype], default="float32")
-        return self._results.dtype if self._results.dtype in AMP_DTYPES else None
+        return self._results.dtype
 
     def tape(self, settings: StepSettings) -> Tape:
         """Return the allocations of one step under these settings."""

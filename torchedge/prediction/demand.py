@@ -115,7 +115,10 @@ class Demand:
         tape = self.tape.without_scratch
 
         def possible(batch_size: int) -> bool:
-            return bool(self._least(tape, np.array([batch_size]), confidence)[0] <= limit_mib)
+            try:
+                return bool(self._least(tape, np.array([batch_size]), confidence)[0] <= limit_mib)
+            except InputError:  # more bytes than can be counted
+                return False
 
         if not tape.rises or possible(most):
             return most

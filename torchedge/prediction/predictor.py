@@ -89,7 +89,7 @@ def _predicted(
         unsupported=graph.unsupported,
         out_of_range=outside,
         provenance=models.provenance,
-        notes=(*graph.notes, *models.notes, *_not_timed(settings)),
+        notes=(*graph.notes, *models.notes, *_not_timed(analysis, settings)),
         needs=_demand(analysis, device, settings, models, family),
     )
 
@@ -179,7 +179,7 @@ def _predicted_many(
         device=device.name,
         provenance=models.provenance,
         unsupported=tuple(analysis.graph.unsupported for analysis in analyses),
-        notes=tuple((*a.graph.notes, *models.notes, *_not_timed(settings)) for a in analyses),
+        notes=tuple((*a.graph.notes, *models.notes, *_not_timed(a, settings)) for a in analyses),
     )
 
 
@@ -190,9 +190,11 @@ def _combined(tables: Sequence[Predictions], join: Callable[[list[Any]], Any]) -
     return {name: join([getattr(table, name) for table in tables]) for name in names}
 
 
-def _not_timed(settings: StepSettings) -> tuple[str, ...]:
+def _not_timed(analysis: Analysis, settings: StepSettings) -> tuple[str, ...]:
     """Return notes on settings that change the memory, but not the predicted latency."""
     notes = []
+    if analysis.precision(settings) is None and analysis.dtype != "float32":
+        notes.append(f"most weights are {analysis.dtype}: latency is predicted as that of float32")
     if str(settings.optimizer) not in OPTIMIZERS:
         notes.append(f"latency counts the update of {settings.optimizer} as Adam's")
     if settings.accumulation > 1:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, check_whole
+from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.prediction.demand import Demand
 from torchedge.storage.documents import plain
@@ -108,7 +109,7 @@ class Prediction:
         fit.
         """
         limit, checked = self._limit(limit_mib), checked_confidence(confidence)
-        check_whole("largest", largest)
+        check_whole("largest", largest, most=LARGEST_BATCH)
         needs = self._needs() if seq_len is None else self._needs().at_length(seq_len)
         return needs.largest(limit, checked, largest)
 

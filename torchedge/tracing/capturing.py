@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -238,6 +239,9 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
     if len(failures) == 1:
         raise next(iter(failures.values()))
     tracing, exporting = failures["trace"], failures["export"]
+    reasons = [str(error).partition(" raised ")[2] or str(error) for error in (tracing, exporting)]
+    if reasons[0] == reasons[1]:
+        raise CaptureError(f"{call.name} cannot be captured: {tracing}") from tracing
     raise CaptureError(
         f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: {exporting}."
     ) from tracing
@@ -411,6 +415,10 @@ def _floating_dtype(model: torch.nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
+_MOST_ELEMENTS = 2**40
+"""The most elements of one sample: far beyond, PyTorch cannot count its bytes."""
+
+
 def _checked_size(size: Any) -> tuple[int, ...]:
     plain = isinstance(size, (tuple, list)) and all(
         isinstance(s, int) and not isinstance(s, bool) for s in size
@@ -418,5 +426,9 @@ def _checked_size(size: Any) -> tuple[int, ...]:
     if not plain or any(s < 1 for s in size):
         raise InputError(
             f"input_size is {size!r}; expected whole numbers above 0 without the batch, like (3, 224, 224)"
+        )
+    if prod(size) > _MOST_ELEMENTS:
+        raise InputError(
+            f"input_size is {size!r}, {prod(size):.1e} elements; expected at most {_MOST_ELEMENTS:.1e}"
         )
     return tuple(size)

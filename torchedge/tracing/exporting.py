@@ -229,7 +229,11 @@ def _run(
     inputs = []
     for spec in program.graph_signature.input_specs:
         inputs.append(next(users) if spec.kind is InputKind.USER_INPUT else _tensor_of(program, spec.target))
-    with Interceptor(recorder), torch.set_grad_enabled(training):
-        results = _Replay(program.graph_module, recorder, _PREFIX, regions).results(inputs)
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        with Interceptor(recorder), torch.set_grad_enabled(training):
+            results = _Replay(program.graph_module, recorder, _PREFIX, regions).results(inputs)
+    finally:  # a graph of torch.vmap enters and leaves its levels by operators
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
     updated = len(results) - len(program.graph_signature.user_outputs)
     return list(results[updated:])

@@ -7,7 +7,7 @@ shapes runs unchanged. One run gives operators, shapes, Python lifetimes, checkp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -664,8 +664,15 @@ def tensors_in(outputs: Any, kind: type = TracedTensor) -> list[Any]:
 
 
 def flat_result(outputs: Any, kind: type) -> tuple[list[Any], TreeSpec]:
-    """Return the leaves and the structure of a model's result; without a tensor, those of its `to_tuple`."""
+    """Return the leaves and the structure of a model's result.
+
+    Without a tensor those of its `to_tuple`, or of the fields of a dataclass.
+    """
     leaves, structure = tree_flatten(outputs)
-    if hasattr(outputs, "to_tuple") and not any(isinstance(leaf, kind) for leaf in leaves):
+    if any(isinstance(leaf, kind) for leaf in leaves):
+        return leaves, structure
+    if hasattr(outputs, "to_tuple"):
         return tree_flatten(outputs.to_tuple())
+    if is_dataclass(outputs) and not isinstance(outputs, type):
+        return tree_flatten({f.name: getattr(outputs, f.name) for f in fields(outputs)})
     return leaves, structure

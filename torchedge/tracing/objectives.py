@@ -75,7 +75,7 @@ def _scores(outputs: Any) -> list[torch.Tensor]:
         if isinstance(head, torch.Tensor):
             aux = outputs.get("aux") if isinstance(outputs, Mapping) else None
             return [head] if aux is None else [head, aux]
-    return [t for t in tree_flatten(outputs)[0] if isinstance(t, torch.Tensor)]
+    return [t for t in flat_result(outputs, torch.Tensor)[0] if isinstance(t, torch.Tensor)]
 
 
 def _cross_entropy(scores: torch.Tensor) -> torch.Tensor:

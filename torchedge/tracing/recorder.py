@@ -22,7 +22,7 @@ from torchedge.graphs.sizes import (
     decode_shape,
     shape_at,
 )
-from torchedge.ops import registry
+from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs, reaches_parameter
 from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.example_values import ExampleValues
@@ -38,6 +38,8 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 _MOST_OPS = 100_000
 _MOST_VALUES = 4 * _MOST_OPS
 _CPU, _META = torch.device("cpu"), torch.device("meta")
+_SPARSE = {"embedding": "arg4", "embedding_bag": "arg5"}
+"""The argument by which an operator makes sparse gradients."""
 _PLAIN = (int, float, str, bool, type(None))
 
 
@@ -51,7 +53,8 @@ class Token:
         self.released = released
 
     def __del__(self) -> None:
-        self.released.append(self.index)
+        if hasattr(self, "released"):  # torch.compile makes objects of any type without their values
+            self.released.append(self.index)
 
 
 class TracedTensor(torch.Tensor):
@@ -314,14 +317,13 @@ class Recorder:
             name, role = f"constant_{len(self.values)}", "constant"
         else:
             name, _, role = leaf
-        index = self.add_value(
-            name,
-            tuple(tensor.shape),
-            DTYPE_NAMES[tensor.dtype],
-            role,
-            None,
-            role == "parameter" and tensor.requires_grad,
-        )
+        if any(type(size) is not int for size in tensor.shape):
+            raise CaptureError(
+                f"{name} is made by a function transform (torch.func) with sizes that follow the batch; "
+                "capture the model without it"
+            )
+        trainable = role == "parameter" and tensor.requires_grad  # its shape never follows the batch
+        index = self._builder.add(name, tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], role, trainable)
         if role != "parameter":
             self.example.add(index, tensor)
         self._leaves[id(tensor)] = index
@@ -437,11 +439,30 @@ class Recorder:
                 "no gradient reaches a parameter (all are frozen, or the loss is detached), so backward() "
                 "would fail: the forward pass alone is predicted"
             )
+        self._note_dtypes()
+        sparse = [op for op in self.ops if op.kind in _SPARSE and op.attrs.get(_SPARSE[op.kind]) is True]
+        if loss is not None and sparse:
+            self.note("gradients of sparse embeddings are counted as dense ones")
         return ForwardGraph(
             values=tuple(self.values), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
             loss=loss, training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch,
             name=name, notes=(*notes, *self.notes), unread=unread,
         )  # fmt: skip
+
+    def _note_dtypes(self) -> None:
+        """Note the first product of tensors of two dtypes."""
+        if len({value.dtype for value in self.values if value.dtype in FLOATING}) < 2:
+            return
+        for op in self.ops:
+            if spec_of(op.kind).work.multiplies_matrices:
+                dtypes = [self.values[index].dtype for index in op.inputs if index is not None]
+                floating = sorted({dtype for dtype in dtypes if dtype in FLOATING})
+                if len(floating) > 1:
+                    self.note(
+                        f"{op.kind} reads {' and '.join(floating)}, which PyTorch refuses without autocast: "
+                        "give the example the dtype of the weights"
+                    )
+                    return
 
     def _unread(self) -> tuple[Value, ...]:
         """Return the parameters and buffers of the model that no operator reads; note the parameters."""

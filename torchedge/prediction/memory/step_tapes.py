@@ -64,9 +64,10 @@ def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     step = StepWriter(graph, settings)
     step.write_persistent(first)
     step.write_forward()
-    if step.graph.loss is not None and step.differentiable[step.graph.loss]:
-        step.write_backward()
-        step.write_update(first)
+    if step.graph.loss is not None:
+        if step.differentiable[step.graph.loss]:
+            step.write_backward()
+            step.write_update(first)
         step.forget_unused()
     return step
 
@@ -191,7 +192,8 @@ class StepWriter:
         storages = {storage for phase, storage in enumerate(self._blas) if phase not in self._multiplied}
         self._blas = [storage for storage in self._blas if storage not in storages]
         self._trained |= self._gradients.keys()
-        for index in self._state.keys() - self._trained - {-1}:
+        replayed = {-1} if self._trained else set[int]()
+        for index in self._state.keys() - self._trained - replayed:
             storages.update(self._state.pop(index))
         for index in self._parameter_gradients.keys() - self._trained:
             storages.add(self._parameter_gradients.pop(index))

@@ -12,11 +12,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import Poly
 from torchedge.prediction.memory.workspaces import Scratch, WorkspaceModel
 
 ALIGNMENT = 512
 """PyTorch's CUDA allocator rounds every request up to a multiple of this many bytes."""
+
+_MOST_BYTES = 2.0**61
+"""Sums of sizes are 64-bit numbers."""
 
 CATEGORIES = (
     "weights",
@@ -57,12 +61,27 @@ class Tape:
     def bytes_at(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (S, B) int64: each storage's size, rounded up as the allocator does, per batch size."""
         n = np.asarray(batch_sizes, dtype=np.int64)
+        largest = float(n.max(initial=0))
+        if self._amounts @ (1.0, largest, largest * largest) > _MOST_BYTES:
+            raise InputError(
+                f"a step at batch size {int(largest)} handles more than 2 EiB; expected a smaller batch size"
+            )
         raw = self.sizes[:, :1] + self.sizes[:, 1:2] * n
         if self._quadratic.size:
             raw[self._quadratic] += self.sizes[self._quadratic, 2:] * n * n
         if self.scratch is not None:
             raw[self.scratch.storages] = self.scratch.bytes_at(n.tolist())
+        if raw.min(initial=0) < 0:
+            raise CaptureError(
+                "a tensor has a negative size at this batch size: the model has a size near 1,000,000,007, "
+                "which stands for the batch during capture; capture it for one batch size with batch_size="
+            )
         return np.asarray((raw + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT)
+
+    @cached_property
+    def _amounts(self) -> npt.NDArray[np.float64]:
+        """The sum (3,) of all storages' coefficients of 1, N, N²."""
+        return np.asarray(np.abs(self.sizes).sum(axis=0, dtype=float))
 
     @cached_property
     def _quadratic(self) -> npt.NDArray[np.intp]:
