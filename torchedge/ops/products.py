@@ -157,6 +157,7 @@ OPS = (
         flops=linear_flops,
         saves=crossed(0, 1),
         grads=("folded", "transposed", "new"),
+        hides=lambda ins: len(ins) > 2 and ins[2] is not None and len(ins[0] or ()) > 2,
     ),
     _multiplied(
         "matmul",

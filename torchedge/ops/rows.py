@@ -86,6 +86,14 @@ def nll_scratch(call: Call) -> tuple[int, ...]:
     return (prod(call.ins[0] or ()) * call.out_item_size(),)
 
 
+def alignment_scores(call: Call) -> tuple[int, ...]:
+    """CTC keeps the score of each step and place of a target, between whose entries there are blanks."""
+    steps, batch = (call.ins[0] or (0, 0))[:2]
+    targets = call.ins[1] or (0,)
+    longest = targets[-1] if len(targets) > 1 else targets[0] // batch if batch else 0
+    return (steps * batch * (2 * longest + 1) * call.out_item_size(),)
+
+
 def masked_scratch(call: Call, copies: int) -> tuple[int, ...]:
     """A mask of the input's elements, a byte each, and `copies` tensors of the input's size."""
     return (prod(call.ins[0] or ()), copies * call.in_bytes(0))
@@ -137,6 +145,7 @@ OPS = (
         "instance_norm",
         "input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled",
         aux=instance_norm_aux,
+        hides=lambda ins: True,
         grads=("new", "new", "new", "none"),
         autocast="keep",
     ),
@@ -217,5 +226,14 @@ OPS = (
         "input target weight reduction",
         "binary_cross_entropy_with_logits kl_div soft_margin_loss hinge_embedding_loss",
     ),
-    _replayed_loss("ctc_loss", "log_probs targets input_lengths target_lengths", "_ctc_loss"),
+    _loss(
+        "ctc_loss",
+        "log_probs targets input_lengths target_lengths blank reduction zero_infinity",
+        infer=reduced_shape,
+        first_dtype=True,
+        saves=keep(0, 1),
+        aux=alignment_scores,
+        backward_scratch=alignment_scores,
+    ),
+    _replayed_loss("_ctc_loss", "log_probs targets input_lengths target_lengths"),
 )

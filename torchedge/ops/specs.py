@@ -222,6 +222,7 @@ class OpSpec:
     allocates (`Op.footprint`): such an entry needs no rules for that. Where PyTorch cannot run the call so,
     autograd is taken to keep every input.
     fused_on_cuda: the entry's rules hold on CUDA, which has a kernel of its own; elsewhere it is replayed.
+    hides: whether, for these shapes of inputs, the result is a view of a tensor that the operator makes.
     gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
 
@@ -249,6 +250,7 @@ class OpSpec:
     gathers: bool = False
     replayed: bool = False
     fused_on_cuda: bool = False
+    hides: Callable[[Sequence[Sizes | None]], bool] | None = None
 
     def bytes_moved(self, call: Call) -> int:
         """Bytes a forward call reads and writes at least: each input and output once, nothing for views."""

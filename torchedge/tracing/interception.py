@@ -385,8 +385,8 @@ class Interceptor(TorchFunctionMode):
             return self._overwrite(call) if type(tensors[0]) is TracedTensor else None
         (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, [(sizes, DTYPE_NAMES[dtype])])
         result = torch.empty(sizes, dtype=dtype, device="meta")
-        if len(sizes) > 2 and len(tensors) > 2 and known.grads[0] == "folded" and args[0].is_contiguous():
-            result = result.view(sizes)  # of the matrix that a product with a bias gives
+        if known.hides is not None and known.hides(shapes) and args[0].is_contiguous():
+            result = result.view(sizes)
         return rec.wrap(result, index)
 
     def _infer_many(self, call: _Call, known: OpSpec) -> tuple[TracedTensor, ...] | None:

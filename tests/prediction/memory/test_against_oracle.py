@@ -232,3 +232,34 @@ def test_peak_of_recurrent_cells(cell):
         return (torch.empty(batch, 16, 64, device="meta"),), {}
 
     check(Network(cell.__name__, lambda: Unrolled(cell), feed))
+
+
+class Einsums(torch.nn.Module):
+    """Weights whose gradients arrive in another order of dimensions than theirs: parameters copy them."""
+
+    def __init__(self, equation, *shape):
+        super().__init__()
+        self.weight, self.equation = torch.nn.Parameter(torch.empty(shape)), equation
+
+    def forward(self, x):
+        operands = (x, self.weight) if self.equation.startswith("b") else (self.weight, x)
+        return torch.einsum(self.equation, *operands).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [("bi,oik->bok", (256, 64, 16)), ("oi,bi->bo", (4096, 64)), ("io,bi->bo", (64, 4096))],
+)
+def test_peak_of_weights_in_einsum(equation, shape):
+    def feed(batch):
+        return (torch.empty(batch, 64, device="meta"),), {}
+
+    check(Network(equation, lambda: Einsums(equation, *shape), feed), "sgd")
+
+
+def test_peak_of_a_layer_in_place_behind_an_instance_norm():
+    def build():
+        layers = torch.nn.Conv2d(3, 16, 1), torch.nn.InstanceNorm2d(16), torch.nn.LeakyReLU(inplace=True)
+        return torch.nn.Sequential(*layers, torch.nn.AvgPool2d(32), torch.nn.Flatten())
+
+    check(Network("norm", build, lambda batch: ((torch.empty(batch, 3, 32, 32, device="meta"),), {})))

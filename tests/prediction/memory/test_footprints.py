@@ -134,3 +134,23 @@ def test_operators_that_a_checkpoint_runs_again_take_storages_of_their_own():
         storage = abs(event) - 1
         assert (storage in alive) == (event < 0)  # allocated once, freed once
         (alive.discard if event < 0 else alive.add)(storage)
+
+
+class Speech(nn.Module):
+    """A layer and CTC, whose kernels run on no meta tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(40, 29)
+
+    def forward(self, x):
+        scores = self.layer(x).log_softmax(-1).transpose(0, 1)
+        targets, lengths = (torch.ones(len(x), n, dtype=torch.long) for n in (50, 1))
+        return F.ctc_loss(scores, targets, 100 * lengths[:, 0], 50 * lengths[:, 0])
+
+
+def test_ctc_takes_what_the_profiler_sees():
+    torch.manual_seed(0)
+    model, x = Speech(), torch.randn(64, 100, 40)
+    peak = profiled_peak(lambda: model(x).backward()) + x.nbytes + sum(p.nbytes for p in model.parameters())
+    assert peak_of(capture(model, x, loss=lambda loss: loss), 64) == pytest.approx(peak, rel=0.02)

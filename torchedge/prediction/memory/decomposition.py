@@ -86,7 +86,8 @@ class _CompositePass:
     def _einsum(self, op: Op) -> None:
         """Two operands become one bmm.
 
-        Each permuted to (batch, own, summed) dimensions and copied where that needs it.
+        Each permuted to (batch, own, summed) dimensions and copied where that needs it; the one whose own
+        dimension comes first in the result is the left one. Gradients arrive in the product's order.
         """
         equation = str(op.attrs.get("equation", "")).replace(" ", "")
         operands = [i for i in op.inputs if i is not None]
@@ -97,20 +98,25 @@ class _CompositePass:
             return
         batch = [k for k in terms[0] if k in terms[1] and k in right]
         summed = [k for k in terms[0] if k in terms[1] and k not in right]
-        inputs = []
-        for index, term in zip(operands, terms, strict=True):
-            own = [k for k in term if k not in batch and k not in summed]
+        owned = [[k for k in term if k not in batch and k not in summed] for term in terms]
+        firsts = [min([right.index(k) for k in own if k in right], default=0) for own in owned]
+        first = int(all(owned) and firsts[1] < firsts[0])
+        inputs, permuted = [], []
+        for place, (index, term, own) in enumerate(zip(operands, terms, owned, strict=True)):
+            product = (*batch, *own, *summed) if place == first else (*batch, *summed, *own)
+            permuted.append("".join(product) != term)
             order = [term.index(k) for k in (*batch, *own, *summed)]
             shape, strides = self.layouts.shape(index), self.layouts.of(index)
-            permuted = tuple([shape[k] for k in order]), tuple([strides[k] for k in order])
+            ordered = tuple([shape[k] for k in order]), tuple([strides[k] for k in order])
             ends = len(batch), len(batch) + len(own)
             folded = (
-                prod(permuted[0][: ends[0]]),
-                prod(permuted[0][ends[0] : ends[1]]),
-                prod(permuted[0][ends[1] :]),
+                prod(ordered[0][: ends[0]]),
+                prod(ordered[0][ends[0] : ends[1]]),
+                prod(ordered[0][ends[1] :]),
             )
-            inputs.append(index if viewed(*permuted, folded) is not None else self._copied(index, op))
-        self.out.emit(replace(op, kind="matmul", inputs=tuple(inputs), attrs={}))
+            inputs.append(index if viewed(*ordered, folded) is not None else self._copied(index, op))
+        attrs = {"permuted": tuple(permuted)}
+        self.out.emit(replace(op, kind="matmul", inputs=tuple(inputs), attrs=attrs))
         self.out.release(*[i for i in inputs if i not in operands])
 
     def _operand(self, index: int, batch: Shape, op: Op) -> int:

@@ -130,6 +130,7 @@ class StepWriter:
         self._parameter_gradients: dict[int, int] = {}
         self._pending_uses: dict[int, int] = {}
         self._viewed: set[int] = set()
+        self._permuted: set[int] = set()  # gradients whose strides are not those of their parameter
         self._state: dict[int, list[int]] = {}
         self._blas: list[int] = []
         self._blas_size = (int(settings.blas_workspace_mib * 2**20) // len(_BLAS), 0, 0)
@@ -566,6 +567,8 @@ class StepWriter:
                     self._take_workspace(op, 1 + slot)
                 if mode == "transposed" or (mode == "folded" and len(value.shape) > 2):
                     self._viewed.add(storage)
+                if op.attrs.get("permuted", ())[slot : slot + 1] == (True,):
+                    self._permuted.add(storage)
         self._start_blas(spec)
         self._drop_all(scratch)
         for place, storage in broadcast:  # the engine sums broadcast dimensions after the node has returned
@@ -632,14 +635,17 @@ class StepWriter:
         tape.drop(storage)
 
     def _give_to_parameter(self, index: int, storage: int) -> None:
-        """Let a parameter add a gradient to its own, adopt one that nothing shares, or clone a shared one."""
+        """Let a parameter add a gradient to its own, adopt one that nothing shares, or clone it.
+
+        A gradient is cloned as well where its strides are not the parameter's.
+        """
         tape = self.tape
         self._trained.add(index)
         if index in self._parameter_gradients:
             tape.drop(storage)
             return
         size, label = self._sizes[index], f"{self.graph.values[index].name}.grad"
-        if tape.counts[storage] == 1 and tape.sizes[storage] == size:
+        if tape.counts[storage] == 1 and tape.sizes[storage] == size and storage not in self._permuted:
             tape.category[storage] = GRADIENTS
             tape.labels[storage] = label
             self._parameter_gradients[index] = storage
