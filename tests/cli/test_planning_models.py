@@ -230,7 +230,7 @@ WRONG = {
     "fusion": ((*SMALL, "--fusion", "some"), "--fusion"),
     "strategy": ((*SMALL, "--strategy", "best"), "always-next"),
     "input size": ((*SMALL, "--input-size", "3x"), "'--input-size'"),
-    "another input size": ((*SMALL, "--input-size", "7"), "--input-size 7 does not suit the model"),
+    "another input size": ((*SMALL, "--input-size", "7"), "--input-size 7 is the shape of one sample"),
     "picture": ((*SMALL, "--plot", "x.png", "--picture", "pie"), "--picture"),
     "a picture of nothing": ((*SMALL, "--picture", "gantt"), "add --plot FILE"),
     "kind of file": ((*SMALL, "--plot", "x.gif"), ".png, .svg, .pdf"),

@@ -235,6 +235,15 @@ def test_a_model_may_bring_its_own_example():
     assert predicted.memory == torchedge.predict(model, 2, example=torch.zeros(2, 60, 32), **H200).memory
 
 
+def test_the_size_of_a_sample_has_a_sequence():
+    model = nn.Sequential(nn.Embedding(9, 16), nn.Linear(16, 4))
+    by_size, by_example = (
+        torchedge.predict(model, 2, seq_len=30, **H200, **arguments)
+        for arguments in ({"input_size": (7,)}, {"example": torch.zeros(2, 7, dtype=torch.long)})
+    )
+    assert by_size.allocated == by_example.allocated
+
+
 def test_wrong_arguments_are_refused():
     with pytest.raises(InputError, match="the example has no sequence"):
         torchedge.predict("resnet18", 2, example=torch.zeros(2, 3, 64, 64), seq_len=10, **H200)

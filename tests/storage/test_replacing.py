@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import torchedge
-from torchedge.errors import InputError
+from torchedge.errors import InputError, ProfileError
 from torchedge.storage import replacing
-from torchedge.storage.replacing import new_folder, recover
+from torchedge.storage.replacing import new_file, new_folder, recover
 
 STOPPED = """
 import os, shutil, signal, sys
@@ -94,3 +94,11 @@ def test_a_rename_that_fails_puts_the_old_folder_back(target, monkeypatch, excha
 def test_a_system_without_exchange_is_told_by_the_call(tmp_path, monkeypatch):
     monkeypatch.setattr(replacing.ctypes, "CDLL", lambda *_, **__: object())
     assert replacing._exchange(tmp_path / "a", tmp_path / "b") is False
+
+
+@pytest.mark.parametrize("path", [".", "/", ".."])
+def test_folders_without_a_name_are_recovered_and_no_file(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recover(Path(path))
+    with pytest.raises(ProfileError, match="cannot be written"), new_file(path):
+        pass

@@ -432,6 +432,6 @@ def unsuitable_size(input_size: tuple[int, ...] | None) -> Iterator[None]:
             raise
         shape = "x".join(map(str, input_size))
         raise CaptureError(
-            f"--input-size {shape} does not suit the model; expected the shape of one sample, without the "
-            f"batch. {error}"
+            f"{str(error).rstrip('.')}. Check that --input-size {shape} is the shape of one sample, without "
+            "the batch"
         ) from error

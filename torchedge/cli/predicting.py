@@ -76,7 +76,9 @@ def predict(
     Nothing is run: device memory (Γ, of an inference γ) and latency (Φ, φ) come with 90 % intervals. --json
     prints an object for one prediction and a list for several. The exit status is 3 if a run does not fit.
     """
-    from torchedge.api import Predictor, capture_lengths
+    from torchedge.api import Predictor
+    from torchedge.tracing.capturing import CaptureRequest
+    from torchedge.tracing.sequence_lengths import LengthFamily
 
     predictor = Predictor(device)
     limit = None if memory_limit is None else memory_limit / MIB
@@ -86,7 +88,10 @@ def predict(
         if seq_len is None:
             graphs = capture_named(text, mode=mode, input_size=input_size, batch_sizes=batch_size)
         else:
-            graphs = [capture_lengths(options.load_named(text)[0], mode=mode)] * len(batch_size)
+            module, label = options.load_named(text)
+            request = CaptureRequest(module, None, mode, input_size=input_size, name=label)
+            with options.unsuitable_size(input_size):
+                graphs = [LengthFamily(request)] * len(batch_size)
         predictions = [
             predictor.predict(graph, size, seq_len=seq_len, **step)
             for graph, size in zip(graphs, batch_size, strict=True)

@@ -30,10 +30,10 @@ def new_file(path: str | Path) -> Iterator[BinaryIO]:
     Raises:
         ProfileError: the folder is missing or cannot be written.
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    target = Path(path).absolute()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
+        temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
         try:
             with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
                 yield file
@@ -90,8 +90,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 def recover(target: Path) -> None:
     """Put the old folder back where a process was stopped after it had moved the folder away."""
-    old = _old(target)
-    if old.is_dir() and not os.path.lexists(target):
+    target = target.absolute()
+    if target.name and not os.path.lexists(target) and (old := _old(target)).is_dir():
         with contextlib.suppress(OSError):
             old.rename(target)
 

@@ -40,11 +40,12 @@ class LengthFamily:
         """Find the length; raises InputError where the example has none."""
         request = self.request.loaded()
         if request.example is None:
-            example = getattr(request.model, "example_inputs", None)
-            if example is None and request.input_size is None:
-                args, kwargs, _ = arguments_of(checked_model(request.model), None, None)
+            size = request.input_size
+            example = getattr(request.model, "example_inputs", None) if size is None else None
+            if example is None:
+                args, kwargs, _ = arguments_of(checked_model(request.model), None, size)
                 example = {**kwargs} or args
-            request = replace(request, example=example)
+            request = replace(request, example=example, input_size=None)
         object.__setattr__(self, "request", request)
         object.__setattr__(self, "length", example_length(self.request.example))
 

@@ -46,7 +46,7 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
         model = _built(lambda: build_from_config(config, architecture), text, weights)
         return model, type(model).__name__
     path, _, factory = text.rpartition(":")
-    if path.endswith(".py"):
+    if path.endswith(".py") and factory:
         return _from_python(Path(path), factory, weights), f"{Path(path).stem}:{factory}"
     suffix = Path(text).suffix.lower()
     if suffix in (".onnx", ".pt2") and weights:
@@ -59,9 +59,10 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
         if not Path(text).is_file():
             raise InputError(f"{text}: there is no such file; expected {_FORMS}")
         raise InputError(f"{text} holds weights, not a model; expected {_FORMS}")
-    if suffix == ".py":
+    if suffix in (".py", ".py:"):
         raise InputError(
-            f"{text} names no factory; expected {text}:NAME, a function in it that returns the model"
+            f"{text} names no factory; expected {text.rstrip(':')}:NAME, a function in it that returns the "
+            "model"
         )
     return _from_name(text, weights), text.removeprefix("timm:")
 
