@@ -92,6 +92,7 @@ OPS = (
     _copy("to_copy", "input", "_to_copy", autocast="keep", strides=strides.as_input),
     _copy("copy", "input src", "set_", grads=("new", "pass")),
     _part("copy_slices", "input view", grads=("new",)),
+    _part("custom_function", grads=("new",), replayed=True),
     _part("view_again", "view input", grads=("none", "new")),
     _copy(
         "index",

@@ -43,6 +43,9 @@ class AutogradState:
         self._switched_on = torch.is_grad_enabled()
         self._regions = 0
         self._annotated: CheckpointRegion | None = None
+        self.entered: tuple[Any, tuple[Any, ...]] | None = (
+            None  # the custom function entered last: class, arguments
+        )
 
     def switch(self, on: bool) -> None:
         """Follow `torch.set_grad_enabled`, called before it takes effect."""
@@ -96,7 +99,7 @@ class AutogradState:
         """Return the region of the innermost reentrant checkpoint, else of the outermost custom function."""
         frame: FrameType | None = sys._getframe(1)
         owner: object = None
-        inner = None
+        inner, function = None, None
         while frame is not None:
             if frame.f_code is CheckpointFunction.forward.__code__:
                 return self._in_reentrant(frame, note)
@@ -107,11 +110,16 @@ class AutogradState:
                     "run again in the backward pass, each with its own backward"
                 )
                 owner = inner.f_locals.get(inner.f_code.co_varnames[0]) if inner is not None else None
+                function = frame.f_locals["cls"], frame.f_locals["args"]
             inner, frame = frame, frame.f_back
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook"):
             return True, self._number(hooks[0])
-        return True, self._number(owner) if isinstance(owner, FunctionCtx) else 0
+        if not isinstance(owner, FunctionCtx):
+            return True, 0
+        if not hasattr(owner, _REGION):
+            self.entered = function
+        return True, self._number(owner)
 
     def _in_reentrant(self, frame: FrameType, note: Note) -> tuple[bool, int]:
         owner = frame.f_locals["ctx"]

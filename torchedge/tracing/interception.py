@@ -175,6 +175,8 @@ class Interceptor(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call; the mode is off while this runs."""
+        if self.recorder.inside is not None:
+            self.recorder.leave_function()
         target = target_of(func)
         kwargs = kwargs or {}
         if target.body is not None and self.running != func:

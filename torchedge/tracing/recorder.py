@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,6 +13,7 @@ import torch
 
 from torchedge.errors import CaptureError
 from torchedge.graphs import FLOATING, ForwardGraph, GraphBuilder, Op, Value
+from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.graph import Role
 from torchedge.graphs.sizes import (
     BATCH_PRIME,
@@ -26,6 +28,7 @@ from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs, reaches_parameter
 from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.example_values import ExampleValues
+from torchedge.tracing.footprints import footprint_of
 
 _DTYPES = """
     float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool uint16 uint32
@@ -169,6 +172,23 @@ def leaves_of(model: torch.nn.Module) -> Leaves:
     return leaves
 
 
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """The custom autograd function that runs: its region, its first value, what it reads, its footprint."""
+
+    region: int
+    first: int
+    inputs: list[int]
+    footprint: Callable[[], Footprint | None]
+
+
+def _like(item: Any) -> Any:
+    """Return an argument without the stand-in, whose end is that of a value."""
+    if not isinstance(item, torch.Tensor):
+        return item
+    return torch.empty_strided(item.size(), item.stride(), dtype=item.dtype, device="meta")
+
+
 class Recorder:
     """Collects values and operators while a model is traced.
 
@@ -197,6 +217,7 @@ class Recorder:
         self.casts: dict[tuple[int, torch.dtype], Any] = {}
         self.notes: list[str] = []
         self.has_complex = False
+        self.inside: _Inside | None = None
         self._named_leaves = leaves
         self._leaves: dict[int, int] = {}
         self._metas: dict[int, torch.Tensor] = {}
@@ -273,6 +294,41 @@ class Recorder:
             if whole is not None and whole is not tensor:
                 whole.token = self._view_again(whole, written) if root in self._hiding else token
             tensor.token = self._view_again(tensor, written)
+
+    def leave_function(self) -> None:
+        """End a custom autograd function whose own backward may pass gradients on that its operators stop.
+
+        Then an operator behind its result has the footprint of the function (straight-through estimators).
+        """
+        entered, self.inside = self.inside, None
+        if entered is None or self.autograd.now(self.note)[1] == entered.region:
+            self.inside = entered
+            return
+        results = [self._owners[i] for i in range(entered.first, len(self.values)) if i in self._owners]
+        trains = any(self.needs_gradient(index) for index in entered.inputs)
+        if len(results) == 1 and trains and results[0].dtype_name in FLOATING:
+            (result,), old = results, results[0].token.index
+            if not self.needs_gradient(old):
+                form = (result.sizes, result.dtype_name)
+                (index,) = self.add_call("custom_function", entered.inputs, {}, [form], old)
+                self.ops[-1] = replace(self.ops[-1], footprint=entered.footprint())
+                result.token = self.token(index)
+
+    def _enter_function(self, function: Any, args: Sequence[Any], region: int, first: int) -> None:
+        tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        metas = [self.meta_of(item) if isinstance(item, torch.Tensor) else item for item in args]
+        inputs = [self.index_of(tensor) for tensor in tensors]
+        needs = [self.needs_gradient(index) for index in inputs]
+        shapes = [_like(item) for item in metas]
+
+        def footprint() -> Footprint | None:
+            replayed = footprint_of(function.apply, shapes, {}, needs, self.fixed_batch is None)
+            if replayed is None:
+                return None
+            hidden = [k for k in replayed.saved if k not in replayed.tensors]
+            return replace(replayed, forward=tuple([k + 1 for k in hidden]))
+
+        self.inside = _Inside(region, first, inputs, footprint)
 
     def _view_again(self, tensor: TracedTensor, whole: int) -> Token:
         """Return the value of a tensor whose storage `whole` has by now."""
@@ -404,6 +460,9 @@ class Recorder:
         outputs = range(first, len(self.values))
         plain_attrs = {k: plain(v) for k, v in attrs.items()}
         grad, region = self.autograd.now(self.note)
+        if self.autograd.entered is not None:
+            (function, args), self.autograd.entered = self.autograd.entered, None
+            self._enter_function(function, args, region, first)
         self.ops.append(
             Op(kind, tuple(inputs), tuple(outputs), plain_attrs, self.scopes[-1], inplace, grad, region,
                kind in registry())

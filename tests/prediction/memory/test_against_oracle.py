@@ -263,3 +263,30 @@ def test_peak_of_a_layer_in_place_behind_an_instance_norm():
         return torch.nn.Sequential(*layers, torch.nn.AvgPool2d(32), torch.nn.Flatten())
 
     check(Network("norm", build, lambda batch: ((torch.empty(batch, 3, 32, 32, device="meta"),), {})))
+
+
+class Binary(torch.autograd.Function):
+    """A step whose own backward passes gradients on where its forward stops them."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * (1 - x.abs())
+
+
+class Straight(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 1024), torch.nn.Linear(1024, 10)
+
+    def forward(self, x):
+        return self.last(Binary.apply(self.first(x)))
+
+
+def test_peak_with_a_straight_through_function():
+    check(Network("straight", Straight, lambda batch: ((torch.empty(batch, 64, device="meta"),), {})))

@@ -317,6 +317,10 @@ class StepWriter:
             for number, index in zip(footprint.tensors, present, strict=False)
             if storage[index] >= 0 and (index in op.inputs or values[index].role != "activation")
         }  # an output's storage may be that of a first run, which a checkpoint gave up
+        for number, index in tensors.items():
+            alias = values[index].alias
+            if number not in numbers and alias is not None:
+                numbers[number] = storage[alias]
         for event in footprint.forward:
             number = abs(event) - 1
             if event < 0:
