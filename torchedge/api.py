@@ -427,7 +427,8 @@ def export(
     (FlashMem); plan: stream as planned by `torchedge.plan` with the same model, example, device and
     precision. onnx: also write model.onnx, checked by onnx and run by onnxruntime where that is installed.
     tuner: what chooses the kernels' schedules and layouts: "fixed" constants of the device class, or "model",
-    TMModel's cost model, the default where the device's profile has coefficients of kernels.
+    TMModel's cost model, the default where the device's profile has coefficients of kernels, and for training
+    steps on phones, with assumed ones.
     progress: called with each stage.
     Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators
     without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it),

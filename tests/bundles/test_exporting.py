@@ -306,3 +306,15 @@ def test_the_tuner_of_a_bundle_is_an_argument(tmp_path):
     assert any("coefficients are partly" in note for note in by_model.manifest.notes)
     fixed = torchedge.export(model, x, out=tmp_path / "fixed", device="adreno-640", onnx=False, tuner="fixed")
     assert not any("coefficients" in note for note in fixed.manifest.notes)
+
+
+def test_a_training_step_for_a_phone_is_tuned_by_assumed_coefficients_and_says_so(model, batch, tmp_path):
+    def notes(place, mode, tuner):
+        out = tmp_path / str(place)
+        bundle = torchedge.export(
+            model, batch[0], out=out, device="adreno-750", mode=mode, tuner=tuner, onnx=False
+        )
+        return [note for note in bundle.manifest.notes if "coefficients are partly assumed" in note]
+
+    assert notes(0, "train", None) and notes(1, "infer", "model")
+    assert not notes(2, "train", "fixed") and not notes(3, "infer", None)

@@ -117,6 +117,9 @@ def make_bundle(
     progress("lower")
     limits = profile_limits(device)
     lowered_for = target_of_device(device, limits, request.precision, request.tuner)
+    if request.train and request.tuner is None and lowered_for.name == "mobile":
+        # Without coefficients of its own, those of its class: other phones' choose better than constants.
+        lowered_for = target_of_device(device, limits, request.precision, "model")
     coefficients = lowered_for.coefficients
     if coefficients is not None and coefficients.provenance is not Provenance.MEASURED:
         notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")

@@ -67,7 +67,7 @@ _MAX_WEIGHTS = 2**36
     "--tuner",
     type=click.Choice(["fixed", "model"]),
     help="What chooses schedules and layouts of kernels. [default: model, where the device's profile has "
-    "coefficients of kernels]",
+    "coefficients of kernels, and for training steps on phones]",
 )
 @click.option("--memory-limit", type=SIZE, help="Stream weights: the most memory a run allocates.")
 @click.option("--onnx/--no-onnx", default=True, help="Also write model.onnx.")
