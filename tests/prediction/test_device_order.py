@@ -9,7 +9,7 @@ from torch import nn
 
 import torchedge
 from torchedge.devices import find_device, list_devices, prediction_provenance
-from torchedge.prediction.latency.roofline import product_rates
+from torchedge.prediction.latency.roofline import fitting_prior, product_rates
 from torchedge.prediction.profiles import load_models
 
 PRECISIONS = (None, "float16", "bfloat16")
@@ -180,3 +180,11 @@ def test_weights_in_half_precision_are_timed_as_such():
     assert half.latency.value < 0.4 * single.latency.value
     many = torchedge.Predictor("nvidia-a100").predict_many([model.float(), model.bfloat16()], [4096])
     assert many.latency.shape == (2, 1)
+
+
+def test_the_prior_of_a_fit_takes_no_ratio_of_peaks():
+    """Convolutions reach a smaller part of TF32's peak than products do of float32's."""
+    device = find_device("nvidia-h200")
+    assert product_rates(device)[0] > product_rates(device)[1]
+    figures = {name: figure for name, figure in device.figures.items() if name != "peak_tf32_gflops"}
+    np.testing.assert_array_equal(fitting_prior(device), fitting_prior(replace(device, figures=figures)))

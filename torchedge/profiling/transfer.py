@@ -27,10 +27,10 @@ from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.roofline import (
     COEFFICIENTS,
     WorkRows,
-    fitting_prior,
     named,
     pack,
     prior_spread,
+    rated_mean,
     step_time,
     work_times,
 )
@@ -291,7 +291,7 @@ def _prior(base: Base, samples: Samples) -> FloatArray:
         replace(d, figures={name: figure for name, figure in d.figures.items() if name in shared})
         for d in (samples.device, base.device)
     )
-    shift = fitting_prior(here, samples.settings.amp) - fitting_prior(there, model.amp)
+    shift = rated_mean(here, samples.settings.amp) - rated_mean(there, model.amp)
     return np.asarray(model.coefficients + shift)
 
 

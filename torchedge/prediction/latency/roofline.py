@@ -127,7 +127,16 @@ def prior_mean(device: Device, precision: str | None = None) -> npt.NDArray[np.f
 
 
 def fitting_prior(device: Device, precision: str | None = None) -> npt.NDArray[np.float64]:
-    """Return (K,): the prior of a fit, whose own coefficients hold the rate of matrix products."""
+    """Return (K,): the prior of a fit.
+
+    In single precision it is the vector units' for all products: convolutions reach a smaller part of TF32's
+    peak than matrix products do of the vector units', so that their ratio by the peaks is no prior of either.
+    """
+    return _vector_units_mean(device) if precision is None else prior_mean(device, precision)
+
+
+def rated_mean(device: Device, precision: str | None = None) -> npt.NDArray[np.float64]:
+    """Return (K,): `prior_mean` with the rate of matrix products in coefficients of their own."""
     excess = matrix_excess(device, precision)
     return prior_mean(device, precision) + [excess * (c.name in _MATRIX) for c in COEFFICIENTS]
 
