@@ -4,6 +4,7 @@ import contextlib
 import copy
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -249,3 +250,32 @@ def test_a_large_parameter_is_no_batch():
         model = nn.Embedding(1_000_000_006, 4)
     prediction = torchedge.predict(model, 4, example=torch.zeros(4, 1, dtype=torch.long), mode="infer")
     assert prediction.allocated.value == pytest.approx(16 * 1_000_000_006 / 2**20, rel=0.01)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x", ""])
+def test_what_is_no_path_is_refused_by_name(path):
+    for function in (
+        torchedge.load_bundle,
+        lambda out: torchedge.export(NET, X, out=out, device="local-cpu"),
+    ):
+        with pytest.raises(InputError, match="expected a path"):
+            function(path)
+    with pytest.raises(InputError, match="is no bundle"):
+        torchedge.load_bundle("a" * 5000)
+
+
+def test_what_is_no_function_or_size_is_refused_by_name():
+    with pytest.raises(InputError, match="progress is a int; expected a function"):
+        torchedge.advise(NET, 2, example=X, progress=5)
+    with pytest.raises(InputError, match="input_size is None; expected the shape"):
+        torchedge.PruningSpace(NET, None)
+
+
+def test_numbers_of_numpy_are_numbers():
+    prediction = torchedge.predict(NET, 2, example=X)
+    assert prediction.fits(np.float32(4000)) == prediction.fits(np.int64(4000)) == prediction.fits(4000)
+
+
+def test_an_export_whose_model_fails_on_the_example_says_so(tmp_path):
+    with pytest.raises(CaptureError, match="raised RuntimeError on the example"):
+        torchedge.export(copy.deepcopy(NET).double(), X, out=tmp_path / "b", device="local-cpu")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
-from torchedge.errors import DeviceError, InputError, check_choice, check_whole
+from torchedge.errors import DeviceError, InputError, check_choice, check_function, check_path, check_whole
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
@@ -227,6 +227,7 @@ def advise(
     """
     from torchedge.prediction.advice import advise_settings
 
+    check_function("progress", progress)
     request = CaptureRequest(model, batch_size, "train", example, input_size, loss, batch_dim=batch_dim)
     request = request if seq_len is None else LengthFamily(request).at(seq_len)
     settings = _settings(optimizer, amp, 1, model)
@@ -335,7 +336,9 @@ def search(
         Recipe(population, iterations, mutation, parents),
         check_whole("seed", seed, 0),
     )
-    path = None if journal is None else Path(journal)
+    path = None if journal is None else check_path("journal", journal)
+    if progress is not None:
+        check_function("progress", progress)
     return run_search(task, check_score(score, batched), workers=workers, journal=path, progress=progress)
 
 

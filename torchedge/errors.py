@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
+from os import PathLike, fspath
+from pathlib import Path
 
 __all__ = [
     "CaptureError",
@@ -144,6 +146,21 @@ def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1)
     if int(value) > most:
         raise InputError(f"{name} is {value}; expected a whole number from {least} to {most}")
     return int(value)
+
+
+def check_path(name: str, value: object) -> Path:
+    """Return a path; raises InputError for another type and for an empty text."""
+    if not isinstance(value, (str, PathLike)) or not isinstance(text := fspath(value), str):
+        raise InputError(f"{name} is {value!r}; expected a path")
+    if not text:
+        raise InputError(f"{name} is empty; expected a path")
+    return Path(text).expanduser()
+
+
+def check_function(name: str, value: object) -> None:
+    """Raise InputError unless an argument can be called."""
+    if not callable(value):
+        raise InputError(f"{name} is a {type(value).__name__}; expected a function")
 
 
 @contextmanager

@@ -244,7 +244,7 @@ def test_a_failure_leaves_what_was_there(model, batch, tmp_path, monkeypatch):
 
 
 def test_an_empty_name_is_refused(model, batch):
-    with pytest.raises(InputError, match="out is empty; expected the name of a folder"):
+    with pytest.raises(InputError, match="out is empty; expected a path"):
         torchedge.export(model, batch[0], out="", device="local-cpu", onnx=False)
 
 

@@ -79,7 +79,7 @@ WRONG = {
     "wrong channels": (("predict", "nets.py:fine", "-d", "tx2", "--input-size", "5x8x8"), "channel"),
     "a size too few": (
         ("predict", "nets.py:fine", "-d", "tx2", "--input-size", "3x8"),
-        "--input-size 3x8 does",
+        "Check that --input-size 3x8 is",
     ),
     "too small an image": (("predict", "nets.py:fine", "-d", "tx2", "--input-size", "3x1x1"), ""),
     "no shape": ((*FINE, "--input-size", "large"), "3x224x224"),

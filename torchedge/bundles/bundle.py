@@ -35,7 +35,7 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import InputError
+from torchedge.errors import InputError, check_path
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import part_images
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
@@ -63,6 +63,14 @@ if TYPE_CHECKING:
 MEBIBYTE = 2**20
 
 Array = npt.NDArray[Any]
+
+
+def _is_bundle(folder: Path) -> bool:
+    try:
+        recover(folder)
+        return folder.is_dir() and (folder / MANIFEST).exists()
+    except OSError:  # a name that is too long
+        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +103,8 @@ class Bundle:
             InputError: it is no bundle, or something in it is missing, changed or out of range.
             ProfileError: a file cannot be read or is damaged, or leads out of the folder.
         """
-        folder = Path(path).expanduser()
-        recover(folder)
-        if not folder.is_dir() or not (folder / MANIFEST).exists():
+        folder = check_path("path", path)
+        if not _is_bundle(folder):
             raise InputError(
                 f"{path}: is no bundle; expected a folder with a {MANIFEST}, which torchedge.export makes"
             )

@@ -37,7 +37,7 @@ from torchedge.bundles.plan_files import PLAN_FILES, plan_file
 from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import write_weights
 from torchedge.devices import Device, Provenance
-from torchedge.errors import DeviceError, InputError, LoweringError, check_choice
+from torchedge.errors import DeviceError, InputError, LoweringError, check_choice, check_path
 from torchedge.graphs import Mode
 from torchedge.lowering.inference import capture_inference_step, target_of_device
 from torchedge.lowering.limits import Limits, check_limits, profile_limits
@@ -388,9 +388,7 @@ def check_free(out: str | Path, force: bool) -> Path:
     Raises:
         InputError: it is there already (with `force`: and is no bundle), or its own folder is not there.
     """
-    if not os.fspath(out):
-        raise InputError("out is empty; expected the name of a folder to make")
-    target = Path(out).expanduser().absolute()
+    target = check_path("out", out).absolute()
     recover(target)
     if target.is_symlink():
         target = target.resolve()

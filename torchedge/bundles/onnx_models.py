@@ -38,7 +38,13 @@ def eager_outputs(
 ) -> list[torch.Tensor]:
     """Return the output tensors of the model in evaluation, computed by PyTorch on a copy."""
     with torch.no_grad(), isolated(model, False) as twin:
-        outputs = twin(*args, **kwargs)
+        try:
+            outputs = twin(*args, **kwargs)
+        except Exception as error:
+            raise CaptureError(
+                f"{type(model).__name__} raised {type(error).__name__} on the example: {first_line(error)}; "
+                "expected an example that PyTorch runs"
+            ) from error
     return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 

@@ -46,6 +46,11 @@ class PruningSpace(SearchSpace):
         name: str | None = None,
     ) -> None:
         self._check(model, ratios, round_to, strategy)
+        size: object = input_size
+        if not isinstance(size, (tuple, list)):
+            raise InputError(
+                f"input_size is {input_size!r}; expected the shape of one sample, like (3, 224, 224)"
+            )
         self.input_size = tuple(input_size)
         self.name = name or type(model).__name__
         self.ratios, self.round_to = tuple(sorted(set(map(float, ratios)))), round_to
