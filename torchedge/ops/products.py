@@ -178,7 +178,14 @@ OPS = (
         saves=crossed(1, 2),
         grads=("pass", "new"),
     ),
-    _product("einsum", "equation operands", flops=einsum_flops, saves=crossed(0, 1), composite="einsum"),
+    _product(
+        "einsum",
+        "equation operands",
+        flops=einsum_flops,
+        saves=crossed(0, 1),
+        composite="einsum",
+        replayed=True,
+    ),
     _multiplied("bilinear", "input1 input2 weight bias", saves=keep(0, 1, 2), autocast="widest"),
     _product("outer", "input vec2", "ger", replayed=True),
     _product(

@@ -149,7 +149,13 @@ OPS = (
         grads=("new", "new", "new", "none"),
         autocast="keep",
     ),
-    _norm("rms_norm", "input normalized_shape weight eps", aux=rms_norm_aux),
+    _norm(
+        "rms_norm",
+        "input normalized_shape weight eps",
+        aux=rms_norm_aux,
+        replayed=True,
+        fused_on_cuda=True,
+    ),
     spec(
         "_weight_norm",
         "v g dim",

@@ -290,3 +290,19 @@ class Straight(torch.nn.Module):
 
 def test_peak_with_a_straight_through_function():
     check(Network("straight", Straight, lambda batch: ((torch.empty(batch, 64, device="meta"),), {})))
+
+
+class Chain(torch.nn.Module):
+    """A product of three operands, and a norm that the CPU runs as several operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.empty(64, 64), torch.empty(64, 256)])
+        self.norm = torch.nn.RMSNorm(256)
+
+    def forward(self, x):
+        return self.norm(torch.einsum("bti,ij,jk->btk", x, *self.weights)).mean(1)
+
+
+def test_peak_of_a_product_of_three_and_a_norm():
+    check(Network("chain", Chain, lambda batch: ((torch.empty(batch, 64, 64, device="meta"),), {})))

@@ -84,7 +84,7 @@ class _CompositePass:
         self.out.release(*[i for i, old in zip(operands, (a, b), strict=True) if i != old])
 
     def _einsum(self, op: Op) -> None:
-        """Two operands become one bmm.
+        """Two operands become one bmm; others run as they were replayed.
 
         Each permuted to (batch, own, summed) dimensions and copied where that needs it; the one whose own
         dimension comes first in the result is the left one. Gradients arrive in the product's order.
@@ -116,7 +116,7 @@ class _CompositePass:
             )
             inputs.append(index if viewed(*ordered, folded) is not None else self._copied(index, op))
         attrs = {"permuted": tuple(permuted)}
-        self.out.emit(replace(op, kind="matmul", inputs=tuple(inputs), attrs=attrs))
+        self.out.emit(replace(op, kind="matmul", inputs=tuple(inputs), attrs=attrs, footprint=None))
         self.out.release(*[i for i in inputs if i not in operands])
 
     def _operand(self, index: int, batch: Shape, op: Op) -> int:
