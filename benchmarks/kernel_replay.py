@@ -1,13 +1,15 @@
 """Let the present model choose among candidates that `torchedge bench kernels` measured: docs/lowering.md.
 
-    python benchmarks/kernel_replay.py FOLDER --profile nvidia-h200 --storage image
+    python benchmarks/kernel_replay.py ROWS --profile nvidia-h200 --storage image
 
-FOLDER holds the rows of `torchedge bench kernels --out FOLDER`; nothing is measured again. Seconds a case.
+ROWS is the folder of `torchedge bench kernels --out FOLDER`, or a packed file of its rows as in
+profiles/nvidia-h200/campaign/; nothing is measured again. Less than a second a case.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,17 +27,20 @@ from torchedge.lowering.trials import Trials, search
 from torchedge.lowering.tuning import score
 from torchedge.profiling.kernel_benchmark import describe_choice, operand_layouts, summarize
 from torchedge.profiling.operator_cases import case_of, operator_kernel
-from torchedge.storage.journals import Journal
+from torchedge.storage.documents import read_unpacked
+from torchedge.storage.journals import parse_rows
 from torchedge.textures.coefficients import KernelCoefficients, coefficients_of
 
+MOST_BYTES = 1 << 28
 
-def read_bench(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of measured cases; raises InputError where the folder has none."""
-    path = folder / "kernels.jsonl"
+
+def read_bench(rows: Path) -> list[dict[str, Any]]:
+    """Return the rows of measured cases, of a folder or of a packed file; raises InputError if it is none."""
+    path = rows / "kernels.jsonl" if rows.is_dir() else rows
     if not path.is_file():
         raise InputError(f"{path} does not exist; expected the results of `torchedge bench kernels`")
-    with Journal(path) as journal:
-        return [row for _, row in journal.rows() if row.get("kind") == "case"]
+    data = read_unpacked(path, max_bytes=MOST_BYTES)
+    return [row for _, row in parse_rows(path, io.BytesIO(data)) if row.get("kind") == "case"]
 
 
 def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoefficients) -> dict[str, Any]:
@@ -101,14 +106,14 @@ def search_again(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Print how the present model does on measured cases, by the coefficients of a profile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="rows of `torchedge bench kernels --out FOLDER`")
+    parser.add_argument("rows", type=Path, help="folder of `torchedge bench kernels --out`, or .jsonl.gz")
     parser.add_argument("--profile", required=True, help="the device that was measured")
     parser.add_argument("--storage", choices=["buffer", "image"], help="preferred storage")
     given = parser.parse_args()
     known = find_device(given.profile)
     target = target_of_device(known)
     target = replace(target, storage=given.storage) if given.storage else target
-    rows = read_bench(given.folder)
+    rows = read_bench(given.rows)
     replayed = [replay_case(row, target, coefficients_of(known)) for row in rows]
     search_again(replayed)
     print_summary(known.name, summarize(replayed), len(rows))
