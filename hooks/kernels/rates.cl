@@ -58,4 +58,22 @@ __kernel void sweep_local(__global const FLOATS *from, int mask, int rounds, __l
     }
     ((__global FLOATS *)out)[get_local_id(0)] = sum;
 }
+
+// Reads operands of a product's tiles: eight neighbouring work-items have a row in common, every eighth a column.
+__kernel void tile_local(__global const FLOATS *from, int mask, int rounds, __local FLOATS *copy, __global float *out)
+{
+    for (int at = get_local_id(0); at <= mask; at += get_local_size(0))
+        copy[at] = from[at];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    const int across = get_local_id(0) % 8, down = get_local_id(0) / 8 % 8;
+    int at = 0;
+    FLOATS sum = 0;
+    for (int round = 0; round < rounds; round += 8) {
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            sum += copy[at + 16 * k + across] * copy[at + 16 * k + 8 + down];
+        at = (at + 128) & mask;
+    }
+    ((__global FLOATS *)out)[get_local_id(0)] = sum;
+}
 #endif

@@ -186,6 +186,12 @@ class SimulatedDevice:
     def _barrier(self, case: Case) -> float:
         return 200.0
 
+    def _tile(self, case: Case) -> float:
+        return 240.0
+
+    def _start(self, case: Case) -> float:
+        return 4000.0 + 50.0 * case.number("groups")
+
     def _launch(self, case: Case) -> float:
         return 20.0
 

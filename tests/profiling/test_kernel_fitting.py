@@ -83,6 +83,8 @@ def test_rates_and_latencies_come_back(fitted, name):
     assert coefficients.image.main_gb_s == pytest.approx(device.rates[2], rel=0.02)
     assert coefficients.image.overlap == pytest.approx(device.overlap, rel=0.05)
     assert max(coefficients.gflops) == pytest.approx(889.9, rel=0.02)
+    assert coefficients.group_ns == pytest.approx(50.0, rel=0.05)
+    assert coefficients.tile_gb_s == pytest.approx(240.0, rel=0.02)
     assert coefficients.origins["image"].residual < 5
 
 

@@ -144,6 +144,39 @@ def test_local_memory_limits_the_waves_of_a_unit():
     assert plenty.waves[0] > scarce.waves[0] == 1
 
 
+def test_elements_read_again_come_from_the_cache_that_holds_those_of_all_groups():
+    nbytes = 64 * 2**20
+    rows = {"image": False, "count": 64, "distinct_bytes": nbytes, "reuse": 0}
+    near, far = ADRENO.buffer.lines * ADRENO.buffer.line_bytes / 64, 64 * ADRENO.l2_bytes
+
+    def main(group_bytes, again):
+        operands = [
+            reads(**rows, group_bytes=group_bytes),
+            reads(**rows, group_bytes=group_bytes, again=again),
+        ]
+        items = np.array([64.0 * nbytes / group_bytes])
+        return predict_kernels(work(*operands, items=items), ADRENO).terms["main memory"][0]
+
+    once = nbytes / (ADRENO.buffer.main_gb_s * 1e6)
+    assert main(near, True) == pytest.approx(once)
+    assert main(near, False) == pytest.approx(2 * once)
+    assert once < main(far, True) <= main(far, False)
+
+
+def test_tiles_of_products_share_what_they_read_of_local_memory():
+    device = replace(ADRENO, tile_gb_s=2 * ADRENO.local_gb_s)
+    own, shared = work(local_traffic=16e4), work(tile_reads=1e4)
+    term = [predict_kernels(w, d).terms["local memory"][0] for w in (own, shared) for d in (ADRENO, device)]
+    np.testing.assert_allclose(np.array(term) / term[0], [1, 1, 1, 0.5])
+
+
+def test_a_launch_takes_the_time_that_its_work_groups_need_to_start():
+    device = replace(ADRENO, group_ns=100.0)
+    few, many = (predict_kernels(work(group=(n, 1, 1)), device) for n in (64, 1))
+    assert few.terms["starts"][0] == pytest.approx(64 * 100.0 / 1e6)
+    assert largest(many) == "starts" and many.ms[0] > few.ms[0]
+
+
 @given(st.floats(1, 1e4), st.integers(0, 8), st.sampled_from([16, 64, 256]), st.floats(1, 64), st.booleans())
 def test_more_of_anything_never_costs_less(count, reuse, group, share, image):
     """Reads, live lines, arithmetic and registers: the cost is monotonic in each."""

@@ -78,6 +78,10 @@ class Sketch:
 
         count = len(placed)
         operands = [work_of_operand(number) for number in range(len(self.reads) + len(self.writes))]
+        elements = [(access.tensor, access.indices) for _, access in self.reads]
+        for number, element in enumerate(elements):
+            if element in elements[:number]:
+                operands[number] = replace(operands[number], again=np.ones(count * self.candidates, bool))
         scratch = [_joined([part.spread_over(self.candidates)], [0] * count) for part in self.scratch]
         slices = np.tile(np.broadcast_to(self.slices, (self.candidates,)), count)
         columns = {
@@ -437,7 +441,8 @@ def _local(product: Product, candidates: Candidates) -> Sketch:
         "flops": 2.0 * tile_rows * tile_cols * points,
         "registers": ADDRESSES + 4 * (tile_rows * tile_cols + tile_rows + tile_cols + fetched),
         "local_bytes": 2.0 * depth * (s.block_rows + s.block_cols + 2 * PAD) * product.itemsize,
-        "local_traffic": 4.0 * (points * (tile_rows + tile_cols) + chunks * fetched),
+        "local_traffic": 4.0 * chunks * fetched,
+        "tile_reads": points * (tile_rows + tile_cols) / LANES,
         "barriers": chunks + 1,
         "vector": s.vector,
         "chains": tile_rows * np.asarray(s.vectors),

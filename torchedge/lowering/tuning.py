@@ -41,9 +41,8 @@ from torchedge.textures.model import KernelCost, predict_kernels, predict_reuse
 
 Array = npt.NDArray[Any]
 
-MARGIN = 0.2
-"""Predicted gain over the default, relative and beside a launch, below which the default stays: about the
-model's error."""
+MARGIN = 0.1
+"""Predicted gain over the default, relative and beside a launch, below which the default stays."""
 LARGEST_OPERANDS = 3
 """Tensors of a kernel whose layouts are chosen together; those of the others stay as they are."""
 BEAM = 6
@@ -141,11 +140,14 @@ class Scores:
         return places[: int(np.isfinite(values).sum())]
 
     def fields(self) -> Array:
-        """Return (C N, F) whole numbers: a candidate's schedule, then which operands lie in images."""
+        """Return (C N, F) whole numbers: a candidate's schedule, then the operands' patterns; 0: a buffer."""
         schedules = np.concatenate([candidates.table() for candidates, _ in self.sets])
-        images = [[choice[node].storage != "buffer" for node in self.operands] for choice in self.layouts]
-        storages = np.array([[*image, *[False] * (LARGEST_OPERANDS - len(image))] for image in images], int)
-        both = np.repeat(storages, len(schedules), axis=0), np.tile(schedules, (len(storages), 1))
+        patterns = np.zeros((len(self.layouts), LARGEST_OPERANDS), int)
+        for number, choice in enumerate(self.layouts):
+            for place, node in enumerate(self.operands):
+                if choice[node].storage != "buffer":
+                    patterns[number, place] = 1 + tuple(PATTERNS).index(choice[node].pattern)
+        both = np.repeat(patterns, len(schedules), axis=0), np.tile(schedules, (len(patterns), 1))
         return np.concatenate(both[::-1], axis=1)
 
     def gains(self, ms: float, default_ms: float) -> bool:

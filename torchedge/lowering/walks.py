@@ -151,6 +151,7 @@ def access_works(
                 warp_share=share[number][group],
                 group_bytes=group_bytes,
                 quad_columns=columns[number][group],
+                again=np.zeros(candidates, bool),
             )
         )
     return works

@@ -34,6 +34,8 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "arithmetic": "GFLOP/s of all work-items, by floats of an instruction and independent chains",
         "chain": "ns of a multiply-add that waits for the one before",
         "barrier": "ns of a barrier of one work-group",
+        "tile": "GB/s of all work-items that read operands of a product's tiles in local memory",
+        "start": "ns of a launch of `groups` work-groups of so many warps that do nothing",
         "launch": "us of one launch of many",
         "copy": "GB/s of a copy command",
     }
@@ -154,6 +156,9 @@ def cases(traits: DeviceTraits, *, quick: bool = False) -> Iterator[Case]:
             yield case("arithmetic", width=width, chains=chains)
     yield case("chain")
     yield case("barrier")
+    yield case("tile", width=vector)
+    for groups in (1, 8, 64, 256):
+        yield case("start", warps=1, groups=groups * traits.units)
     yield case("launch")
     for way in ("buffer-image", "image-buffer", "buffer-buffer") if traits.images else ("buffer-buffer",):
         yield case("copy", way=way)

@@ -325,7 +325,9 @@ def _fit(table: KernelTable, results: Mapping[Case, float]) -> KernelCoefficient
         arithmetic_ns=_rounded(measured.one("chain", base.arithmetic_ns)),
         local_gb_s=_rounded(measured.one("bandwidth", base.local_gb_s, storage="local")),
         constant_gb_s=_rounded(measured.one("bandwidth", base.constant_gb_s, storage="constant")),
+        tile_gb_s=_rounded(measured.one("tile", base.tile_gb_s)),
         barrier_ns=_rounded(measured.one("barrier", base.barrier_ns)),
+        group_ns=_group_ns(measured.by("groups", "start", warps=1)),
         launch_us=_rounded(measured.one("launch", base.launch_us)),
         to_image_gb_s=_rounded(measured.one("copy", base.to_image_gb_s, way="buffer-image")),
         from_image_gb_s=_rounded(measured.one("copy", base.from_image_gb_s, way="image-buffer")),
@@ -487,6 +489,14 @@ def _fit_occupancy(measured: _MeasuredCases, traits: DeviceTraits) -> tuple[Wave
         return WavesFit(_NO_LIMIT, 0, 1, 0.0), 0.0
     fit = fit_waves(seen, most, traits.warp, warps)
     return fit, fit.residual
+
+
+def _group_ns(times: Mapping[int, float]) -> float:
+    """Return the ns in which the device starts a work-group, of times by groups; 0: not measured."""
+    if len(times) < 2:
+        return 0.0
+    few, many = min(times), max(times)
+    return _rounded(max(0.0, times[many] - times[few]) / (many - few))
 
 
 def _local_bytes(measured: _MeasuredCases, traits: DeviceTraits) -> int:

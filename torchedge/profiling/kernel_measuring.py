@@ -276,6 +276,22 @@ class OpenCLBench:
         kernel.set_args(np.int32(rounds), self.context.cl.LocalMemory(4 * group), self._out)
         return self._ns(kernel, group, group) / rounds
 
+    def _tile(self, case: Case) -> float:
+        width, places, rounds = case.number("width"), 256, 4096
+        items, group = self._wide()
+        kernel = self._on("buffer", "rates.cl", "tile_local", FLOATS=_vector(width))
+        local = self.context.cl.LocalMemory(4 * width * places)
+        kernel.set_args(
+            self._memory("buffer", SIDE), np.int32(places - 1), np.int32(rounds), local, self._out
+        )
+        return items * rounds * 8 * width / self._ns(kernel, items, group)
+
+    def _start(self, case: Case) -> float:
+        group = min(case.number("warps") * self.traits.warp, self.traits.max_group)
+        kernel = self._kernel("units.cl", "nothing", FLOATS="float", CHAINS=1, REGISTERS=8)
+        kernel.set_args(self._out)
+        return self._ns(kernel, case.number("groups") * group, group)
+
     def _launch(self, case: Case) -> float:
         """By the host's clock: launches that do nothing, many without waiting."""
         del case

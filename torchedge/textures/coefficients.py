@@ -95,7 +95,9 @@ class KernelCoefficients:
     warp: work-items that run in lock-step. compute_units: SPs. register_bytes and local_bytes: of one
     compute unit. max_waves: warps that it keeps in flight. max_group: most work-items of a group. gflops:
     peak by `ARITHMETIC_WIDTHS`. arithmetic_ns: latency of a multiply-add. l2_bytes: last-level cache.
-    local_gb_s, constant_gb_s: bandwidth of local and constant memory. barrier_ns: time of a barrier.
+    local_gb_s, constant_gb_s: bandwidth of local and constant memory. tile_gb_s: of local memory where
+    work-items read operands of a product's tiles, which neighbours share (0: local_gb_s). barrier_ns: time of
+    a barrier. group_ns: time in which the device starts a work-group.
     launch_us: time of a launch. to_image_gb_s, from_image_gb_s, copy_gb_s: copies from buffers to images,
     back, and between buffers. register_base: bytes of registers that a work-item needs beside its data.
     origins: by part (`PARTS`).
@@ -120,6 +122,8 @@ class KernelCoefficients:
     image: MemoryPath
     buffer: MemoryPath
     register_base: Annotated[int, Meta(ge=0, le=4096)] = 0
+    tile_gb_s: _Time = 0.0
+    group_ns: _Time = 0.0
     origins: Mapping[Annotated[str, OneOf(PARTS)], Origin] = field(default_factory=dict)
 
     @property

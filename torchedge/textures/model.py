@@ -22,6 +22,8 @@ SHARPNESS = 4.0
 
 _IN_FLIGHT = 4.0
 """Independent multiply-adds of a work-item that hide each other's latency: a warp issues one at a time."""
+_TILE_BYTES = 16.0
+"""Bytes that a work-item reads of a tile's operand at once."""
 _SECTOR_BYTES = 32.0
 """Smallest part of a cache line that one access moves."""
 
@@ -211,11 +213,13 @@ def _terms(
     )
     barriers_ns = work.barriers * coefficients.barrier_ns
     yield "latency", place.rounds * (reads_ns + chain + barriers_ns)
+    yield "starts", place.groups * coefficients.group_ns
     padded = place.busiest * place.warps * coefficients.warp
     yield "arithmetic", padded * work.flops * units / rates
     for name, image in (("image cache", True), ("buffer cache", False)):
         yield name, place.busiest * place.warps * _issue_ns(work, place, coefficients, image)
-    yield "local memory", padded * work.local_traffic * units / coefficients.local_gb_s
+    tile_traffic = work.tile_reads * _TILE_BYTES * units / (coefficients.tile_gb_s or coefficients.local_gb_s)
+    yield "local memory", padded * (work.local_traffic * units / coefficients.local_gb_s + tile_traffic)
     second, main = _traffic(work, place, coefficients)
     yield "second-level cache", second
     yield "main memory", main
@@ -251,12 +255,14 @@ def _traffic(
 
     A work-group moves its own bytes once, or all its accesses once its live lines exceed the cache. Where
     the operands exceed the second-level cache, groups of different rounds read them again; those of one
-    round, in a square of the output, share each operand by the side of that square.
+    round, in a square of the output, share each operand by the side of that square. Elements that the same
+    work-items read `again` come from the cache that holds them for all groups of a unit, or of the device.
     """
     second, main = np.zeros(len(work)), np.zeros(len(work))
-    whole = np.zeros(len(work)) + sum(operand.distinct_bytes for operand in work.reads)
-    again = np.clip(1.0 - coefficients.l2_bytes / np.maximum(whole, 1.0), 0.0, 1.0)
-    together = np.minimum(place.groups, place.active / place.warps * coefficients.compute_units)
+    whole = np.zeros(len(work)) + sum(o.distinct_bytes * ~o.again for o in work.reads)
+    later = np.clip(1.0 - coefficients.l2_bytes / np.maximum(whole, 1.0), 0.0, 1.0)
+    resident = np.maximum(place.active / place.warps, 1.0)
+    together = np.minimum(place.groups, resident * coefficients.compute_units)
     side = np.sqrt(np.maximum(together, 1.0))
     for operand in work.reads:
         own = place.warps * operand.warp_share * operand.count * operand.nbytes
@@ -265,12 +271,21 @@ def _traffic(
         all_lines = place.warps * operand.count * operand.warp_lines * line_bytes
         live = operand.warp_share * operand.reuse * place.active
         lines = _path(operand, coefficients, "lines")
-        missing = np.clip((live - lines) / lines, 0.0, 1.0)
+        missing = _beyond(live, lines)
         moved = place.groups * (own + missing * np.maximum(all_lines - own, 0.0))
-        second += moved / _path(operand, coefficients, "l2_gb_s")
-        reread = again * np.maximum(moved - operand.distinct_bytes, 0.0) / side
-        main += (operand.distinct_bytes + reread) / _path(operand, coefficients, "main_gb_s")
+        left_first = np.where(operand.again, _beyond(own * resident, lines * line_bytes), 1.0)
+        in_use = np.minimum(own * together, operand.distinct_bytes)
+        left_second = np.where(operand.again, _beyond(in_use, coefficients.l2_bytes), 1.0)
+        second += left_first * moved / _path(operand, coefficients, "l2_gb_s")
+        reread = later * np.maximum(moved - operand.distinct_bytes, 0.0) / side * ~operand.again
+        from_main = left_first * left_second * operand.distinct_bytes + reread
+        main += from_main / _path(operand, coefficients, "main_gb_s")
     return second, main
+
+
+def _beyond(used: FloatArray, cache: FloatArray | float) -> FloatArray:
+    """Return the share of accesses that miss a cache: none while all in use fits, all at twice its size."""
+    return np.asarray(np.clip((used - cache) / cache, 0.0, 1.0))
 
 
 def _write_ns(operand: ReadWork, coefficients: KernelCoefficients) -> FloatArray:

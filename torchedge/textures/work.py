@@ -29,7 +29,8 @@ class ReadWork:
     (eq. 2). warp_lines: (N,) cache lines that one access of a warp of neighbouring work-items touches.
     warp_share: (N,) work-items of a warp that access a place of their own (w_i of eq. 3).
     group_bytes: (N,) bytes that a work-group touches, each counted once; 0: unknown. quad_columns: (N,)
-    columns of an image from which four neighbouring work-items read, 1 to 4.
+    columns of an image from which four neighbouring work-items read, 1 to 4. again: the same work-items have
+    read the same elements before, all of them.
     """
 
     image: npt.NDArray[np.bool_]
@@ -42,6 +43,7 @@ class ReadWork:
     warp_share: FloatArray
     group_bytes: FloatArray = field(default_factory=lambda: np.zeros(()))
     quad_columns: FloatArray = field(default_factory=lambda: np.full((), 4.0))
+    again: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((), bool))
 
     def rows(self, places: npt.NDArray[np.intp]) -> ReadWork:
         """Return the work of some candidates; every column has a row for each."""
@@ -61,10 +63,11 @@ class KernelWork:
 
     items: (N,) work-items of a launch, padding to whole work-groups included. group: (N, 3) work-group sizes.
     flops: (N,) arithmetic of a work-item, a multiply-add counted as two. registers: (N,) bytes of registers
-    of a work-item. local_bytes: (N,) local memory of a work-group. local_traffic: (N,) bytes that a work-item
-    reads from and writes to local memory. barriers: (N,) that a work-item passes. vector: (N,) floats
-    of one arithmetic instruction of a work-item. chains: (N,) independent multiply-adds of a work-item, which
-    hide each other's latency. reads, writes: one entry an operand.
+    of a work-item. local_bytes: (N,) local memory of a work-group. tile_reads: (N,) vectors of four that a
+    work-item reads of a product's tiles in local memory. local_traffic: (N,) other bytes that it reads from
+    and writes to local memory. barriers: (N,) that a work-item passes. vector: (N,) floats of one arithmetic
+    instruction of a work-item. chains: (N,) independent multiply-adds of a work-item, which hide each other's
+    latency. reads, writes: one entry an operand.
     """
 
     items: FloatArray
@@ -75,6 +78,7 @@ class KernelWork:
     writes: tuple[ReadWork, ...] = ()
     local_bytes: FloatArray = field(default_factory=lambda: np.zeros(()))
     local_traffic: FloatArray = field(default_factory=lambda: np.zeros(()))
+    tile_reads: FloatArray = field(default_factory=lambda: np.zeros(()))
     barriers: FloatArray = field(default_factory=lambda: np.zeros(()))
     vector: FloatArray = field(default_factory=lambda: np.ones(()))
     chains: FloatArray = field(default_factory=lambda: np.ones(()))
