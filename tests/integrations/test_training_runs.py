@@ -153,6 +153,15 @@ def test_an_unknown_choice_is_refused():
         TrainingRun(misfit="stop")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"limit_mib": -1}, {"limit_mib": float("nan")}, {"limit_mib": "5"}, {"confidence": 2}, {"report": 5}],
+)
+def test_settings_that_no_run_can_have_are_refused_before_it(settings):
+    with pytest.raises(InputError, match=f"{next(iter(settings))} is .*; expected"):
+        TrainingRun(**settings)
+
+
 # transformers -----------------------------------------------------------------------------------------------
 
 

@@ -27,10 +27,11 @@ from torchedge.errors import (
     TorchedgeError,
     TorchedgeWarning,
     check_choice,
+    check_function,
     first_line,
 )
 from torchedge.prediction.advice import Advice
-from torchedge.prediction.results import CONFIDENCE, Prediction
+from torchedge.prediction.results import CONFIDENCE, Prediction, checked_confidence, checked_limit
 from torchedge.texts import number, span
 from torchedge.tracing.interception import batch_of
 
@@ -92,8 +93,12 @@ class TrainingRun:
     _times: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Check the choice; raises InputError for an unknown one."""
+        """Raise InputError for settings that no run can have, before the run starts."""
         check_choice("misfit", self.misfit, ("raise", "warn"))
+        checked_confidence(self.confidence)
+        check_function("report", self.report)
+        if self.limit_mib is not None:
+            checked_limit(self.limit_mib)
 
     def batch(self, loader: Any, batch_size: int | None = None) -> tuple[Any, int]:
         """Return an example batch and its number of samples; raises TorchedgeError where there is none.

@@ -137,9 +137,7 @@ class Prediction:
             raise InputError(
                 f"the memory of {self.device} is not known; pass limit_mib, for example fits(4096)"
             )
-        if not _is_number(limit) or not limit > 0:
-            raise InputError(f"limit_mib is {limit_mib!r}; expected a positive number of MiB")
-        return float(limit)
+        return checked_limit(limit)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as plain data, ready for JSON."""
@@ -203,6 +201,13 @@ class Predictions:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def checked_limit(limit_mib: float) -> float:
+    """Return a memory limit; raises InputError unless it is a positive number of MiB."""
+    if not _is_number(limit_mib) or not limit_mib > 0:
+        raise InputError(f"limit_mib is {limit_mib!r}; expected a positive number of MiB")
+    return float(limit_mib)
 
 
 def checked_confidence(confidence: float) -> float:
