@@ -373,7 +373,7 @@ class Recorder:
             name, role = f"constant_{len(self.values)}", "constant"
         else:
             name, _, role = leaf
-        if any(type(size) is not int for size in tensor.shape):
+        if role == "constant" and any(type(size) is not int for size in tensor.shape):
             raise CaptureError(
                 f"{name} is made by a function transform (torch.func) with sizes that follow the batch; "
                 "capture the model without it"
