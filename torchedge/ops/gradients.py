@@ -34,17 +34,20 @@ def record_ends(
             storages[index] = storages[value.alias]
     reached = {*graph.outputs, *(() if graph.loss is None else (graph.loss,))}
     read = {storages[index] for index in reached}
-    ends = {index: position for position, indices in enumerate(releases) for index in indices}
+    ends: dict[int, int] = {}
     forgotten: dict[int, list[int]] = {}
-    for position, op in reversed([*enumerate(graph.ops)]):
-        if not is_differentiated(op, needs):
+    for position in range(len(graph.ops) - 1, -1, -1):
+        op = graph.ops[position]
+        if True not in [needs[index] for index in op.outputs]:
             continue
-        spec = spec_of(op.kind)
-        slots = [i for k, i in enumerate(op.inputs) if i is not None and spec.grad_mode(k) != "none"]
-        if (op.inplace and storages[op.outputs[0]] in read) or not reached.isdisjoint(op.outputs):
-            reached.update([*op.outputs, *slots])
+        mode = spec_of(op.kind).grad_mode
+        slots = [i for k, i in enumerate(op.inputs) if i is not None and needs[i] and mode(k) != "none"]
+        if not reached.isdisjoint(op.outputs) or (op.inplace and storages[op.outputs[0]] in read):
+            reached.update(op.outputs)
+            reached.update(slots)
             read.update([storages[index] for index in slots])
             continue
+        ends = ends or {index: end for end, indices in enumerate(releases) for index in indices}
         end = max([ends.get(index, len(graph.ops) - 1) for index in op.outputs])
         ends.update([(index, max(end, ends.get(index, end))) for index in slots])
         forgotten.setdefault(end, []).append(position)

@@ -42,11 +42,11 @@ def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
     twin = copied(model)
     if training is not None and twin.training != training:
         twin.train(training)
-    functions = FunctionCopies()
-    for module in twin.modules():
+    functions, modules = FunctionCopies(), [*twin.modules()]
+    for module in modules:
         for name, function in _methods_to_copy(type(module)):
             vars(module)[name] = MethodType(functions.copied(function), module)
-    homes = [vars(module) for module in twin.modules()]
+    homes = [vars(module) for module in modules]
     boxes: list[Any] = [box for home in homes for box in home.values() if type(box) in _BOXES]
     boxes.sort(key=bool, reverse=True)
     try:

@@ -77,10 +77,10 @@ def common_dtype(tensors: Any, attrs: dict[str, Any]) -> torch.dtype | None:
     dtype = _DTYPES[name]
     if attrs.get("dtype") not in (None, dtype):
         return None
-    if not dtype.is_complex:
-        promoting = complex if name in FLOATING else (float, complex)
-        if any(isinstance(a, promoting) for a in attrs.values()):
-            return None
+    if not dtype.is_complex and complex in map(type, attrs.values()):
+        return None
+    if name not in FLOATING and not dtype.is_complex and any(isinstance(a, float) for a in attrs.values()):
+        return None
     return dtype
 
 

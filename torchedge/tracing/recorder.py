@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 
@@ -210,7 +210,7 @@ class Recorder:
         self.fixed_batch = fixed_batch
         self.batch = fixed_batch or BATCH_PRIME
         self.folded: dict[int, torch.Tensor] = {}
-        self._owners: WeakValueDictionary[int, TracedTensor] = WeakValueDictionary()
+        self._owners: dict[int, ref[TracedTensor]] = {}
         self._latest: dict[int, int] = {}  # the value that a tensor's storage has by now
         self._hiding = set[int]()  # results that are views of what their operator made
         self._views: dict[int, Op] = {}  # the operator behind each value that shares another's storage
@@ -248,10 +248,15 @@ class Recorder:
         traced.token = self.token(index)
         traced.recorder = self
         if self.values[index].alias is None:
-            self._owners[index] = traced
+            self._owners[index] = ref(traced)
             if tensor._base is not None:
                 self._hiding.add(index)
         return traced
+
+    def _owner(self, index: int) -> TracedTensor | None:
+        """Return the tensor of a value that is no view; None where it is gone."""
+        owner = self._owners.get(index)
+        return None if owner is None else owner()
 
     def needs_gradient(self, index: int) -> bool:
         """Return whether a gradient flows through a value, as far as the graph is known."""
@@ -285,10 +290,10 @@ class Recorder:
         while root in self._views:
             is_view = is_view or not self._views[root].inplace
             root = self.values[root].alias  # type: ignore[assignment]
-        whole, base = self._owners.get(root), self._latest.get(root, root)
         if not (is_view or root in self._hiding) or self.values[root].role not in ("activation", "input"):
             self._latest[root] = index
         elif self.ops[-1].grad and (self.needs_gradient(old) or self.needs_gradient(index)):
+            whole, base = self._owner(root), self._latest.get(root, root)
             (written,) = self.add_call("copy_slices", [base, index], {}, [self._form(base)], base, True)
             self._latest[root], token = written, self.token(written)
             if whole is not None and whole is not tensor:
@@ -304,7 +309,8 @@ class Recorder:
         if entered is None or self.autograd.now(self.note)[1] == entered.region:
             self.inside = entered
             return
-        results = [self._owners[i] for i in range(entered.first, len(self.values)) if i in self._owners]
+        owners = map(self._owner, range(entered.first, len(self.values)))
+        results = [owner for owner in owners if owner is not None]
         trains = any(self.needs_gradient(index) for index in entered.inputs)
         if len(results) == 1 and trains and results[0].dtype_name in FLOATING:
             (result,), old = results, results[0].token.index

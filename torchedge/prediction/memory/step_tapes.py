@@ -348,9 +348,10 @@ class StepWriter:
 
     def _footprint(self, op: Op) -> Footprint | None:
         """Return the footprint of an operator that runs as it was replayed."""
-        if self.settings.backend == "cuda" and spec_of(op.kind).fused_on_cuda:
+        footprint = op.footprint
+        if footprint is not None and self.settings.backend == "cuda" and spec_of(op.kind).fused_on_cuda:
             return None
-        return op.footprint
+        return footprint
 
     def _size_of(self, op: Op, footprint: Footprint, number: int) -> Poly:
         """Return the bytes of a storage of a footprint."""
@@ -546,7 +547,7 @@ class StepWriter:
             scratch = [tape.new(poly(n), category, label) for n in spec.backward_scratch(call) if n]
         gradients: list[tuple[int, int]] = []
         broadcast: list[tuple[int, int]] = []
-        out = values[op.outputs[0]]
+        out, permuted = values[op.outputs[0]], op.attrs.get("permuted")
         for slot, index in enumerate(op.inputs):
             if index is None or not record.needs[slot]:
                 continue
@@ -571,7 +572,7 @@ class StepWriter:
                     self._take_workspace(op, 1 + slot)
                 if mode == "transposed" or (mode == "folded" and len(value.shape) > 2):
                     self._viewed.add(storage)
-                if op.attrs.get("permuted", ())[slot : slot + 1] == (True,):
+                if permuted and permuted[slot : slot + 1] == (True,):
                     self._permuted.add(storage)
         self._start_blas(spec)
         self._drop_all(scratch)
@@ -608,16 +609,16 @@ class StepWriter:
 
         A reentrant checkpoint runs an engine of its own, which gives a parameter its gradients when it ends.
         """
-        uses = Counter[int]()
+        read: list[int] = []
         for record in records:
             if isinstance(record, _Record):
-                uses.update(record.differentiated())
+                read += record.differentiated()
             elif not record.reentrant:
                 for position in record.positions:
                     op = self.graph.ops[position]
-                    uses.update(_Record(op, spec_of(op.kind), self._needs(op), [], position).differentiated())
+                    read += _Record(op, spec_of(op.kind), self._needs(op), [], position).differentiated()
         values = self.graph.values
-        return {i: count for i, count in uses.items() if count > 1 and values[i].role == "parameter"}
+        return {i: count for i, count in Counter(read).items() if count > 1 and values[i].role == "parameter"}
 
     def _sum(self, index: int, waiting: int, storage: int) -> None:
         """Add a second gradient of a value to the first, which waits in the engine's buffer.
