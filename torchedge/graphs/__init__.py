@@ -5,12 +5,13 @@ A `ForwardGraph` is read by prediction, streaming and search; its shapes are aff
 """
 
 from torchedge.graphs.families import GraphFamily
-from torchedge.graphs.graph import FLOATING, ITEM_SIZES, ForwardGraph, Mode, Op, Value
+from torchedge.graphs.graph import FLOATING, FUNCTION_REGION, ITEM_SIZES, ForwardGraph, Mode, Op, Value
 from torchedge.graphs.sizes import Affine, Dim, Poly, Shape, Size, format_shape, poly_at
 from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
 
 __all__ = [
     "FLOATING",
+    "FUNCTION_REGION",
     "ITEM_SIZES",
     "Affine",
     "Dim",

@@ -86,13 +86,18 @@ def _times(const: int, slope: int, square: int, size: Affine) -> Poly:
     return (const * size.const, slope * size.const + const * size.slope, slope * size.slope)
 
 
+FUNCTION_REGION = 1 << 20
+"""The least number of a region that is a custom autograd function."""
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operator call: ATen base name, indices of the values it reads (None: an absent one) and makes.
 
     `scope` is the path of the module that called it; `inplace` that output 0 overwrites input 0; `grad` that
     autograd was recording; `region` numbers the activation-checkpoint region it runs in (0: none, below 0:
-    one with reentrant autograd); `stored` that a selective checkpoint stores its outputs; `known` that
+    one with reentrant autograd; from `FUNCTION_REGION` on: a custom autograd function, which runs again as a
+    checkpoint does); `stored` that a selective checkpoint stores its outputs; `known` that
     `torchedge.ops` knows it. `footprint`: its memory as PyTorch runs it, if no rule there says
     so.
     """
@@ -202,7 +207,8 @@ class ForwardGraph:
         _require(len(self.releases) == len(self.ops), self.name, "releases and operators differ in number")
         released: set[int] = set()
         for position, op in enumerate(self.ops):
-            used = [i for i in op.inputs if i in released]
+            # The tensor behind a view that an operator wrote in place: its memory lives as long as the view.
+            used = [i for i in op.inputs if i in released and op.kind != "copy_slices"]
             where = f"operator {position} ({op.kind})"
             _require(not used, self.name, f"{where} reads value {used} after it was released")
             for index in self.releases[position]:

@@ -22,7 +22,9 @@ _CHANNEL = 1
 
 _FLATTENING = frozenset({"flatten", "view", "reshape"})
 _FOLLOWED = frozenset({Work.ACTIVATION, Work.SOFTMAX, Work.DROPOUT, Work.POOLING})
-_ALIKE = frozenset({"clone", "contiguous", "detach", "mean", "requires_grad", "to"})
+_WRITTEN = frozenset({"copy_slices", "view_again"})
+"""What autograd makes of an operator in place on a view: the channels stay where all elements are written."""
+_ALIKE = _WRITTEN | {"clone", "contiguous", "detach", "mean", "requires_grad", "to"}
 _NORMS = frozenset({"batch_norm", "group_norm", "layer_norm"})
 _BINARY = frozenset({"add", "sub", "mul", "div", "maximum", "minimum"})
 
@@ -195,6 +197,8 @@ class ChannelMap:
     def _keeps_channels(self, op: Op, axis: int) -> bool:
         """Whether an operator reads one value, and its outputs have as many channels."""
         read = [i for i in op.inputs if i is not None]
+        if op.kind in _WRITTEN:
+            return len({self.graph.values[index].numel for index in read}) == 1
         shapes = [self.graph.values[i].shape for i in (*read, *op.outputs)]
         if len(read) != 1 or any(len(s) < 2 for s in shapes):
             return False

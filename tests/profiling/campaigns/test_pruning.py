@@ -10,6 +10,7 @@ from torch import nn
 from torchedge.errors import InputError
 from torchedge.profiling.campaigns.networks import build_network, recipe_of
 from torchedge.profiling.campaigns.pruning import prune, untrained_norms
+from torchedge.tracing.capturing import capture
 from torchedge.tracing.vision import prepare_torchvision
 
 SIZE = (3, 224, 224)
@@ -188,3 +189,11 @@ def test_l1_without_weights():
     del norms["features.3"]
     with pytest.raises(InputError, match=r"norms= with features\.3\.weight"):
         prune(network("alexnet"), SIZE, 50, strategy="l1", norms=norms)
+
+
+def test_channels_follow_an_operator_in_place_on_a_view():
+    """A flattened feature map is a view: autograd writes the tensor behind it, whose channels stay."""
+    layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Dropout(inplace=True), nn.Linear(32, 10))
+    capture(model, input_size=(3, 16, 16), mode="train").verify()
+    assert prune(model, (3, 16, 16), 50).model[0].out_channels < 32
