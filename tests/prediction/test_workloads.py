@@ -88,6 +88,41 @@ def test_inference_runs_checkpoints_once():
     assert total(again, "runs") == 5
 
 
+class Squares(torch.autograd.Function):
+    """Squares of a tensor, with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * gradient * x
+
+
+def test_a_custom_function_takes_no_launches_of_a_checkpoint():
+    class Squared(nn.Module):
+        def __init__(self, square):
+            super().__init__()
+            self.layer, self.square = nn.Conv2d(3, 8, 1), square
+
+        def forward(self, x):
+            return self.square(self.layer(x)).mean((2, 3))
+
+    forward = LAUNCHES.index("pass_fwd")
+    own, plain, again = (
+        count_work(graph_of(Squared(square))).launches[forward]
+        for square in (
+            Squares.apply,
+            lambda x: x * x,
+            lambda x: checkpoint(torch.square, x, use_reentrant=False),
+        )
+    )
+    assert own == plain + 1 < again - 10  # run again in the backward pass, as in a checkpoint
+
+
 def test_updates_cost_what_the_optimizer_reads_and_writes():
     analysis = analyse(graph_of(Stack()))
     fused = OptimizerReplay("adamw", (("fused", True),))

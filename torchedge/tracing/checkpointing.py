@@ -26,6 +26,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.checkpoint import CheckpointFunction
 
+from torchedge.graphs import FUNCTION_REGION
+
 Policy = Callable[..., Any]
 """Decides for an ATen operator whether selective checkpointing stores its result."""
 Note = Callable[[str], None]
@@ -87,11 +89,11 @@ class AutogradState:
     def _is_inside_function() -> bool:
         return not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
 
-    def _number(self, owner: Any) -> int:
+    def _number(self, owner: Any, least: int = 1) -> int:
         """Return the number of a region, an attribute of the object that PyTorch creates for it."""
         if not hasattr(owner, _REGION):
+            setattr(owner, _REGION, self._regions + least)
             self._regions += 1
-            setattr(owner, _REGION, self._regions)
         number: int = getattr(owner, _REGION)
         return number
 
@@ -119,7 +121,7 @@ class AutogradState:
             return True, 0
         if not hasattr(owner, _REGION):
             self.entered = function
-        return True, self._number(owner)
+        return True, self._number(owner, FUNCTION_REGION)
 
     def _in_reentrant(self, frame: FrameType, note: Note) -> tuple[bool, int]:
         owner = frame.f_locals["ctx"]

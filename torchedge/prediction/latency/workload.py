@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.graphs import FLOATING, ForwardGraph, Op
+from torchedge.graphs import FLOATING, FUNCTION_REGION, ForwardGraph, Op
 from torchedge.graphs.sizes import Affine
 from torchedge.ops import Work, spec_of
 from torchedge.ops.gradients import gradient_needs, is_differentiated
@@ -210,7 +210,7 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         _COUNTS[work](counter, op, counter.trained, needs)
     _count_updates(counter, needs)
     if graph.loss is not None:
-        regions = {op.region for op in graph.ops if op.region}
+        regions = {op.region for op in graph.ops if op.region and op.region < FUNCTION_REGION}
         counter.launches["pass_fwd"] += _CHECKPOINT_LAUNCHES * len(regions)
     return WorkAmounts(
         [[*key[:7], times * key[7], key[8], key[7], *key[9:]] for key, times in counter.products.items()],
