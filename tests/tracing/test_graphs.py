@@ -183,3 +183,15 @@ def test_an_empty_graph_is_refused():
 def test_repr_is_short():
     assert repr(capture(SmallNet(), image(3, 8, 8))) == "<ForwardGraph SmallNet: 9 operators, 5 parameters>"
     assert isinstance(capture(SmallNet(), image(3, 8, 8)), ForwardGraph)
+
+
+def test_the_digest_tells_parameters_that_no_operator_reads():
+    class Headed(nn.Module):
+        def __init__(self, unused):
+            super().__init__()
+            self.used, self.unused = nn.Linear(8, 8), nn.Linear(8, unused)
+
+        def forward(self, x):
+            return self.used(x)
+
+    assert len({capture(Headed(n), input_size=(8,)).digest for n in (4, 16, 4)}) == 2

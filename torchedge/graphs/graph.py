@@ -196,6 +196,8 @@ class ForwardGraph:
         tail = (self.inputs, self.outputs, self.loss, self.training, self.releases, self.fixed_batch)
         state.update(repr(tail).encode())
         state.update(b"channels_last" * self.channels_last)
+        for value in self.unread:
+            state.update(f"unread {value.shape}{value.dtype}{value.role}{value.trainable};".encode())
         return state.hexdigest()
 
     def verify(self) -> None:

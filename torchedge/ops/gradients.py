@@ -28,10 +28,7 @@ def record_ends(
     and what autograd keeps of them goes with the last Python reference to a result. What is written into a
     tensor reaches all that reads it later. needs: `gradient_needs`. releases: as in the graph.
     """
-    storages = list(range(len(graph.values)))
-    for index, value in enumerate(graph.values):
-        if value.alias is not None:
-            storages[index] = storages[value.alias]
+    storages = _storages(graph.values)
     reached = {*graph.outputs, *(() if graph.loss is None else (graph.loss,))}
     read = {storages[index] for index in reached}
     ends: dict[int, int] = {}
@@ -70,10 +67,7 @@ def reaches_parameter(values: Sequence[Value], ops: Sequence[Op], loss: int) -> 
 
     What is written into a tensor reaches all that reads it later.
     """
-    storages = list(range(len(values)))
-    for index, value in enumerate(values):
-        if value.alias is not None:
-            storages[index] = storages[value.alias]
+    storages = _storages(values)
     wanted, written = {loss}, {storages[loss]}
     for op in reversed(ops):
         reached = not wanted.isdisjoint(op.outputs) or (op.inplace and storages[op.outputs[0]] in written)
@@ -87,6 +81,15 @@ def reaches_parameter(values: Sequence[Value], ops: Sequence[Op], loss: int) -> 
                 if any(values[index].trainable for index in inputs):
                     return True
     return values[loss].trainable
+
+
+def _storages(values: Sequence[Value]) -> list[int]:
+    """Return for each value the one whose storage it shares."""
+    storages = list(range(len(values)))
+    for index, value in enumerate(values):
+        if value.alias is not None:
+            storages[index] = storages[value.alias]
+    return storages
 
 
 def makes_leaf(op: Op) -> bool:
