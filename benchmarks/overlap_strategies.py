@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from paper_model import SolverLimits, Window, ask, count_pairs, whole_window
 
-from torchedge.streaming import strategies
+from torchedge.streaming import plans
 from torchedge.streaming.instances import MAX_CHUNKS, Instance, Weight
 from torchedge.streaming.plans import Chunks, OverlapPlan, in_flight, infeasible_plan, make_plan, price
 
@@ -318,5 +318,5 @@ def decide(window: Window, weights: Iterable[Weight], streamed: Chunks) -> Windo
     )
 
 
-STRATEGIES = {**strategies.STRATEGIES, "greedy": plan_greedily, "lc-opg": plan_lc_opg}
+STRATEGIES = {**plans.STRATEGIES, "greedy": plan_greedily, "lc-opg": plan_lc_opg}
 """Strategies by name, the package's among them."""

@@ -29,8 +29,8 @@ from torchedge.opencl import open_context
 from torchedge.profiling.load_measuring import host_us
 from torchedge.runtime import Executor
 from torchedge.runtime.weight_sources import FileSource
+from torchedge.streaming.plans import STRATEGIES
 from torchedge.streaming.schedules import make_schedule
-from torchedge.streaming.strategies import STRATEGIES
 from torchedge.textures.layouts import PAGE_BYTES
 
 KIB = 2**10

@@ -76,8 +76,8 @@ def plan_model(name: str, arguments: argparse.Namespace) -> Planned:
     from torchedge.lowering.inference import lower_model
     from torchedge.streaming.instances import write_instance
     from torchedge.streaming.planning import plan_program
+    from torchedge.streaming.plans import STRATEGIES
     from torchedge.streaming.schedules import make_schedule
-    from torchedge.streaming.strategies import STRATEGIES
     from torchedge.tracing.sources import load_model
 
     device = find_device(arguments.device)

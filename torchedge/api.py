@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torchedge.lowering.targets import Precision
     from torchedge.prediction.advice import Advice
     from torchedge.runtime.model_plans import ModelPlan
-    from torchedge.streaming.adaptive_fusion import Fusion
+    from torchedge.streaming.planning import Fusion
     from torchedge.streaming.streaming_plans import StreamingPlan
 
 __all__ = [
@@ -375,7 +375,7 @@ def plan(
     """
     from torchedge.lowering.inference import capture_model, target_of_device
     from torchedge.runtime.model_plans import ModelPlan
-    from torchedge.streaming.adaptive_fusion import plan_model
+    from torchedge.streaming.planning import plan_model
 
     check_not_bare("memory_limit", memory_limit)
     chosen = choose_device(device)

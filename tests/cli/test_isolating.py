@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from torchedge.cli import isolating, main
+from torchedge.cli import main, running
 from torchedge.cli.console import PrintableStream
 from torchedge.errors import OpenCLError
 from torchedge.texts import printable
@@ -23,7 +23,7 @@ def python(tmp_path, monkeypatch):
         path = tmp_path / "python"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-        monkeypatch.setattr(isolating.sys, "executable", str(path))
+        monkeypatch.setattr(running.sys, "executable", str(path))
 
     return call
 
@@ -33,13 +33,13 @@ def test_a_signal_is_one_error_that_names_it_and_the_cache(python, monkeypatch, 
     monkeypatch.setenv("POCL_CACHE_DIR", "/caches/pocl")
     python(f"kill -{name} $$")
     with pytest.raises(OpenCLError, match=rf"signal {number} \(.*\) ended the run.*/caches/pocl"):
-        isolating.run_isolated(["run", "b"], 60)
+        running.run_isolated(["run", "b"], 60)
 
 
 def test_what_does_not_end_is_ended_with_its_children(python, tmp_path):
     python(f"(sleep 1000; touch {tmp_path}/late) & echo $! > {tmp_path}/pid; wait")
     with pytest.raises(OpenCLError, match=r"longer than 0\.5 s and was ended"):
-        isolating.run_isolated(["run", "b"], 0.5)
+        running.run_isolated(["run", "b"], 0.5)
 
 
 def test_the_child_gets_the_words_and_gives_its_status(python, tmp_path, capfd):

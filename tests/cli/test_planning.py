@@ -4,8 +4,6 @@ The solver stands aside: an exhaustive search takes its place.
 """
 
 import json
-import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,19 +39,14 @@ def place(monkeypatch, tmp_path):
     """A folder with files to plan, and a solver."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
-    provide(monkeypatch, "solving", solve=solve)
-    provide(monkeypatch, "strategies", STRATEGIES={"always-next": careless, "same-type": wrong})
+    monkeypatch.setattr("torchedge.streaming.solving.solve", solve)
+    strategies = {"always-next": careless, "same-type": wrong}
+    monkeypatch.setattr("torchedge.streaming.plans.STRATEGIES", strategies)
     write_instance("toy.json", INSTANCE)
     write_instance("tight.json", TIGHT)
     write_plan("good.json", best_plan(INSTANCE))
     write_plan("bad.json", replace(best_plan(INSTANCE), objective=1.0))
     return tmp_path
-
-
-def provide(monkeypatch, name, **content):
-    module = types.ModuleType(f"torchedge.streaming.{name}")
-    module.__dict__.update(content)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
 def careless(instance):
@@ -189,7 +182,8 @@ def test_refused_in_one_line(case, capsys):
 
 
 def test_a_plan_that_the_verifier_refuses_is_not_written(monkeypatch, capsys):
-    provide(monkeypatch, "solving", solve=lambda instance: replace(best_plan(instance), peak_chunks=1))
+    wrong = replace(best_plan(INSTANCE), peak_chunks=1)
+    monkeypatch.setattr("torchedge.streaming.solving.solve", lambda instance: wrong)
     assert "peak_chunks is 1, in fact 3" in refused(capsys, *TOY, "--out", "x.json")
     assert not Path("x.json").exists()
 
@@ -222,6 +216,6 @@ def test_strategies_are_those_of_the_library(monkeypatch):
     from torchedge.cli.planning import STRATEGIES
 
     monkeypatch.undo()
-    from torchedge.streaming import strategies
+    from torchedge.streaming import plans
 
-    assert tuple(strategies.STRATEGIES) == STRATEGIES
+    assert tuple(plans.STRATEGIES) == STRATEGIES

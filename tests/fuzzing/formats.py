@@ -32,16 +32,15 @@ from torchedge.forests.trees import evaluate
 from torchedge.lowering.program_files import parse_program, program_document
 from torchedge.prediction.predictor import predict_graph
 from torchedge.prediction.profiles import file_names, load_models
-from torchedge.profiling.campaigns.journal import CampaignJournal
+from torchedge.profiling.campaigns.recording import CampaignJournal
 from torchedge.profiling.datasets import read_dataset
 from torchedge.profiling.kernel_fitting import read_kernels
 from torchedge.profiling.load_fitting import read_loads
 from torchedge.profiling.workspace_fitting import read_workspaces
 from torchedge.searching.journal import SearchJournal
 from torchedge.storage import data_folder
-from torchedge.storage.documents import parse_json, read_toml
+from torchedge.storage.documents import format_toml, parse_json, read_toml
 from torchedge.storage.journals import read_rows
-from torchedge.storage.toml_text import format_toml
 from torchedge.streaming.instances import INSTANCES
 from torchedge.streaming.plans import PLANS
 from torchedge.streaming.solving import solve

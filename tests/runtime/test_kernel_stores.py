@@ -19,9 +19,8 @@ from torchedge.runtime.kernel_stores import slots_of
 from torchedge.runtime.measured_runs import MeasuredCopy, MeasuredRead
 from torchedge.runtime.measured_runs import _launches as launches_of
 from torchedge.runtime.weight_sources import ArraysSource, FileSource
-from torchedge.streaming.plans import make_plan
+from torchedge.streaming.plans import always_next, make_plan
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
-from torchedge.streaming.strategies import always_next
 
 pytest.importorskip("pyopencl")
 

@@ -16,8 +16,8 @@ from torchedge.runtime import Executor
 from torchedge.runtime.measured_runs import _offset_ns
 from torchedge.runtime.weight_sources import ArraysSource
 from torchedge.runtime.weight_stores import Load, LoadLog
+from torchedge.streaming.plans import STRATEGIES, preload_everything
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
-from torchedge.streaming.strategies import STRATEGIES, preload_everything
 
 pytest.importorskip("pyopencl")
 

@@ -23,7 +23,7 @@ from oracles.streaming_programs import instance_of, weighted_chain
 from torchedge.runtime import Executor
 from torchedge.runtime.weight_sources import FileSource
 from torchedge.streaming.schedules import make_schedule
-from torchedge.streaming.strategies import STRATEGIES
+from torchedge.streaming.plans import STRATEGIES
 
 def status(key):
     return int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024

@@ -14,8 +14,8 @@ from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.targets import TARGETS
 from torchedge.runtime import Executor
 from torchedge.runtime.weight_sources import ArraysSource
+from torchedge.streaming.plans import STRATEGIES
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
-from torchedge.streaming.strategies import STRATEGIES
 
 pytest.importorskip("pyopencl")
 

@@ -17,8 +17,8 @@ from oracles.streaming_programs import data_of, instance_of, packed_data, random
 from torchedge.errors import InputError, ProfileError
 from torchedge.runtime import Executor
 from torchedge.runtime.weight_sources import ArraysSource, FileSource
+from torchedge.streaming.plans import STRATEGIES, always_next
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
-from torchedge.streaming.strategies import STRATEGIES, always_next
 
 pytest.importorskip("pyopencl")
 
@@ -258,7 +258,7 @@ from oracles.streaming_programs import data_of, instance_of, packed_data, weight
 from torchedge.runtime import Executor
 from torchedge.runtime.weight_sources import ArraysSource
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
-from torchedge.streaming.strategies import always_next
+from torchedge.streaming.plans import always_next
 made = weighted_chain([3, 500])
 instance = instance_of(made)
 schedule = make_schedule(made, instance, always_next(instance), LEAST_STAGING_BYTES)

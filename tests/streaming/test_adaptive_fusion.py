@@ -9,7 +9,7 @@ from torch import nn
 import torchedge
 from torchedge.devices import find_device
 from torchedge.errors import InputError
-from torchedge.streaming.adaptive_fusion import price_ms
+from torchedge.streaming.planning import price_ms
 
 pytest.importorskip("ortools")
 pytest.importorskip("scipy")

@@ -10,10 +10,9 @@ from oracles.streaming_programs import instance_of, weighted_chain
 from torchedge.errors import InputError, LimitError, PlanError
 from torchedge.streaming.budgets import Budget, parse_bytes
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.plans import OverlapPlan, always_next, preload_everything
 from torchedge.streaming.rates import STAGING_BYTES
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
-from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.verification import verify_plan
 
 pytest.importorskip("scipy")

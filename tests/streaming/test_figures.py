@@ -19,10 +19,9 @@ from torchedge.streaming.figures import (
     lane_of_runs,
 )
 from torchedge.streaming.instances import MEBIBYTE, Instance, Layer
-from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.plans import OverlapPlan, always_next, preload_everything, same_type
 from torchedge.streaming.rates import derive_rates
 from torchedge.streaming.simulation import simulate_plan
-from torchedge.streaming.strategies import always_next, preload_everything, same_type
 
 pytest.importorskip("matplotlib")
 

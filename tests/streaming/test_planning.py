@@ -16,9 +16,8 @@ from torchedge.errors import DeviceError, InputError, LimitError, PlanError
 from torchedge.lowering.inference import lower_model
 from torchedge.streaming.instances import INSTANCES
 from torchedge.streaming.planning import plan_program, trade_off
-from torchedge.streaming.plans import PLANS, read_plan, write_plan
+from torchedge.streaming.plans import PLANS, always_next, preload_everything, read_plan, write_plan
 from torchedge.streaming.schedules import make_schedule
-from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.streaming.verification import verify_plan
 

@@ -18,6 +18,7 @@ from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.limits import resident_bytes
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
+from torchedge.streaming.plans import STRATEGIES, always_next, preload_everything
 from torchedge.streaming.schedules import (
     LEAST_STAGING_BYTES,
     Transfer,
@@ -25,7 +26,6 @@ from torchedge.streaming.schedules import (
     make_schedule,
     weight_uses,
 )
-from torchedge.streaming.strategies import STRATEGIES, always_next, preload_everything
 from torchedge.textures.layouts import PATTERNS, Layout
 
 STAGING = 2**16

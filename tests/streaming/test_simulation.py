@@ -12,7 +12,7 @@ from oracles.timeline_checks import check_timeline
 from torchedge.devices import Figure, Provenance
 from torchedge.errors import InputError, PlanError
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.plans import ChunkLoad, OverlapPlan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan, always_next, preload_everything, same_type
 from torchedge.streaming.rates import Rates
 from torchedge.streaming.simulation import (
     MemoryCurve,
@@ -22,7 +22,6 @@ from torchedge.streaming.simulation import (
     simulate_plan,
     timeline_document,
 )
-from torchedge.streaming.strategies import always_next, preload_everything, same_type
 
 MEGABYTE = 10**6
 

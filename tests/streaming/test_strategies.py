@@ -6,7 +6,7 @@ import pytest
 from oracles.random_instances import random_instance, weight
 
 from torchedge.streaming.instances import Instance, Layer
-from torchedge.streaming.strategies import always_next, preload_everything, same_type
+from torchedge.streaming.plans import always_next, preload_everything, same_type
 from torchedge.streaming.verification import verify_plan
 
 NAIVE = [always_next, preload_everything, same_type]

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy.typing as npt
+from msgspec import Meta
 
 from torchedge.bundles.manifests import (
     ACCUMULATING,
@@ -35,23 +36,25 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import InputError, check_path
+from torchedge.errors import InputError, PlanError, check_path
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import part_images
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
-from torchedge.lowering.programs import MAX_SOURCE, Program, StoredTensor
+from torchedge.lowering.programs import MAX_ITEMS, MAX_SOURCE, Arena, Program, Size, StoredTensor
 from torchedge.opencl.sharing import serialised
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.storage.amounts import check_not_bare
+from torchedge.storage.codecs import Codec
 from torchedge.storage.documents import Document, open_file, parse_json, read_bytes
 from torchedge.storage.locks import PROCESS
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
 from torchedge.streaming.budgets import parse_bytes
-from torchedge.streaming.schedules import with_own_images
+from torchedge.streaming.instances import Instance
+from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.schedules import StreamingSchedule, Transfer, restore_schedule, with_own_images
 
 if TYPE_CHECKING:
-    from torchedge.bundles.plan_files import PlanFile
     from torchedge.devices import Device
     from torchedge.lowering.kernels.loading import LoadingWay
     from torchedge.opencl import ClDevice
@@ -125,7 +128,11 @@ class Bundle:
             deciding = [f"{name} {manifest.files[name].sha256}" for name in sorted(contents)]
             programs = (program,) if accumulating is None else (program, accumulating)
             prove(folder / SOURCE, contents[SOURCE], programs, deciding)
-        plan, schedule = _streaming(folder / PLAN, contents, program)
+        plan: PlanFile | None = None
+        schedule: StreamingSchedule | None = None
+        if PLAN in contents:
+            document = parse_json(folder / PLAN, contents[PLAN])
+            plan, schedule = read_schedule(folder / PLAN, document, program)
         _check_same(folder, manifest, program, accumulating, schedule)
         header = read_header(weights)
         check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
@@ -480,17 +487,6 @@ def _program(path: Path, contents: Mapping[str, bytes], texts: Mapping[str, str]
     return parse_program(path, parse_json(path, contents[path.name]), texts)
 
 
-def _streaming(
-    path: Path, contents: Mapping[str, bytes], program: Program
-) -> tuple[PlanFile | None, StreamingSchedule | None]:
-    """Return the streaming plan and its schedule, verified against the program; None without one."""
-    from torchedge.bundles.plan_files import read_schedule
-
-    if PLAN not in contents:
-        return None, None
-    return read_schedule(path, parse_json(path, contents[PLAN]), program)
-
-
 def _check_same(
     folder: Path,
     manifest: Manifest,
@@ -612,3 +608,56 @@ def _listed(ports: tuple[Port, ...]) -> str:
 
 def _shown(value: object) -> str:
     return f"{value:.2g}" if isinstance(value, float) else str(value)
+
+
+# the streaming plan -----------------------------------------------------------------------------------------
+
+
+Copies = Annotated[tuple[Transfer, ...], Meta(max_length=MAX_ITEMS)]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """The streaming plan of a bundle's program.
+
+    transfers: for each launch, the copies that begin when it begins. arena: places of intermediates and of
+    streamed weights. staging_bytes: of the pool between the file and the device.
+    """
+
+    plan: OverlapPlan
+    instance: Instance
+    staging_bytes: Size
+    transfers: Annotated[tuple[Copies, ...], Meta(max_length=MAX_ITEMS)]
+    arena: Arena
+
+
+PLAN_FILES = Codec(
+    PlanFile,
+    "Streaming plan of a bundle",
+    schema="torchedge-streaming-plan-1",
+    remedy="export the model again",
+    max_bytes=MAX_PLAN_BYTES,
+)
+
+
+def read_schedule(
+    path: Path, document: Mapping[str, object], program: Program
+) -> tuple[PlanFile, StreamingSchedule]:
+    """Return a plan file and its schedule of a program, verified: rules of the plan, copies and arena.
+
+    Raises:
+        InputError: an entry is out of range, the plan is of another program or breaks a rule, or the copies
+            or the arena do not fit the plan.
+    """
+    file = PLAN_FILES.parse(path, document)
+    if not file.plan.program:
+        raise InputError(
+            f"{path}: names no program; expected the digest of {program.name}: export the model again"
+        )
+    try:
+        schedule = restore_schedule(program, file.instance, file.plan, file.staging_bytes, file.arena)
+        if schedule.transfers != file.transfers:
+            raise PlanError("its copies are not those of its plan")
+    except PlanError as error:
+        raise InputError(f"{path}: {error}; export the model again") from error
+    return file, schedule

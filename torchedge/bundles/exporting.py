@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from torchedge.bundles.bundle import Bundle
+from torchedge.bundles.bundle import PLAN_FILES, Bundle, PlanFile
 from torchedge.bundles.manifests import (
     ACCUMULATING,
     MANIFEST,
@@ -33,7 +33,6 @@ from torchedge.bundles.manifests import (
     write_manifest,
 )
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
-from torchedge.bundles.plan_files import PLAN_FILES, plan_file
 from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import write_weights
 from torchedge.devices import Device, Provenance
@@ -147,8 +146,9 @@ def make_bundle(
                 name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
             }
         if plan is not None:
-            document = PLAN_FILES.document(plan_file(plan.plan, plan.instance, plan.schedule))
-            write_json(folder / PLAN, document)
+            schedule = plan.schedule
+            parts = schedule.staging_bytes, schedule.transfers, schedule.program.arena
+            write_json(folder / PLAN, PLAN_FILES.document(PlanFile(plan.plan, plan.instance, *parts)))
             files[PLAN] = _file(folder / PLAN)
         checked = BundleTarget(
             device.name,

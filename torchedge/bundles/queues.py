@@ -89,7 +89,7 @@ class BundleQueue:
             DeviceError: the device's profile is not there, or lacks a figure.
         """
         from torchedge.streaming.planning import plan_program
-        from torchedge.streaming.strategies import preload_everything
+        from torchedge.streaming.plans import preload_everything
 
         limit = memory_within(memory_limit)
         program = part_images(self.program, ALIGNMENT) if own_images else self.program

@@ -166,10 +166,9 @@ def _plan_model(
     buffers. The exit status is 3 if no plan stays within it; the smallest limit that works is named.
     """
     from torchedge.lowering.inference import capture_model, target_of_device
-    from torchedge.streaming.adaptive_fusion import plan_model
     from torchedge.streaming.instances import write_instance as write_problem
-    from torchedge.streaming.plans import write_plan
-    from torchedge.streaming.strategies import STRATEGIES
+    from torchedge.streaming.planning import plan_model
+    from torchedge.streaming.plans import STRATEGIES, write_plan
 
     if picture is not None and plot is None:
         raise InputError("--picture is given without --plot; add --plot FILE")
@@ -466,8 +465,8 @@ def _verify_plan(plan_file: Path, instance: Path, as_json: bool) -> int:
 
 def _solve(instance: Instance, strategy: str | None) -> tuple[OverlapPlan, Verification]:
     """Plan an instance and verify the plan; raises PlanError if it is none."""
+    from torchedge.streaming.plans import STRATEGIES
     from torchedge.streaming.solving import solve
-    from torchedge.streaming.strategies import STRATEGIES
     from torchedge.streaming.verification import check_plan, verify_plan
 
     make = solve if strategy is None else STRATEGIES[strategy]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli.console import MIB, Progress, print_json, print_table, print_wrapped, words_given
-from torchedge.cli.isolating import run_isolated
 from torchedge.cli.options import PATH, PICTURE, SIZE, WHOLE, OutputFile, command, opencl_device
-from torchedge.errors import InputError
+from torchedge.errors import InputError, OpenCLError
+from torchedge.opencl.foreign_caches import pocl_cache
 from torchedge.storage.amounts import with_unit
 from torchedge.storage.pictures import save_picture
 from torchedge.texts import number, shorten
@@ -446,3 +451,40 @@ def _print_queue(result: dict[str, Any]) -> None:
     if "kernels" in result:
         print("kernels of the last iteration:")
         _print_kernels(result["kernels"])
+
+
+# a process of its own, whose end by a signal or a hang is one clear error -----------------------------------
+
+
+def run_isolated(words: Sequence[str], seconds: float) -> int:
+    """Run the `torchedge` command with these arguments in a child process, and return its exit status.
+
+    Raises:
+        OpenCLError: a signal ended the child, or it ran for longer than `seconds` and was ended.
+    """
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    sys.stdout.flush()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "torchedge", *words], env=environment, start_new_session=True
+    )
+    try:
+        status = child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise OpenCLError(
+            f"the run took longer than {seconds:g} s and was ended: a kernel or the driver did not return; "
+            "pass a larger --time-limit if it only needs more time"
+        ) from None
+    finally:
+        if child.poll() is None:  # end it with all its processes
+            with contextlib.suppress(OSError):
+                if hasattr(os, "killpg"):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.kill()
+            child.wait()
+    if status < 0:
+        raise OpenCLError(
+            f"signal {-status} ({signal.strsignal(-status)}) ended the run: the OpenCL driver or a kernel "
+            f"failed; if other bundles fail, too, empty the driver's cache (PoCL's is {pocl_cache()})"
+        )
+    return status

@@ -178,8 +178,8 @@ def _space(
 
 def _score(text: str | None, space: SearchSpace) -> tuple[Callable[[Sequence[Any]], Any], str]:
     """Return the score and its meaning."""
+    from torchedge.searching.driver import gflops_score
     from torchedge.searching.pruning_space import PruningSpace
-    from torchedge.searching.scores import gflops_score
 
     pruning = isinstance(space, PruningSpace)
     chosen = text or ("weights" if pruning else "gflops")

@@ -28,7 +28,7 @@ from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.profiling.topologies import build_topology
+from torchedge.profiling.topologies import build_network, build_topology, example_inputs, set_up
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
 from torchedge.tracing.capturing import Loss, capture
@@ -229,8 +229,6 @@ def _capture_job(
     """Return the capture of a network; families: of those at several sequence lengths, by content."""
 
     def captured(mode: Mode) -> ForwardGraph:
-        from torchedge.profiling.campaigns.networks import build_network, example_inputs, set_up
-
         length = job.get("seq_len")
         settings = ("dtype", "channels_last", "checkpointing", "frozen", "inputs_require_grads")
         key = json.dumps([mode, job["build"], *map(job.get, settings)])
@@ -320,8 +318,6 @@ def _sums(layers: list[tuple[str, float, float | None]], kinds: Mapping[str, str
 
 def _kinds_of(recipe: Mapping[str, Any]) -> dict[str, str]:
     """Return the kind of each layer of a network by its path."""
-    from torchedge.profiling.campaigns.networks import build_network
-
     modules = build_network(recipe).named_modules()
     return {path: _kind(module) for path, module in modules if not list(module.children())}
 

@@ -52,8 +52,8 @@ from torchedge.runtime.weight_sources import ArraysSource
 from torchedge.streaming.capacities import LOADING_WAYS
 from torchedge.streaming.instances import Instance, Layer
 from torchedge.streaming.launches import LaunchWork, weights_of, works_of
+from torchedge.streaming.plans import always_next, preload_everything
 from torchedge.streaming.schedules import WEIGHT_ROLES, make_schedule
-from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.textures.layouts import PAGE_BYTES, Layout
 
 PROBE = "torchedge streaming 1"

@@ -24,8 +24,8 @@ from torch.utils.benchmark import Timer
 
 from torchedge import __version__
 from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
+from torchedge.devices.catalog import memory_mib
 from torchedge.devices.device import DEVICE_FILE
-from torchedge.devices.this_machine import memory_mib
 from torchedge.errors import DeviceError, ProfileError
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph

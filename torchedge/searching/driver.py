@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.errors import InputError, did_you_mean
-from torchedge.graphs import Mode
+from torchedge.graphs import GraphFamily, Mode
+from torchedge.graphs.sizes import Amounts
+from torchedge.ops.specs import forward_flops
 from torchedge.prediction.feature_sets import checked_batches
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
@@ -238,3 +241,23 @@ def check_batch_size(mode: Mode, size: object) -> int:
     if checked.ndim:
         raise InputError(f"the batch size of mode {mode!r} is {size!r}; expected one whole number")
     return int(checked)
+
+
+def gflops_score(space: SearchSpace) -> Score:
+    """Return a score: the logarithm of forward GFLOPs per sample (a multiply-add counts as two).
+
+    A stand-in for accuracy that uses no data: larger networks of one family tend to be more accurate.
+    """
+    flops: WeakKeyDictionary[GraphFamily, Amounts] = WeakKeyDictionary()
+
+    def score(encodings: Sequence[Any]) -> npt.NDArray[np.float64]:
+        genes = np.array([space.encode(encoding) for encoding in encodings], dtype=np.int16)
+        counts = np.empty(len(genes))
+        for family, values, rows in space.sketch(genes, "infer"):
+            if family not in flops:
+                sample_flops = sum(forward_flops(family.template), start=0)
+                flops[family] = Amounts([sample_flops], family.symbols, float)
+            counts[rows] = flops[family].at(values)[0]
+        return np.log10(np.maximum(counts, 1.0) / 1e9)
+
+    return score

@@ -6,21 +6,19 @@ Graphs need no modules: the full network is captured once, and skipped blocks ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import nn
 
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode, Size
 from torchedge.graphs.families import with_shapes, without_operators
 from torchedge.searching.spaces import Genes, SearchSpace, check_keys, choice_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from torchedge.searching.ofa_modules import Architecture
+from torchedge.tracing.capturing import capture
 
 DEPTHS = (0, 1, 2)
 EXPAND_RATIOS = (0.2, 0.25, 0.35)
@@ -149,8 +147,6 @@ class OFAResNet50Space(SearchSpace):
 
         Parameters have the names of the published sub-networks, so that their state dicts load.
         """
-        from torchedge.searching.ofa_modules import OFAResNet50
-
         return OFAResNet50(self.architecture(encoding))
 
     def graph(self, encoding: Encoding, mode: Mode = "train") -> ForwardGraph:
@@ -214,11 +210,6 @@ def symbol_values(genes: Genes, image_sizes: Sequence[int]) -> npt.NDArray[np.in
 
 def full_template(classes: int, mode: Mode) -> ForwardGraph:
     """Capture the full network with symbols as channels and sides."""
-    import torch
-
-    from torchedge.searching.ofa_modules import OFAResNet50
-    from torchedge.tracing.capturing import capture
-
     marked = (*_MARKERS, *side_lengths(_MARKED_SIDE))
     with torch.device("meta"):
         module = OFAResNet50(_assembled(marked, [max(DEPTHS)] * (1 + len(STAGE_WIDTHS)), classes))
@@ -233,8 +224,6 @@ def full_template(classes: int, mode: Mode) -> ForwardGraph:
 
 def _assembled(values: Sequence[int], depths: Sequence[int], classes: int) -> Architecture:
     """Return the channels and strides for values of `SYMBOLS`, and the depths of the stem and the stages."""
-    from torchedge.searching.ofa_modules import Architecture, Bottleneck
-
     size = dict(zip(SYMBOLS, values, strict=True))
     channels = size["stem.outputs"]
     blocks: list[Bottleneck] = []
@@ -281,3 +270,106 @@ def divisible(channels: float) -> int:
 
 def _whole(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
+
+
+# modules, named as in the published sub-networks ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """One residual block: channels in, in the middle and out, and the stride of its middle convolution.
+
+    `projected` says that the shortcut holds an average pool, a convolution and a batch norm.
+    """
+
+    inputs: int
+    middle: int
+    outputs: int
+    stride: int
+    projected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One sub-network: channels of the stem, whether its residual layer runs, the blocks, the image."""
+
+    stem_middle: int
+    stem_residual: bool
+    stem_outputs: int
+    blocks: tuple[Bottleneck, ...]
+    classes: int
+    image_size: int
+
+
+class OFAResNet50(nn.Module):
+    """One sub-network: stem, max pool, bottleneck blocks, global average pool, classifier."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        middle, outputs = architecture.stem_middle, architecture.stem_outputs
+        stem: list[nn.Module] = [_convolution(3, middle, 3, stride=2)]
+        if architecture.stem_residual:
+            stem.append(Residual(_convolution(middle, middle, 3)))
+        stem.append(_convolution(middle, outputs, 3))
+        self.input_stem = nn.Sequential(*stem)
+        self.max_pooling = nn.MaxPool2d(3, stride=2, padding=1)
+        self.blocks = nn.Sequential(*(BottleneckBlock(block) for block in architecture.blocks))
+        self.global_avg_pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Sequential()
+        self.classifier.add_module("linear", nn.Linear(architecture.blocks[-1].outputs, architecture.classes))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return (N, classes) of images (N, 3, H, W)."""
+        x = self.max_pooling(self.input_stem(images))
+        for block in self.blocks:  # so that no name keeps the pooled images alive
+            x = block(x)
+        x = self.global_avg_pool(x)
+        scores: torch.Tensor = self.classifier(torch.flatten(x, 1))
+        return scores
+
+
+class Residual(nn.Module):
+    """A layer with its input added."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.conv = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output plus x."""
+        out: torch.Tensor = self.conv(x) + x
+        return out
+
+
+class BottleneckBlock(nn.Module):
+    """1×1, 3×3 and 1×1 convolutions beside a shortcut that pools and projects where shapes change."""
+
+    def __init__(self, block: Bottleneck) -> None:
+        super().__init__()
+        self.conv1 = _convolution(block.inputs, block.middle, 1)
+        self.conv2 = _convolution(block.middle, block.middle, 3, stride=block.stride)
+        self.conv3 = _convolution(block.middle, block.outputs, 1, activated=False)
+        self.downsample: nn.Module = nn.Identity()
+        if block.projected:
+            self.downsample = nn.Sequential()
+            self.downsample.add_module("avg_pool", nn.AvgPool2d(block.stride, block.stride, ceil_mode=True))
+            for name, layer in _convolution(block.inputs, block.outputs, 1, activated=False).named_children():
+                self.downsample.add_module(name, layer)
+        self.final_act = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the activated sum of both paths."""
+        residual = self.downsample(x)
+        out: torch.Tensor = self.final_act(self.conv3(self.conv2(self.conv1(x))) + residual)
+        return out
+
+
+def _convolution(
+    inputs: int, outputs: int, kernel: int, *, stride: int = 1, activated: bool = True
+) -> nn.Sequential:
+    layers = nn.Sequential()
+    layers.add_module("conv", nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False))
+    layers.add_module("bn", nn.BatchNorm2d(outputs))
+    if activated:
+        layers.add_module("act", nn.ReLU(inplace=True))
+    return layers

@@ -10,10 +10,9 @@ from torchedge.errors import InputError, LimitError, PlanError
 from torchedge.lowering.programs import Program
 from torchedge.storage.amounts import MOST_BYTES, bytes_of
 from torchedge.streaming.instances import MEBIBYTE, Instance
-from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.plans import OverlapPlan, always_next, preload_everything
 from torchedge.streaming.rates import STAGING_BYTES
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, StreamingSchedule, least_memory, make_schedule
-from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.verification import check_plan, verify_plan
 from torchedge.textures.layouts import PAGE_BYTES
 

@@ -18,11 +18,10 @@ from torchedge.streaming.budgets import Budgeted
 from torchedge.streaming.capacities import Capacities
 from torchedge.streaming.instances import INSTANCES, MEBIBYTE, Instance
 from torchedge.streaming.launches import activations_of
-from torchedge.streaming.plans import PLANS, OverlapPlan
+from torchedge.streaming.plans import PLANS, OverlapPlan, preload_everything
 from torchedge.streaming.rates import Rates
 from torchedge.streaming.schedules import StreamingSchedule, make_schedule
 from torchedge.streaming.simulation import RunTimeline, simulate_plan, timeline_document
-from torchedge.streaming.strategies import preload_everything
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ import pytest
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.profiling.campaigns.expansion import expand, make_job, read_jobs
-from torchedge.profiling.campaigns.networks import build_network
 from torchedge.profiling.campaigns.plans import parse_plan
+from torchedge.profiling.topologies import build_network
 from torchedge.tracing.vision import prepare_torchvision
 
 prepare_torchvision()

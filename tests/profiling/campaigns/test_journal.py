@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchedge.errors import ProfileError
-from torchedge.profiling.campaigns.journal import FILE, CampaignJournal
+from torchedge.profiling.campaigns.recording import FILE, CampaignJournal
 
 ROWS = [
     {"row": "session", "device": "board", "boot": "a"},

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from torchedge.errors import InputError
-from torchedge.profiling.campaigns.networks import build_network, recipe_of
 from torchedge.profiling.campaigns.pruning import prune, untrained_norms
+from torchedge.profiling.topologies import build_network, recipe_of
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.vision import prepare_torchvision
 

@@ -16,7 +16,7 @@ from oracles import fake_campaigns
 from oracles.fake_campaigns import Silent, plan_of, prepare, run_fake
 
 from torchedge.errors import DeviceError, InputError, ProfileError
-from torchedge.profiling.campaigns.journal import CampaignJournal
+from torchedge.profiling.campaigns.recording import CampaignJournal
 
 KILLS = 20
 

@@ -8,10 +8,16 @@ from torch import nn
 
 import torchedge
 from torchedge.errors import InputError
-from torchedge.profiling.campaigns.networks import build_network, recipe_of
 from torchedge.profiling.campaigns.pruning import prune
 from torchedge.profiling.campaigns.serialising import serialise
-from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, build_topology
+from torchedge.profiling.topologies import (
+    FUNCTIONS,
+    LAYERS,
+    METHODS,
+    build_network,
+    build_topology,
+    recipe_of,
+)
 from torchedge.tracing.vision import prepare_torchvision
 
 SIZE = (3, 224, 224)

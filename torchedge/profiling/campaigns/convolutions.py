@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torchedge.errors import DeviceError, InputError, ProfileError
-from torchedge.profiling.campaigns.children import Listener, report_errors, run_child
-from torchedge.profiling.campaigns.expansion import read_jobs
+from torchedge.profiling.campaigns.expansion import Listener, read_jobs, report_errors, run_child
 from torchedge.profiling.campaigns.transports import Transport, explain, row_of
 from torchedge.storage.documents import write_bytes
 from torchedge.storage.journals import Journal, read_rows
@@ -139,7 +138,7 @@ def _key(shape: Mapping[str, Any]) -> str:
 
 def shapes_of(jobs: Sequence[Mapping[str, Any]]) -> list[Shape]:
     """Return the convolutions of networks, each as often as it runs, batch 0; depthwise ones are omitted."""
-    from torchedge.profiling.campaigns.networks import build_network
+    from torchedge.profiling.topologies import build_network
     from torchedge.tracing.capturing import capture
 
     shapes: list[Shape] = []

@@ -9,14 +9,14 @@ FOLDER/jobs.jsonl gets one line an item of FOLDER/plan.toml, in the plan's order
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torchedge.errors import ProfileError, TorchedgeError
-from torchedge.profiling.campaigns.children import report_errors
+from torchedge.errors import InputError, ProfileError, TorchedgeError
 from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_plan
 from torchedge.storage.documents import read_bytes
 from torchedge.storage.journals import Journal, read_rows
@@ -38,8 +38,11 @@ def expand(folder: Path, start: Callable[[str], Any] = lambda _: None) -> None:
     Raises InputError for a network that is unknown or whose library is missing, and ProfileError where the
     folder cannot be written. A network that cannot be pruned or written down is skipped with its reason.
     """
+    from torchedge.profiling.topologies import check_recipe, recipe_of
+
     plan = parse_plan(PLAN, read_bytes(folder / PLAN).decode())
-    _check_names(plan)
+    for network in plan.networks:  # before anything is measured
+        check_recipe(recipe_of(network.name, network.kwargs))
     with Journal(folder / JOBS, wait=True) as jobs:  # an expansion whose controller was killed ends soon
         known = sum(1 for _ in jobs.rows())
         for item in list(plan.items())[known:]:
@@ -52,9 +55,9 @@ def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
 
     Level 0 is written as nodes where the format holds the network, else named with its library.
     """
-    from torchedge.profiling.campaigns.networks import build_network, recipe_of
     from torchedge.profiling.campaigns.pruning import prune, untrained_norms
     from torchedge.profiling.campaigns.serialising import serialise
+    from torchedge.profiling.topologies import build_network, recipe_of
 
     recipe: Mapping[str, Any] = recipe_of(item.network.name, item.network.kwargs)
     reached = 0.0
@@ -88,12 +91,61 @@ def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
     }
 
 
-def _check_names(plan: CampaignPlan) -> None:
-    """Raise InputError for a plan with unknown networks, before anything is measured."""
-    from torchedge.profiling.campaigns.networks import check_recipe, recipe_of
+# work in child processes ------------------------------------------------------------------------------------
+#
+# Its memory is freed at its end, and the parent needs no torch. The child prints one JSON object a line: its
+# progress, or {"error": message, "input": whether the user's input is at fault}.
 
-    for network in plan.networks:
-        check_recipe(recipe_of(network.name, network.kwargs))
+
+class Listener(Protocol):
+    """Receives the progress of a campaign; a progress bar, for one."""
+
+    def begin(self, label: str, total: int, done: int) -> None:
+        """Networks are written as job lines, or points or convolutions are measured."""
+
+    def doing(self, what: str) -> None:
+        """Name the current network or point."""
+
+    def step(self) -> None:
+        """One more network or point is done."""
+
+    def note(self, text: str) -> None:
+        """Show a line to the user."""
+
+
+def run_child(module: str, arguments: Sequence[str], listen: Callable[[dict[str, Any]], object]) -> None:
+    """Run `python -m module arguments`; call `listen` with each object that it prints.
+
+    Raises the child's error as InputError or ProfileError, and ProfileError where the child is killed.
+    """
+    words = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            for line in process.stdout:
+                row = json.loads(line)
+                if "error" in row:
+                    raise (InputError if row["input"] else ProfileError)(row["error"])
+                listen(row)
+            errors = process.stderr.read().strip().splitlines()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise ProfileError(
+            f"preparing the campaign ended with status {process.returncode} "
+            f"({errors[-1][:200] if errors else 'killed'}); run the same command again"
+        )
+
+
+def report_errors(work: Callable[[], object], folder: str) -> int:
+    """Do a child's work; print an error as JSON. Returns the exit status 0."""
+    try:
+        work()
+    except (TorchedgeError, OSError) as error:
+        message = f"{folder}: {error.strerror}; check the disk" if isinstance(error, OSError) else str(error)
+        print(json.dumps({"error": message, "input": isinstance(error, InputError)}), flush=True)
+    return 0
 
 
 def main() -> int:

@@ -14,11 +14,17 @@ from typing import Any
 from torchedge import __version__
 from torchedge.errors import DeviceError, InputError
 from torchedge.profiling.campaigns import convolutions
-from torchedge.profiling.campaigns.children import Listener, run_child
-from torchedge.profiling.campaigns.expansion import PLAN, read_jobs
-from torchedge.profiling.campaigns.journal import CampaignJournal, Point, boot_id, point_of
+from torchedge.profiling.campaigns.expansion import PLAN, Listener, read_jobs, run_child
 from torchedge.profiling.campaigns.plans import CampaignPlan, parse_plan
-from torchedge.profiling.campaigns.recording import Summary, describe_device, write_tables
+from torchedge.profiling.campaigns.recording import (
+    CampaignJournal,
+    Point,
+    Summary,
+    boot_id,
+    describe_device,
+    point_of,
+    write_tables,
+)
 from torchedge.profiling.campaigns.transports import Run, Transport, explain, row_of
 from torchedge.storage import data_folder
 from torchedge.storage.documents import read_bytes, write_bytes, writing
