@@ -198,11 +198,11 @@ class Terminal:
 @pytest.mark.parametrize("level", [-1, 0, 1])
 def test_progress(level, monkeypatch, capsys):
     """A bar on terminals alone, nothing with -q, lines with -v."""
-    from torchedge.cli.console import Progress, set_verbosity, warn
+    from torchedge.cli.console import VERBOSITY, Progress, warn
 
     monkeypatch.setenv("TERM", "xterm")
     with click.Context(click.Command("x")) as context:
-        set_verbosity(context, level)
+        context.meta[VERBOSITY] = level
         with Progress(2, "fitting") as progress:
             progress.doing("reading")
             progress.step()

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from torchedge import __version__
-from torchedge.cli.console import BAD_INPUT, DOES_NOT_FIT, PrintableStream, keep_words
+from torchedge.cli.console import BAD_INPUT, DOES_NOT_FIT, WORDS, PrintableStream
 from torchedge.cli.options import DEBUG_VARIABLE, Group, debugging, verbosity_options
 from torchedge.errors import DeviceMemoryError, LimitError, TorchedgeError
 from torchedge.texts import printable
@@ -144,7 +144,7 @@ def _run(words: list[str]) -> int:
             contextlib.redirect_stdout(PrintableStream(sys.stdout)),
             _root.make_context("torchedge", words) as context,
         ):
-            keep_words(context, words)
+            context.meta[WORDS] = words
             status: Any = _root.invoke(context)
     except click.exceptions.Exit as end:  # after --help and --version
         return end.exit_code

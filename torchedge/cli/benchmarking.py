@@ -62,7 +62,6 @@ def _kernels(
     storage: str | None,
     quick: bool,
     picture: Path | None,
-    as_json: bool,
 ) -> None:
     """Judge the tuner over TMModel's nine operators.
 
@@ -109,7 +108,7 @@ def _kernels(
         draw_bench(rows, picture)
     document = {"device": context.device.name, "of_cases": len(cases), **asdict(summary)}
     show = partial(print_summary, context.device.name, summary, len(cases))
-    answer(document, show, as_json, written=picture)
+    answer(document, show, written=picture)
 
 
 def print_summary(device: str, summary: BenchSummary, wanted: int) -> None:
@@ -152,7 +151,7 @@ def print_summary(device: str, summary: BenchSummary, wanted: int) -> None:
 @click.option(
     "--device", "-d", default="adreno-640", show_default=True, help="Device whose coefficients count."
 )
-def explain_kernel(operator: str, sizes: tuple[int, ...], device: str, as_json: bool) -> None:
+def explain_kernel(operator: str, sizes: tuple[int, ...], device: str) -> None:
     """Explain which schedule a kernel gets, and which term of its cost decides.
 
     OPERATOR is one of TMModel's nine: MatMul ROWS COLUMNS INNER, SoftMax or LayerNorm ROWS COLUMNS, the
@@ -187,7 +186,7 @@ def explain_kernel(operator: str, sizes: tuple[int, ...], device: str, as_json: 
             ],
             "terms_ms": scores.terms(kernel.nest, place, target, coefficients),
         }
-    answer(document, lambda: _print_choices(document), as_json)
+    answer(document, lambda: _print_choices(document))
 
 
 def _print_choices(document: dict[str, Any]) -> None:

@@ -31,7 +31,8 @@ MIB = 2**20
 NARROWEST, USUAL, WIDEST = 60, 80, 120
 """Columns of output: on a terminal at least and at most; away from one."""
 
-_VERBOSITY, _WORDS = "torchedge.verbosity", "torchedge.words"
+VERBOSITY, JSON, WORDS = "torchedge.verbosity", "torchedge.json", "torchedge.words"
+"""Keys under which click's context keeps -q and -v, --json, and all arguments."""
 
 
 def width() -> int:
@@ -44,22 +45,17 @@ def width() -> int:
 def verbosity() -> int:
     """Return -1 after -q, 1 after -v, else 0."""
     context = click.get_current_context(silent=True)
-    return 0 if context is None else int(context.meta.get(_VERBOSITY, 0))
+    return 0 if context is None else int(context.meta.get(VERBOSITY, 0))
 
 
-def set_verbosity(context: click.Context, level: int) -> None:
-    """Set the verbosity of this command line."""
-    context.meta[_VERBOSITY] = level
+def json_wanted() -> bool:
+    """Return whether --json is given."""
+    return JSON in click.get_current_context().meta
 
 
 def words_given() -> list[str]:
     """Return the arguments of this command line, as `torchedge` got them."""
-    return list(click.get_current_context().meta.get(_WORDS, ()))
-
-
-def keep_words(context: click.Context, words: Sequence[str]) -> None:
-    """Keep the arguments of this command line for `words_given`."""
-    context.meta[_WORDS] = tuple(words)
+    return list(click.get_current_context().meta[WORDS])
 
 
 class PrintableStream:
@@ -151,9 +147,9 @@ def print_json(document: Any) -> None:  # noqa: ANN401 - any nested result
     print(json.dumps(plain(document), indent=2, allow_nan=False))
 
 
-def answer(document: Any, show: Callable[[], object], as_json: bool, **written: Path | None) -> None:  # noqa: ANN401 - any nested result
-    """Print a document as JSON, or `show` the answer and name the files, each keyword being a verb."""
-    if as_json:
+def answer(document: Any, show: Callable[[], object], **written: Path | None) -> None:  # noqa: ANN401 - any nested result
+    """Print a document with --json; else `show` the answer and name the files, each keyword being a verb."""
+    if json_wanted():
         print_json(document)
         return
     show()

@@ -84,7 +84,6 @@ def export(
     memory_limit: int | None,
     onnx: bool,
     force: bool,
-    as_json: bool,
     **others: Any,  # noqa: ANN401 - _TRAINING_ONLY, precision, tuner
 ) -> None:
     """Write a model as OpenCL kernels and weights for a device.
@@ -123,7 +122,7 @@ def export(
             **step,
             **others,
         )
-    answer(bundle.document(), lambda: print(bundle), as_json, written=bundle.path)
+    answer(bundle.document(), lambda: print(bundle), written=bundle.path)
 
 
 def _check_training(mode: str, training: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, answer, print_table, print_wrapped, warn
+from torchedge.cli.console import Progress, answer, json_wanted, print_table, print_wrapped, warn
 from torchedge.cli.options import DEVICE, PATH, Command, Group, all_of, or_word, whole
 from torchedge.errors import InputError
 from torchedge.texts import number
@@ -107,7 +107,6 @@ def _fit_modes(
     base: str | None,
     points: int | str | None,
     seed: int | None,
-    as_json: bool,
 ) -> None:
     """Fit some modes of a dataset, from nothing or from a base; write and print the profile."""
     from torchedge.prediction.profiles import MODE_TABLES
@@ -177,7 +176,7 @@ def _fit_modes(
         if transfers:
             _print_transfers(written.name, transfers, dataset)
 
-    _answer(written, tables, show, as_json, f"written to {out}; predict with --device {out}")
+    _answer(written, tables, show, f"written to {out}; predict with --device {out}")
 
 
 def _adapt(models: Base, samples: Samples, count: int | None, seed: int, progress: Progress) -> Adaptation:
@@ -191,12 +190,10 @@ def _adapt(models: Base, samples: Samples, count: int | None, seed: int, progres
     return transfer
 
 
-def _answer(
-    device: Device, tables: Mapping[str, Any], show: Callable[[], object], as_json: bool, last: str
-) -> None:
+def _answer(device: Device, tables: Mapping[str, Any], show: Callable[[], object], last: str) -> None:
     """Print what was written of a profile: its tables as JSON, or `show` and a last line."""
-    answer({"device": device.name, "folder": str(device.folder), **tables}, show, as_json)
-    if not as_json:
+    answer({"device": device.name, "folder": str(device.folder), **tables}, show)
+    if not json_wanted():
         print_wrapped(last)
 
 
@@ -261,7 +258,7 @@ def _fit_part(
     examples=["torchedge fit loads loads.jsonl --device ./my-phone --out my-phone --force"],
 )
 @_out
-def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
+def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool) -> None:
     """Fit the latency under load that streaming plans with.
 
     DATASET is a file written by `torchedge profile --streaming`.
@@ -294,7 +291,7 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
         if WAY in table:
             print_wrapped(f"fastest way to load beside kernels: {table[WAY]}")
 
-    _answer(written, {TABLE: table}, show, as_json, f"written to {out}; plan with --device {out}")
+    _answer(written, {TABLE: table}, show, f"written to {out}; plan with --device {out}")
 
 
 @fit.command(
@@ -303,7 +300,7 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     examples=["torchedge fit kinds campaign/settings --device my-gpu --out my-gpu --force"],
 )
 @_out
-def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
+def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool) -> None:
     """Fit the latency of transformers and of half precision, kind by kind.
 
     DATASET is the folder of a campaign over settings: steps in autocast, with weights in bfloat16, with
@@ -327,7 +324,7 @@ def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool, as_jso
             rows += [["", setting, "", number(error)] for setting, error in score["settings"].items()]
         print_table(["kind of steps", "setting", "rows", "families left out, %"], rows)
 
-    _answer(written, {KINDS_TABLE: table}, show, as_json, f"written to {out}; predict with --device {out}")
+    _answer(written, {KINDS_TABLE: table}, show, f"written to {out}; predict with --device {out}")
 
 
 @fit.command(
@@ -336,7 +333,7 @@ def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     examples=["torchedge fit kernels kernels.jsonl --device nvidia-h200 --out my-h200 --force"],
 )
 @_out
-def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
+def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool) -> None:
     """Fit the cost model of kernels, by which schedules and layouts are chosen.
 
     DATASET is a file written by `torchedge profile --kernels`.
@@ -346,10 +343,10 @@ def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool, as_j
     written, _ = _fit_part(
         "kernels", dataset, out, device, force, lambda described: fit_kernels(dataset, described, out)
     )
-    print_kernels(written, as_json, f"written to {out}; tune with --device {out}")
+    print_kernels(written, f"written to {out}; tune with --device {out}")
 
 
-def print_kernels(device: Device, as_json: bool, last: str) -> None:
+def print_kernels(device: Device, last: str) -> None:
     """Print the coefficients of kernels that a profile holds, and a last line."""
     from torchedge.storage.codecs import thaw
     from torchedge.textures.coefficients import CODEC, TABLE, coefficients_of
@@ -357,7 +354,7 @@ def print_kernels(device: Device, as_json: bool, last: str) -> None:
     coefficients, table = coefficients_of(device), thaw(device.profile[TABLE])
     assert isinstance(table, dict)
     document = {"coefficients": CODEC.document(coefficients), TABLE: table}
-    _answer(device, document, lambda: _print_coefficients(device, coefficients, table), as_json, last)
+    _answer(device, document, lambda: _print_coefficients(device, coefficients, table), last)
 
 
 def _print_coefficients(device: Device, coefficients: KernelCoefficients, table: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import MIB, print_json, print_table, print_wrapped, warn
+from torchedge.cli.console import MIB, answer, print_table, print_wrapped, warn
 from torchedge.cli.options import DEVICE, command
 from torchedge.errors import DeviceError
 from torchedge.texts import number
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.argument("name", required=False, type=DEVICE, metavar="[NAME]")
 @click.option("--opencl", is_flag=True, help="List the OpenCL devices of this machine instead.")
-def devices(name: str | None, opencl: bool, as_json: bool) -> None:
+def devices(name: str | None, opencl: bool) -> None:
     """List devices, or one with the source of every figure.
 
     NAME is a name, an alias or a profile folder. The columns training and inference hold the provenance of
@@ -41,26 +41,27 @@ def devices(name: str | None, opencl: bool, as_json: bool) -> None:
     from torchedge.devices import find_device, scan_profiles
 
     if opencl:
-        _list_opencl(name, as_json)
+        _list_opencl(name)
         return
     if name is not None:
         device = find_device(name)
-        print_json(device_document(device)) if as_json else print_device(device)
+        answer(device_document(device), lambda: print_device(device))
         return
     profiles = scan_profiles()
     for problem in profiles.problems:
         warn(problem)
     summaries = [_summary(device) for device in profiles.devices]
-    if as_json:
-        print_json(summaries)
-        return
-    rows = []
-    for summary in summaries:
-        memory = "-" if summary["memory_mib"] is None else number(summary["memory_mib"])
-        mark = " (yours)" if summary["yours"] else ""
-        train, infer = summary["predictions"].values()
-        rows.append([summary["name"] + mark, summary["title"], train, infer, memory])
-    print_table(["name", "device", "training", "inference", "MiB"], rows, left=4)
+
+    def show() -> None:
+        rows = []
+        for summary in summaries:
+            memory = "-" if summary["memory_mib"] is None else number(summary["memory_mib"])
+            mark = " (yours)" if summary["yours"] else ""
+            train, infer = summary["predictions"].values()
+            rows.append([summary["name"] + mark, summary["title"], train, infer, memory])
+        print_table(["name", "device", "training", "inference", "MiB"], rows, left=4)
+
+    answer(summaries, show)
 
 
 # devices with profiles --------------------------------------------------------------------------------------
@@ -114,7 +115,10 @@ def print_device(device: Device) -> None:
 
 def _print_fitted(device: Device) -> None:
     keys = ("dataset", "rows", "precision", "date", "command")
-    for mode, table in _fitted_tables(device):
+    for mode in ("training", "inference"):
+        table = device.profile.get(mode)
+        if not isinstance(table, Mapping):
+            continue
         facts = ", ".join(f"{key} {table[key]}" for key in keys if key in table)
         print_wrapped(facts, first=f"{mode}, fitted: ", rest="  ")
         accuracy = table.get("accuracy")
@@ -123,12 +127,6 @@ def _print_fitted(device: Device) -> None:
             means = [f"{p} {s['mean']:.1f} %" for p, s in scores if isinstance(s, Mapping) and "mean" in s]
             if means:
                 print_wrapped(", ".join(means), first=f"mean absolute error of {target}: ", rest="  ")
-
-
-def _fitted_tables(device: Device) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the tables of `[profile]` that describe fitted models, by mode."""
-    tables = [(mode, device.profile.get(mode)) for mode in ("training", "inference")]
-    return [(mode, table) for mode, table in tables if isinstance(table, Mapping)]
 
 
 def _summary(device: Device) -> dict[str, Any]:
@@ -155,23 +153,25 @@ def _summary(device: Device) -> dict[str, Any]:
 # OpenCL devices ---------------------------------------------------------------------------------------------
 
 
-def _list_opencl(name: str | None, as_json: bool) -> None:
+def _list_opencl(name: str | None) -> None:
     """Print the OpenCL devices, or the one that `name` chooses."""
     from torchedge.opencl import choose_device, list_opencl_devices
 
     available = list_opencl_devices()
     if name is not None:
         device = choose_device(name, available)
-        print_json(device) if as_json else print_opencl_device(device)
-    elif as_json:
-        print_json(available)
-    else:
+        answer(device, lambda: print_opencl_device(device))
+        return
+
+    def show() -> None:
+        default = None
         try:
             default = choose_device(None, available)
         except DeviceError as error:  # a wrong environment variable: the list shows what is there
             warn(str(error))
-            default = None
         print_opencl_devices(available, default)
+
+    answer(available, show)
 
 
 def print_opencl_devices(available: list[ClDevice], default: ClDevice | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchedge.cli.console import Progress, answer, print_json, print_wrapped, warn
+from torchedge.cli.console import Progress, answer, print_wrapped, warn
 from torchedge.cli.listing import device_document, print_device
 from torchedge.cli.options import PATH, Command, Group, TextType, command, whole
 from torchedge.errors import DeviceError, InputError
@@ -62,7 +62,6 @@ def profile(
     opencl_device: str | None,
     out: Path | None,
     quick: bool,
-    as_json: bool,
 ) -> None:
     """Measure this machine's processor, or an OpenCL device for streaming or for its kernels.
 
@@ -77,10 +76,10 @@ def profile(
     if streaming and kernels:
         raise InputError("--streaming and --kernels are given; expected one of them: run the command twice")
     if kernels:
-        _profile_kernels(out, opencl_device, quick, as_json)
+        _profile_kernels(out, opencl_device, quick)
         return
     if streaming:
-        _profile_streaming(out, opencl_device, quick, as_json)
+        _profile_streaming(out, opencl_device, quick)
         return
     for name, value in (("--device", opencl_device), ("--out", out), ("--quick", quick or None)):
         if value is not None:
@@ -95,10 +94,10 @@ def profile(
         )
     with Progress(len(PROBES), "measuring") as progress:
         measured = measure_local_cpu(progress.begin)
-    print_json(device_document(measured)) if as_json else print_device(measured)
+    answer(device_document(measured), lambda: print_device(measured))
 
 
-def _profile_streaming(out: Path | None, device: str | None, quick: bool, as_json: bool) -> None:
+def _profile_streaming(out: Path | None, device: str | None, quick: bool) -> None:
     from torchedge.profiling.load_fitting import read_loads
     from torchedge.profiling.load_measuring import count_rows, measure_loads
 
@@ -122,10 +121,10 @@ def _profile_streaming(out: Path | None, device: str | None, quick: bool, as_jso
         )
         print_wrapped(f"rows in {out}; next: torchedge fit loads {out} --device DEVICE --out FOLDER")
 
-    answer(document, show, as_json)
+    answer(document, show)
 
 
-def _profile_kernels(out: Path | None, device: str | None, quick: bool, as_json: bool) -> None:
+def _profile_kernels(out: Path | None, device: str | None, quick: bool) -> None:
     from torchedge.cli.fitting import print_kernels
     from torchedge.devices import LOCAL_DEVICE, find_device, match_device
     from torchedge.profiling.kernel_cases import cases
@@ -154,7 +153,7 @@ def _profile_kernels(out: Path | None, device: str | None, quick: bool, as_json:
     with writing(folder, "set TORCHEDGE_HOME to a folder that can be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
     written = write_profile(folder, known, {}, kernels=fit_kernels(rows, known, folder))
-    print_kernels(written, as_json, f"rows in {rows}; profile in {folder}")
+    print_kernels(written, f"rows in {rows}; profile in {folder}")
 
 
 # campaigns --------------------------------------------------------------------------------------------------
@@ -175,7 +174,7 @@ def campaign() -> None:
     examples=["torchedge campaign show quick", "torchedge campaign show plan.toml --json"],
 )
 @click.argument("plan")
-def _show(plan: str, as_json: bool) -> None:
+def _show(plan: str) -> None:
     """Print a plan and its size; measure nothing.
 
     PLAN is quick (30 points), standard (the grid of the perf4sight paper) or a TOML file.
@@ -185,11 +184,8 @@ def _show(plan: str, as_json: bool) -> None:
     read = read_plan(plan)
     items = list(read.items())
     points = sum(len(item.network.points) for item in items)
-    if as_json:
-        print_json({"plan": read.text, "networks": len(items), "points": points})
-        return
-    print(read.text.rstrip())
-    print(f"# {len(items)} networks, {points} points")
+    text = f"{read.text.rstrip()}\n# {len(items)} networks, {points} points"
+    answer({"plan": read.text, "networks": len(items), "points": points}, lambda: print(text))
 
 
 def _convolutions(text: str) -> int:
@@ -246,7 +242,6 @@ def _run(
     retry_failed: bool,
     retry_unsteady: bool,
     tables_only: bool,
-    as_json: bool,
 ) -> None:
     """Measure a plan's networks on a device, called NAME from now on.
 
@@ -272,13 +267,9 @@ def _run(
         except KeyboardInterrupt:
             bars.note("measurements are kept: the same command continues from here")
             raise
-    if as_json:
-        counts = ("points", "measured", "out_of_memory", "unsteady", "left")
-        reasons = {"failed": dict(summary.failed), "skipped": dict(summary.skipped)}
-        document = {name: getattr(summary, name) for name in counts}
-        print_json({"device": device, "folder": str(folder), **document, **reasons})
-    else:
-        _print(summary, device, folder)
+    keys = ("points", "measured", "out_of_memory", "unsteady", "left", "failed", "skipped")
+    document = {"device": device, "folder": str(folder)} | {key: getattr(summary, key) for key in keys}
+    answer(document, lambda: _print(summary, device, folder))
 
 
 def _print(summary: Summary, device: str, folder: Path) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from torchedge.cli.console import set_verbosity, verbosity, warn
+from torchedge.cli.console import JSON, VERBOSITY, verbosity, warn
 from torchedge.errors import CaptureError, InputError, TorchedgeWarning
 from torchedge.storage.amounts import MOST_BYTES, bytes_of
 from torchedge.storage.pictures import check_picture
@@ -269,24 +269,22 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Cal
     return decorate
 
 
-def _set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def callback(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-        if value:
-            set_verbosity(context, level)
+def _flag(*names: str, key: str, value: int, text: str) -> click.Option:
+    """Return a flag that the context keeps under a key: commands do not take it, `console` reads it."""
 
-    return callback
+    def keep(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+        if given:
+            context.meta[key] = value
+
+    return click.Option(names, is_flag=True, expose_value=False, callback=keep, help=text)
 
 
 def verbosity_options() -> list[click.Parameter]:
     """Return -q and -v."""
     quiet, verbose = "Print no progress and no warnings.", "Print stages and the warnings of libraries."
     return [
-        click.Option(
-            ["--quiet", "-q"], is_flag=True, expose_value=False, callback=_set_verbosity(-1), help=quiet
-        ),
-        click.Option(
-            ["--verbose", "-v"], is_flag=True, expose_value=False, callback=_set_verbosity(1), help=verbose
-        ),
+        _flag("--quiet", "-q", key=VERBOSITY, value=-1, text=quiet),
+        _flag("--verbose", "-v", key=VERBOSITY, value=1, text=verbose),
     ]
 
 
@@ -334,15 +332,15 @@ class Group(click.Group):
 class Command(click.Command):
     """A command with examples in its help, --json, -q and -v; libraries' warnings are hidden while it runs.
 
-    Its function takes `as_json` and returns an exit status, None standing for 0. `notes` end the help's text.
+    Its function returns an exit status, None standing for 0. `notes` end the help's text.
     """
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), notes: str = "", **kwargs: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(*args, **kwargs)
         self.help = f"{inspect.cleandoc(self.help or '')}\n\n{notes}".rstrip()
         self.examples = tuple(examples)
-        as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of tables.")
-        self.params += [as_json, *verbosity_options()]
+        text = "Print JSON in place of tables."
+        self.params += [_flag("--json", "as_json", key=JSON, value=1, text=text), *verbosity_options()]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""

@@ -15,7 +15,6 @@ from torchedge.cli.console import (
     MIB,
     Progress,
     answer,
-    print_json,
     print_notes,
     print_table,
     print_wrapped,
@@ -157,7 +156,6 @@ def _plan_model(
     write_instance: Path | None,
     plot: Path | None,
     picture: Any,  # noqa: ANN401 - a Literal
-    as_json: bool,
     **planning: Any,  # noqa: ANN401 - see _settings, and options of `plan_model`
 ) -> int:
     """Plan which launch of a model loads which weights.
@@ -188,7 +186,7 @@ def _plan_model(
             )
             progress.step()
     except LimitError as error:
-        return _too_small(error, as_json)
+        return _too_small(error)
     if out is not None:
         write_plan(out, result.plan)
     if write_instance is not None:
@@ -203,7 +201,7 @@ def _plan_model(
             _print_layers(result)
 
     files = {"written": out, "instance_written": write_instance, "drawn": plot}
-    answer(result.summary() | rows, show, as_json, **files)
+    answer(result.summary() | rows, show, **files)
     return 0
 
 
@@ -221,11 +219,9 @@ def _lower(
         return lower_model(text, device, input_size=input_size, precision=precision)
 
 
-def _too_small(error: LimitError, as_json: bool) -> int:
-    if as_json:
-        print_json({"status": "INFEASIBLE", "reason": str(error), "works_bytes": error.works_bytes})
-    else:
-        print_wrapped(str(error))
+def _too_small(error: LimitError) -> int:
+    document = {"status": "INFEASIBLE", "reason": str(error), "works_bytes": error.works_bytes}
+    answer(document, lambda: print_wrapped(str(error)))
     return DOES_NOT_FIT
 
 
@@ -275,7 +271,6 @@ def _plan_queue(
     memory_limit: int,
     input_size: tuple[int, ...] | None,
     plot: Path | None,
-    as_json: bool,
     **planning: Any,  # noqa: ANN401 - see _settings
 ) -> int:
     """Plan models that run one after the other within one memory limit.
@@ -291,13 +286,13 @@ def _plan_queue(
             progress.begin("planning each model, then all together")
             queue = plan_queue(programs, device, memory_limit=memory_limit, progress=progress.step, **shared)
     except LimitError as error:
-        return _too_small(error, as_json)
+        return _too_small(error)
     if plot is not None:
         from torchedge.streaming.figures import draw_lanes
 
         save_picture(draw_lanes(queue.lanes, limit_bytes=memory_limit), plot)
     document = _queue_document(queue, memory_limit)
-    answer(document, lambda: _print_queue(queue, document), as_json, drawn=plot)
+    answer(document, lambda: _print_queue(queue, document), drawn=plot)
     return 0
 
 
@@ -365,7 +360,6 @@ def _plan_sweep(
     model: str,
     input_size: tuple[int, ...] | None,
     plot: Path | None,
-    as_json: bool,
     **planning: Any,  # noqa: ANN401 - see _settings
 ) -> None:
     """Plan a model at several lambdas and M_peaks: latency against memory."""
@@ -382,7 +376,7 @@ def _plan_sweep(
         title = f"{program.name} on {device.name}, simulated"
         save_picture(draw_tradeoff([(_setting(p), p.plan.timeline) for p in points], title=title), plot)
     document = [{"lambda": p.lam, "m_peak_bytes": p.m_peak, **p.plan.summary()} for p in points]
-    answer(document, lambda: _print_sweep(points), as_json, drawn=plot)
+    answer(document, lambda: _print_sweep(points), drawn=plot)
 
 
 def _print_sweep(points: Sequence[Tradeoff]) -> None:
@@ -423,7 +417,7 @@ def _figures(name: str, run: RunTimeline) -> list[str]:
 @click.argument("instance", type=PATH)
 @_strategy
 @_out
-def _plan_instance(instance: Path, strategy: str | None, out: Path | None, as_json: bool) -> int:
+def _plan_instance(instance: Path, strategy: str | None, out: Path | None) -> int:
     """Plan the overlap problem in a file, and verify the plan.
 
     docs/streaming.md describes the file. Strategies may break limits, with a warning. The exit status is 3 if
@@ -440,14 +434,14 @@ def _plan_instance(instance: Path, strategy: str | None, out: Path | None, as_js
     document = _plan_document(problem, result, checked, time.perf_counter() - start)
     if out is not None:
         write_plan(out, result)
-    answer(document, lambda: _print_plan(problem, result, document), as_json, written=out)
+    answer(document, lambda: _print_plan(problem, result, document), written=out)
     return DOES_NOT_FIT if result.status == "INFEASIBLE" else 0
 
 
 @plan.command("verify", cls=Command, examples=["torchedge plan verify plan.json instance.json"])
 @click.argument("plan_file", type=PATH, metavar="PLAN")
 @click.argument("instance", type=PATH)
-def _verify_plan(plan_file: Path, instance: Path, as_json: bool) -> int:
+def _verify_plan(plan_file: Path, instance: Path) -> int:
     """Verify that a plan keeps every rule of its instance.
 
     The exit status is 3 if it breaks one, or if there is no plan.
@@ -459,7 +453,7 @@ def _verify_plan(plan_file: Path, instance: Path, as_json: bool) -> int:
     problem, result = read_instance(instance), read_plan(plan_file)
     checked = verify_plan(problem, result)
     document = _plan_document(problem, result, checked, None)
-    answer(document, lambda: _print_plan(problem, result, document), as_json)
+    answer(document, lambda: _print_plan(problem, result, document))
     return DOES_NOT_FIT if result.status == "INFEASIBLE" or not checked.ok else 0
 
 

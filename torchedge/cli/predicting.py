@@ -15,6 +15,7 @@ from torchedge.cli.console import (
     MIB,
     Progress,
     answer,
+    json_wanted,
     print_json,
     print_notes,
     print_table,
@@ -68,7 +69,6 @@ def predict(
     memory_limit: int | None,
     confidence: float,
     max_batch_size: bool,
-    as_json: bool,
     **step: Any,  # noqa: ANN401 - optimizer, amp, accumulation
 ) -> int:
     """Predict memory and latency of a training step or an inference.
@@ -102,10 +102,10 @@ def predict(
             for row, p in zip(rows, predictions, strict=True):
                 row["max_batch_size"] = p.max_batch_size(limit, confidence=confidence)
         documents += rows
-        if not as_json:
+        if not json_wanted():
             print("\n" * (place > 0), end="")
             _print(predictions, rows)
-    if as_json:
+    if json_wanted():
         print_json(documents[0] if len(documents) == 1 else documents)
     return 0 if all(row["fits"] for row in documents) else DOES_NOT_FIT
 
@@ -257,7 +257,6 @@ def advise(
     model: str,
     batch_size: int,
     memory_limit: int | None,
-    as_json: bool,
     **settings: Any,  # noqa: ANN401 - of torchedge.advise
 ) -> int:
     """Find settings under which a training step fits a device.
@@ -282,7 +281,7 @@ def advise(
             print_wrapped("no setting fits; this one needs least: take smaller batches, or a smaller model")
         print_notes(advice.notes)
 
-    answer(advice.to_dict(), show, as_json)
+    answer(advice.to_dict(), show)
     return 0 if advice.fits else DOES_NOT_FIT
 
 
@@ -312,7 +311,7 @@ def advise(
 @click.option("--plot", type=PICTURE, metavar="FILE", help="Draw memory over the step (.png, .svg, .pdf).")
 @click.option("--evaluate", type=options.whole(), help="Batch size of an evaluation between steps.")
 @click.option("--empty-cache", is_flag=True, help="With --evaluate: empty the allocator's cache around it.")
-def simulate(model: str, plot: Path | None, as_json: bool, **settings: Any) -> None:  # noqa: ANN401 - of torchedge.simulate
+def simulate(model: str, plot: Path | None, **settings: Any) -> None:  # noqa: ANN401 - of torchedge.simulate
     """Show when a step's memory peaks, and which tensors fill it.
 
     Tensor by tensor, with a replay of PyTorch's caching allocator; nothing is fitted.
@@ -323,7 +322,7 @@ def simulate(model: str, plot: Path | None, as_json: bool, **settings: Any) -> N
         profile = api.simulate(model, **settings)
     if plot is not None:
         save_picture(profile.plot(), plot)
-    answer(_memory_document(profile), lambda: print(profile), as_json, drawn=plot)
+    answer(_memory_document(profile), lambda: print(profile), drawn=plot)
 
 
 def _memory_document(profile: MemoryProfile) -> dict[str, object]:
@@ -357,7 +356,7 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
 @click.option("--feature-set", metavar="NAME", help="A registered feature set. [default: perf4sight]")
 @options.input_size
 @options.mode
-def features(model: str, batch_size: tuple[int, ...], as_json: bool, **settings: Any) -> None:  # noqa: ANN401 - of torchedge.features
+def features(model: str, batch_size: tuple[int, ...], **settings: Any) -> None:  # noqa: ANN401 - of torchedge.features
     """Print the prediction features of a model.
 
     They are closed forms of its layers' shapes.
@@ -385,7 +384,7 @@ def features(model: str, batch_size: tuple[int, ...], as_json: bool, **settings:
                 [[name, *map(_exact, figures)] for name, figures in columns],
             )
 
-    answer(document, show, as_json)
+    answer(document, show)
 
 
 def _exact(value: float) -> str:

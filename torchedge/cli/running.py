@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import MIB, Progress, print_json, print_table, print_wrapped, words_given
+from torchedge.cli.console import MIB, Progress, answer, print_table, print_wrapped, words_given
 from torchedge.cli.options import PATH, PICTURE, SIZE, WHOLE, OutputFile, command, opencl_device
 from torchedge.errors import InputError, OpenCLError
 from torchedge.opencl.foreign_caches import pocl_cache
@@ -131,7 +131,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
     if len(outputs) > 1 and settings.out is not None and settings.out.suffix.lower() != ".npz":
         raise InputError(f"--out is {settings.out}; expected a file that ends in .npz for several outputs")
     if inputs and not settings.inputs and not settings.random:
-        _describe(opened, inputs, settings.as_json)
+        _describe(opened, inputs)
         return 0
     arrays = _random(inputs) if settings.random else _read(inputs, settings.inputs)
     results, document = (
@@ -139,12 +139,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
     )
     if settings.out is not None:
         _write(settings.out, outputs, results)
-    if settings.as_json:
-        print_json(document)
-    elif queue is None:
-        _print(document)
-    else:
-        _print_queue(document)
+    answer(document, lambda: _print(document) if queue is None else _print_queue(document))
     return 0
 
 
@@ -193,14 +188,15 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[
     return outputs, document
 
 
-def _describe(bundles: Sequence[Bundle], inputs: Sequence[Port], as_json: bool) -> None:
-    if as_json:
-        documents = [bundle.document() for bundle in bundles]
-        print_json(documents[0] if len(documents) == 1 else {"bundles": documents})
-        return
-    print("\n\n".join(map(str, bundles)))
-    files = " ".join(f"--input {port.name}=FILE" for port in inputs)
-    print_wrapped(f"run {'it' if len(bundles) == 1 else 'them'} with {files}, or --random")
+def _describe(bundles: Sequence[Bundle], inputs: Sequence[Port]) -> None:
+    documents = [bundle.document() for bundle in bundles]
+
+    def show() -> None:
+        print("\n\n".join(map(str, bundles)))
+        files = " ".join(f"--input {port.name}=FILE" for port in inputs)
+        print_wrapped(f"run {'it' if len(bundles) == 1 else 'them'} with {files}, or --random")
+
+    answer(documents[0] if len(documents) == 1 else {"bundles": documents}, show)
 
 
 def _setting(text: str) -> tuple[str, float]:

@@ -41,7 +41,7 @@ CAMPAIGN = "campaign"
 @click.option("--intervals", is_flag=True, help="Also fit intervals, ten times slower; not with profile.")
 @click.option("--out", "-o", type=PICTURE, metavar="FILE", help="Draw an overview (.png, .svg, .pdf).")
 def accuracy(
-    source: str, device: str | None, protocol: str | None, intervals: bool, out: Path | None, as_json: bool
+    source: str, device: str | None, protocol: str | None, intervals: bool, out: Path | None
 ) -> None:
     """Compare predictions with the measurements of a dataset.
 
@@ -61,7 +61,7 @@ def accuracy(
 
             draw_overview(report, out)
     document = _document(report)
-    answer(document, lambda: _print(compared, report, document["figures"]), as_json, written=out)
+    answer(document, lambda: _print(compared, report, document["figures"]), written=out)
 
 
 def _compare_source(

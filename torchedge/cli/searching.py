@@ -79,7 +79,6 @@ def search(
     out: Path | None,
     resume: bool,
     iterations: int,
-    as_json: bool,
     **asked: Any,  # noqa: ANN401 - the limits, and options of torchedge.search
 ) -> int:
     """Search a space of networks for the best one within limits.
@@ -117,7 +116,7 @@ def search(
         )
     if out is not None:
         _write(out, result)
-    answer(result.to_dict(), lambda: _print(result, meaning), as_json, written=out)
+    answer(result.to_dict(), lambda: _print(result, meaning), written=out)
     return 0 if result.feasible else DOES_NOT_FIT
 
 
