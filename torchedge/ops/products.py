@@ -1,4 +1,4 @@
-"""Matrix products, attention and recurrent layers."""
+"""Matrix products and attention."""
 
 from __future__ import annotations
 
@@ -111,43 +111,8 @@ def attention_sums(call: Call) -> tuple[int, ...]:
     return (rows,) if call.in_dtype(0) == "float32" else (rows, rows * q[-1])
 
 
-def recurrent_flops(call: Call) -> int:
-    """2 · steps · weights: every weight matrix is applied to every element of batch and sequence."""
-    x = call.ins[0] or (1,)
-    return 2 * prod(x[:-1]) * sum(prod(s) for s in call.ins[1:] if s is not None and len(s) == 2)
-
-
-def gate_activations(call: Call) -> tuple[int, ...]:
-    """The fused cell keeps gate activations and the cell state of every step, about six values an output."""
-    return (6 * _FLOAT * prod(call.outs[0]),)
-
-
-def cell_gates(call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """CUDA's fused cells keep the gates of input and hidden state, and those behind the activations."""
-    return tuple([count * call.out_bytes(0) for count in counts])
-
-
-def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple[Sizes, ...] | None:
-    """X (L, N, m) or (N, L, m), states (layers · directions, N, h) -> outputs of every step, last states.
-
-    None for packed sequences, whose inputs are two-dimensional.
-    """
-    x, h = ins[0], ins[1] if len(ins) > 1 else None
-    if x is None or h is None or len(x) != 3 or len(h) != 3 or "batch_first" not in attrs:
-        return None
-    width = h[-1] * (2 if attrs.get("bidirectional") else 1)
-    states = [s for s in ins[1:3] if s is not None and len(s) == 3]
-    return ((*x[:2], width), *states)
-
-
-_CELL_PARAMS = "input hx w_ih w_hh b_ih b_hh"
-_PARAMS = "input hx params has_biases num_layers dropout train bidirectional batch_first"
-
-
 _product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower")
 _multiplied = partial(_product, flops=matmul_flops, saves=crossed(0, 1))
-_cell = partial(_product, work=Work.RECURRENT, flops=recurrent_flops, replayed=True, fused_on_cuda=True)
-_recurrent = partial(_product, work=Work.RECURRENT, flops=recurrent_flops, saves=keep(0, -1))
 
 OPS = (
     _product(
@@ -203,21 +168,4 @@ OPS = (
         backward_flops=1.25,
     ),
     _product("_native_multi_head_attention", work=Work.ATTENTION, flops=attention_flops),
-    _recurrent("lstm", _PARAMS, infer_many=recurrent_shapes, aux=gate_activations),
-    _recurrent("gru", _PARAMS, "rnn_tanh rnn_relu", infer_many=recurrent_shapes, aux=gate_activations),
-    _cell(
-        "lstm_cell",
-        _CELL_PARAMS,
-        saves=keep(0, 1, 2, -2),
-        aux=partial(cell_gates, counts=(4, 4, 4)),
-        backward_scratch=partial(cell_gates, counts=(4,)),
-    ),
-    _cell(
-        "gru_cell",
-        _CELL_PARAMS,
-        saves=keep(0, 1),
-        aux=partial(cell_gates, counts=(3, 3, 5)),
-        backward_scratch=partial(cell_gates, counts=(3, 3)),
-    ),
-    _recurrent("rnn_tanh_cell", "input", "rnn_relu_cell"),
 )

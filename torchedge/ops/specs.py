@@ -17,10 +17,11 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Poly, Value
+from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.sizes import poly, symbolic
 from torchedge.ops.strides import Sizes, StrideRule
 
-_FILES = ("convolution", "products", "rows", "pooling", "elementwise", "movement")
+_FILES = ("convolution", "products", "recurrent", "rows", "pooling", "elementwise", "movement")
 
 
 class LoadClass(Enum):
@@ -61,7 +62,7 @@ class Work(Enum):
 
 
 Autocast = Literal["lower", "float32", "float32_on_cuda", "widest", "join", "keep"]
-Composite = Literal["", "product", "einsum", "attention"]
+Composite = Literal["", "product", "einsum", "attention", "recurrent"]
 
 
 class Call:
@@ -222,6 +223,7 @@ class OpSpec:
     allocates (`Op.footprint`): such an entry needs no rules for that. Where PyTorch cannot run the call so,
     autograd is taken to keep every input.
     fused_on_cuda: the entry's rules hold on CUDA, which has a kernel of its own; elsewhere it is replayed.
+    on_cpu: the footprint of a recorded call on the CPU, where the rules hold on CUDA alone.
     hides: whether, for these shapes of inputs, the result is a view of a tensor that the operator makes.
     gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
@@ -250,6 +252,7 @@ class OpSpec:
     gathers: bool = False
     replayed: bool = False
     fused_on_cuda: bool = False
+    on_cpu: Callable[[Call], Footprint | None] | None = None
     hides: Callable[[Sequence[Sizes | None]], bool] | None = None
 
     def bytes_moved(self, call: Call) -> int:

@@ -195,7 +195,10 @@ def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> For
             "example= with batch_dim=1 if the model takes (time, batch, features)"
         )
         return replace(graph, notes=(*graph.notes, note))
-    other = _captured_as(replace(request, batch_dim=1), batch_sizes)
+    try:
+        other = _captured_as(replace(request, batch_dim=1), batch_sizes)
+    except TorchedgeError:  # an example without a batch: (time, features)
+        return graph
     if _time_follows_batch(other):
         return graph
     note = (

@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten, tree_flatten_with_path, tree_map
+from torch.utils._pytree import (
+    SequenceKey,
+    TreeSpec,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map,
+)
 
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
@@ -21,6 +27,7 @@ from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored, without_modes
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.footprints import footprint_of
+from torchedge.tracing.packed_sequences import PACKED
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
 from torchedge.tracing.torch_calls import TorchCall, target_of
 
@@ -199,7 +206,15 @@ class Interceptor(TorchFunctionMode):
             return self._read(target, func, args, kwargs)
         if role == "assign":
             return self._assign(target, func, args)
+        if role == "packed":
+            return self._packed(target, args, kwargs)
         return None if role == "check" else self._reshape(target, func, args, kwargs)
+
+    def _packed(self, target: TorchCall, args: Any, kwargs: Any) -> Any:
+        """Run a call of packed sequences as if all had the longest one's length."""
+        self.recorder.note("packed sequences are counted as if all were as long as the longest")
+        with self:
+            return PACKED[target.kind](*args, **kwargs)
 
     def _run_body(self, body: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a Python function of PyTorch; a C method of its name that it calls arrives as `func` too."""

@@ -15,6 +15,7 @@ import torch.nn.functional
 
 from torchedge.ops import OpSpec, registry
 from torchedge.storage.locks import PROCESS
+from torchedge.tracing.packed_sequences import PACKED, RECURRENT, dense
 
 
 def _names(text: str) -> frozenset[str]:
@@ -81,9 +82,10 @@ _INPLACE_DUNDER = {
 class TorchCall:
     """The role of a function of PyTorch in a trace.
 
-    role: "op", "query", "read", "move", "check", "assign" (to a tensor's attribute) or "reshape" (in-place
-    change of shape). params: names of its positional parameters; slots: those where None stands for an absent
-    tensor. body: runs a function that is written in Python, so that its own calls are traced.
+    role: "op", "query", "read", "move", "check", "assign" (to a tensor's attribute), "reshape" (in-place
+    change of shape) or "packed" (a call of packed sequences). params: names of its positional parameters;
+    slots: those where None stands for an absent tensor. body: runs a function that is written in Python, so
+    that its own calls are traced.
     """
 
     role: str
@@ -198,8 +200,12 @@ def _resolve(func: Callable[..., Any]) -> TorchCall:
     for role, names in (("read", _VALUE_READS), ("move", _MOVES), ("check", _CHECKS)):
         if name in names:
             return TorchCall(role, name)
+    if name in PACKED:
+        return TorchCall("packed", name)
     target = _operator(name, "reshape" if name in _RESHAPING else "op")
-    return _with_schema(target, func._schema) if isinstance(func, torch._ops.OpOverload) else target
+    if isinstance(func, torch._ops.OpOverload):
+        return _with_schema(target, func._schema)
+    return replace(target, body=dense(func)) if name in RECURRENT else target
 
 
 def _operator(name: str, role: str = "op") -> TorchCall:

@@ -18,9 +18,9 @@ from torchedge.prediction.memory.settings import StepSettings
 
 
 def decompose(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
-    """Return the graph with the copies that batched products need, and attention as its operators.
+    """Return the graph with the copies of products and recurrent layers, and attention as its operators.
 
-    A graph without such operators is repermuted as it is.
+    A graph without such operators is returned as it is.
     """
     if not any(spec_of(kind).composite for kind in {op.kind for op in graph.ops}):
         return graph
@@ -44,12 +44,24 @@ class _CompositePass:
                 self._einsum(op)
             elif composite == "attention" and len(op.outputs) == 1:
                 self._attention(op)
+            elif composite == "recurrent":
+                self._recurrent(op)
             elif op.kind == "clone" and self.fused and self._needs_no_copy(op):
                 self._as_view(op)
             else:
                 self.out.emit(op)
             self.out.release(*self.releases[position])
         return self.out.finish()
+
+    def _recurrent(self, op: Op) -> None:
+        """A layer copies a sequence that does not lie step by step."""
+        source = op.inputs[0]
+        if source is not None and len(self.out.values[source].shape) == 3:
+            order = (1, 0, 2) if op.attrs.get("batch_first") else (0, 1, 2)
+            shape, strides = self.layouts.shape(source), self.layouts.of(source)
+            by_step = contiguous_strides([shape[k] for k in order]) == tuple([strides[k] for k in order])
+            op = replace(op, attrs={**op.attrs, "copied": not by_step})
+        self.out.emit(op)
 
     def _as_view(self, op: Op) -> None:
         """A reshape that capture recorded as a copy, of a fused attention's output that needs none."""

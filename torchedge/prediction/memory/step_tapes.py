@@ -347,11 +347,11 @@ class StepWriter:
         self._records.append(_Record(op, spec, needs, saved, position, numbers))
 
     def _footprint(self, op: Op) -> Footprint | None:
-        """Return the footprint of an operator that runs as it was replayed."""
-        footprint = op.footprint
-        if footprint is not None and self.settings.backend == "cuda" and spec_of(op.kind).fused_on_cuda:
-            return None
-        return footprint
+        """Return the footprint of an operator that was replayed, or whose entry has one of the CPU."""
+        footprint, spec = op.footprint, spec_of(op.kind)
+        if self.settings.backend == "cuda":
+            return None if spec.fused_on_cuda else footprint
+        return footprint if spec.on_cpu is None else spec.on_cpu(self._call(op, self._needs(op)))
 
     def _size_of(self, op: Op, footprint: Footprint, number: int) -> Poly:
         """Return the bytes of a storage of a footprint."""
@@ -494,9 +494,9 @@ class StepWriter:
         if incoming and record.op.kind == "copy_slices":
             self._copy_slices_back(record, incoming[0])
             return
-        if incoming and record.numbers:
-            assert record.op.footprint is not None
-            self._replay_back(record, record.op.footprint, popped)
+        footprint = self._footprint(record.op) if incoming and record.numbers else None
+        if footprint is not None:
+            self._replay_back(record, footprint, popped)
             return
         if incoming:
             gradients = self._input_gradients(record, incoming[0])
