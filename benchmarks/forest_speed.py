@@ -8,8 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from sklearn.ensemble import ExtraTreesRegressor
 
-from torchedge.forests.files import read_forests, write_forests
-from torchedge.forests.trees import evaluate
+from torchedge.forests.trees import evaluate, read_forests, write_forests
 from torchedge.profiling.forest_fitting import convert_model
 
 FEATURES, ROWS = 56, 1100

@@ -30,7 +30,7 @@ def job(winner: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     import torchedge
-    from torchedge.profiling.campaigns.serialising import serialise
+    from torchedge.profiling.topologies import serialise
 
     encoding = winner["best"]["encoding"]
     space = torchedge.OFAResNet50Space(image_sizes=(encoding["image_size"],))

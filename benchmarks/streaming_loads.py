@@ -18,8 +18,8 @@ from torchedge.devices import Device, find_device
 from torchedge.lowering.inference import lower_model
 from torchedge.profiling.load_fitting import LoadTable, read_loads
 from torchedge.streaming.capacities import rate_capacities
-from torchedge.streaming.launches import works_of
 from torchedge.streaming.rates import THRESHOLDS
+from torchedge.streaming.schedules import works_of
 
 RATIOS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 

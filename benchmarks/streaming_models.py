@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from torchedge.devices import find_device
 from torchedge.lowering.inference import lower_model
-from torchedge.streaming.launches import weights_of, works_of
 from torchedge.streaming.rates import estimate_latencies, roofline_of
+from torchedge.streaming.schedules import weights_of, works_of
 from torchedge.tracing.paper_models import PAPER_MODELS
 from torchedge.tracing.sources import load_model
 

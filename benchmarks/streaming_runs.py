@@ -38,9 +38,8 @@ from torchedge.errors import LimitError, TorchedgeError
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.profiling.load_measuring import host_us
 from torchedge.runtime.weight_sources import Reads
-from torchedge.streaming.planning import plan_program
+from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import STRATEGIES
-from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.paper_models import PAPER_MODELS
 from torchedge.tracing.vision import import_torchvision, prepare_torchvision
 

@@ -182,7 +182,7 @@ def test_importing_torchedge_loads_nothing_heavy():
     assert not loaded_after("import torchedge") & (OPTIONAL | {"torch", "numpy", "safetensors"})
 
 
-@pytest.mark.parametrize("room", ["errors", "storage", "devices", "graphs", "forests.files"])
+@pytest.mark.parametrize("room", ["errors", "storage", "devices", "graphs", "forests.trees"])
 def test_lowest_rooms_load_without_torch(room):
     assert not loaded_after(f"import torchedge.{room}") & (OPTIONAL | {"torch"})
 

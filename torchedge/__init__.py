@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from torchedge.runtime.backends import program_reports
     from torchedge.runtime.model_plans import ModelPlan
     from torchedge.runtime.trainers import Trainer
+    from torchedge.searching.driver import Search
     from torchedge.searching.ofa_resnet50 import OFAResNet50Space
     from torchedge.searching.pruning_space import PruningSpace
-    from torchedge.searching.results import Search
     from torchedge.searching.spaces import SearchSpace
-    from torchedge.streaming.streaming_plans import StreamingPlan
+    from torchedge.streaming.planning import StreamingPlan
 
 __version__ = "0.1.0"
 
@@ -133,9 +133,9 @@ _HOMES = {
     "torchedge.runtime.trainers": ("Trainer",),
     "torchedge.searching.ofa_resnet50": ("OFAResNet50Space",),
     "torchedge.searching.pruning_space": ("PruningSpace",),
-    "torchedge.searching.results": ("Search",),
+    "torchedge.searching.driver": ("Search",),
     "torchedge.searching.spaces": ("SearchSpace",),
-    "torchedge.streaming.streaming_plans": ("StreamingPlan",),
+    "torchedge.streaming.planning": ("StreamingPlan",),
 }
 _LAZY = {name: module for module, names in _HOMES.items() for name in names}
 """Public name -> module that defines it: the one table to extend."""

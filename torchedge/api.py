@@ -27,6 +27,7 @@ from torchedge.prediction.predictor import (
 from torchedge.prediction.profiles import load_models
 from torchedge.prediction.results import Prediction, Predictions, checked_confidence
 from torchedge.searching.driver import (
+    Search,
     SearchProgress,
     SearchTask,
     check_batch_size,
@@ -35,7 +36,6 @@ from torchedge.searching.driver import (
     run_search,
 )
 from torchedge.searching.evolution import Recipe
-from torchedge.searching.results import Search
 from torchedge.searching.spaces import SearchSpace, check_space
 from torchedge.storage.amounts import check_not_bare
 from torchedge.streaming.capacities import LAMBDA
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from torchedge.lowering.targets import Precision
     from torchedge.prediction.advice import Advice
     from torchedge.runtime.model_plans import ModelPlan
-    from torchedge.streaming.planning import Fusion
-    from torchedge.streaming.streaming_plans import StreamingPlan
+    from torchedge.streaming.planning import Fusion, StreamingPlan
 
 __all__ = [
     "Predictor",

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests import trees as forests_module
-from torchedge.forests.files import read_forests, write_forests
 from torchedge.forests.trees import (
     Forest,
     build_forest,
@@ -19,6 +18,8 @@ from torchedge.forests.trees import (
     feature_hash,
     features_outside,
     outside_hull,
+    read_forests,
+    write_forests,
 )
 from torchedge.storage.tensors import read_tensors, write_tensors
 

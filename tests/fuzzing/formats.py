@@ -27,8 +27,7 @@ from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.manifests import MANIFEST, PROGRAM, WEIGHTS, digest_of
 from torchedge.devices.device import parse_device, read_device
 from torchedge.errors import TorchedgeError
-from torchedge.forests.files import read_forests
-from torchedge.forests.trees import evaluate
+from torchedge.forests.trees import evaluate, read_forests
 from torchedge.lowering.program_files import parse_program, program_document
 from torchedge.prediction.predictor import predict_graph
 from torchedge.prediction.profiles import file_names, load_models
@@ -37,7 +36,7 @@ from torchedge.profiling.datasets import read_dataset
 from torchedge.profiling.kernel_fitting import read_kernels
 from torchedge.profiling.load_fitting import read_loads
 from torchedge.profiling.workspace_fitting import read_workspaces
-from torchedge.searching.journal import SearchJournal
+from torchedge.searching.evolution import SearchJournal
 from torchedge.storage import data_folder
 from torchedge.storage.documents import format_toml, parse_json, read_toml
 from torchedge.storage.journals import read_rows
@@ -211,8 +210,7 @@ def _read_fitted(data: bytes) -> None:
 def _forest_seeds() -> Iterable[bytes]:
     import numpy as np
 
-    from torchedge.forests.files import write_forests
-    from torchedge.forests.trees import build_forest
+    from torchedge.forests.trees import build_forest, write_forests
 
     path = SCRATCH / "seed.safetensors"
     for name in ("jetson-nano", "mali-g77"):

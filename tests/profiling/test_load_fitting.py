@@ -24,8 +24,8 @@ from torchedge.streaming.capacities import (
     loading_way,
     rate_capacities,
 )
-from torchedge.streaming.launches import works_of
 from torchedge.streaming.rates import derive_rates, roofline_of
+from torchedge.streaming.schedules import works_of
 
 ENVIRONMENT = {
     "row": "environment",

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.pruning.channels import ChannelGroups, ChannelMap
-from torchedge.pruning.modules import ParameterCount, channel_norms, prune_module
+from torchedge.pruning.channels import ChannelGroups, ChannelMap, ParameterCount, channel_norms, prune_module
 
 functional = nn.functional
 

@@ -11,10 +11,9 @@ from torch import nn
 import torchedge
 from torchedge.errors import InputError, MissingExtraError, ProfileError
 from torchedge.prediction.families import FamilyPredictor
-from torchedge.searching.driver import gflops_score
+from torchedge.searching.driver import gflops_score, pareto
 from torchedge.searching.evolution import offspring
 from torchedge.searching.pruning_space import PruningSpace
-from torchedge.searching.results import pareto
 from torchedge.searching.spaces import SearchSpace
 
 DEVICE = "jetson-tx2"

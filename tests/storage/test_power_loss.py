@@ -7,7 +7,7 @@ import pytest
 from oracles.power_loss import Disk
 
 from torchedge.opencl.binary_caches import BinaryCache
-from torchedge.searching.journal import SearchJournal
+from torchedge.searching.evolution import SearchJournal
 from torchedge.storage.documents import read_json, write_bytes, write_json
 from torchedge.storage.journals import Journal, read_rows
 

@@ -10,8 +10,8 @@ from oracles.small_programs import pointwise, program, tensor
 from torchedge.devices import Provenance, find_device, parse_device
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.streaming.capacities import make_instance, rate_capacities
-from torchedge.streaming.launches import works_of
 from torchedge.streaming.rates import THRESHOLDS, copy_rate, estimate_latencies, roofline_of
+from torchedge.streaming.schedules import works_of
 
 CHUNK = 1000
 

@@ -9,8 +9,7 @@ from torch import nn
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.targets import TARGETS
 from torchedge.streaming.instances import Weight
-from torchedge.streaming.launches import LaunchWork, weights_of, works_of
-from torchedge.streaming.schedules import WEIGHT_ROLES
+from torchedge.streaming.schedules import WEIGHT_ROLES, LaunchWork, weights_of, works_of
 
 
 def lowered(model, *example, target="cpu"):

@@ -26,7 +26,7 @@ from torchedge.streaming.capacities import (
     write_load_model,
 )
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.launches import LaunchWork, works_of
+from torchedge.streaming.schedules import LaunchWork, works_of
 
 HIGH = {
     "log2_bytes": 14.0,

@@ -15,10 +15,9 @@ from torchedge.devices import find_device
 from torchedge.errors import DeviceError, InputError, LimitError, PlanError
 from torchedge.lowering.inference import lower_model
 from torchedge.streaming.instances import INSTANCES
-from torchedge.streaming.planning import plan_program, trade_off
+from torchedge.streaming.planning import StreamingPlan, plan_program, trade_off
 from torchedge.streaming.plans import PLANS, always_next, preload_everything, read_plan, write_plan
 from torchedge.streaming.schedules import make_schedule
-from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.streaming.verification import verify_plan
 
 pytest.importorskip("scipy")

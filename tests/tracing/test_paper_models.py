@@ -131,7 +131,7 @@ CAPTURED = """
 import resource, sys
 from torchedge.devices import find_device
 from torchedge.lowering.inference import lower_model
-from torchedge.streaming.launches import weights_of
+from torchedge.streaming.schedules import weights_of
 from torchedge.tracing.sources import load_model
 program = lower_model(load_model(sys.argv[1])[0], find_device("local-cpu"))
 stored = sum(weight.nbytes for weight in weights_of(program, 2**18))

@@ -47,9 +47,8 @@ from torchedge.lowering.targets import Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
-from torchedge.streaming.planning import plan_program
+from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import PLANS
-from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.objectives import Loss, as_arguments
 from torchedge.tracing.steps import CapturedStep, capture_step

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchedge.runtime import Executor
     from torchedge.runtime.measured_runs import MeasuredRun
     from torchedge.runtime.weight_sources import Reads
-    from torchedge.streaming.streaming_plans import StreamingPlan
+    from torchedge.streaming.planning import StreamingPlan
 
 
 class BundleQueue:

@@ -42,10 +42,9 @@ if TYPE_CHECKING:
     from torchedge.lowering.programs import Program
     from torchedge.lowering.targets import Precision
     from torchedge.streaming.instances import Instance
-    from torchedge.streaming.planning import QueuePlan, Tradeoff
+    from torchedge.streaming.planning import QueuePlan, StreamingPlan, Tradeoff
     from torchedge.streaming.plans import OverlapPlan
     from torchedge.streaming.simulation import RunTimeline
-    from torchedge.streaming.streaming_plans import StreamingPlan
     from torchedge.streaming.verification import Verification
 
 STRATEGIES = ("always-next", "same-type", "preload-all")

@@ -18,8 +18,7 @@ from torchedge.errors import InputError
 from torchedge.texts import number
 
 if TYPE_CHECKING:
-    from torchedge.searching.driver import SearchProgress
-    from torchedge.searching.results import Search
+    from torchedge.searching.driver import Search, SearchProgress
     from torchedge.searching.spaces import SearchSpace
 
 _MS = number_from(0.001, 1e9, name="MS")

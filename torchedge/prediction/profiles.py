@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance, find_device, weakest
 from torchedge.errors import InputError, ProfileError
-from torchedge.forests.files import read_forests, write_forests
-from torchedge.forests.trees import Forest, feature_hash
+from torchedge.forests.trees import Forest, feature_hash, read_forests, write_forests
 from torchedge.graphs import Mode
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors

@@ -22,8 +22,8 @@ from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.memory import allocate_buffer, allocate_image, upload
 from torchedge.profiling.kernel_cases import SIDE, UNITS, BenchDevice, Case, DeviceTraits, cases, stride_walk
-from torchedge.profiling.row_journals import Row, continued
 from torchedge.storage import data_folder
+from torchedge.storage.journals import Row, continued
 
 PROBE = "torchedge kernels 3"
 

@@ -44,16 +44,15 @@ from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.memory import upload, upload_call
-from torchedge.profiling.row_journals import Row, continued
 from torchedge.runtime.executors import Executor
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.weight_sources import ArraysSource
+from torchedge.storage.journals import Row, continued
 from torchedge.streaming.capacities import LOADING_WAYS
 from torchedge.streaming.instances import Instance, Layer
-from torchedge.streaming.launches import LaunchWork, weights_of, works_of
 from torchedge.streaming.plans import always_next, preload_everything
-from torchedge.streaming.schedules import WEIGHT_ROLES, make_schedule
+from torchedge.streaming.schedules import WEIGHT_ROLES, LaunchWork, make_schedule, weights_of, works_of
 from torchedge.textures.layouts import PAGE_BYTES, Layout
 
 PROBE = "torchedge streaming 1"

@@ -13,8 +13,7 @@ from torchedge.runtime.weight_stores import LoadLog
 from torchedge.storage.documents import Document, write_json
 from torchedge.streaming.figures import draw_memory
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.launches import activations_of
-from torchedge.streaming.schedules import StreamingSchedule, weight_uses
+from torchedge.streaming.schedules import StreamingSchedule, activations_of, weight_uses
 from torchedge.streaming.simulation import MemoryCurve, memory_curve
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torchedge.runtime.executors import LOADED, Executor
 from torchedge.runtime.measured_runs import MeasuredRun
 from torchedge.runtime.memory import Array
 from torchedge.runtime.weight_sources import ArraysSource
+from torchedge.streaming.planning import StreamingPlan
 from torchedge.streaming.schedules import with_own_images
-from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.plain_tensors import check_tensors
 
 

@@ -131,7 +131,7 @@ class PruningSpace(SearchSpace):
 
     def build(self, encoding: Any) -> nn.Module:  # noqa: ANN401 - as in SearchSpace
         """Return a copy of the model with the channels of the encoding."""
-        from torchedge.pruning.modules import prune_module
+        from torchedge.pruning.channels import prune_module
 
         self.encode(encoding)
         if self.model is None:
@@ -165,7 +165,7 @@ class PruningSpace(SearchSpace):
         return self._norms
 
     def _measured_norms(self) -> dict[str, npt.NDArray[np.float64]]:
-        from torchedge.pruning.modules import channel_norms
+        from torchedge.pruning.channels import channel_norms
 
         if self.strategy == "random":
             rng = np.random.default_rng(self.seed)

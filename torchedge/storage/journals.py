@@ -13,11 +13,11 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
-from torchedge.errors import ProfileError, TorchedgeError
+from torchedge.errors import InputError, ProfileError, TorchedgeError
 from torchedge.storage.documents import Document, parse_json
 from torchedge.storage.locks import lock_file
 from torchedge.storage.replacing import sync_folder
@@ -177,3 +177,43 @@ def _parse(place: str, line: bytes, *, sealed: bool = False) -> Document:
     except ValueError as error:
         raise ProfileError(f"{place}: {error}; restore the file, or delete the line") from error
     return parse_json(place, data)
+
+
+# measurements of a device, which a second start of the same command continues -------------------------------
+
+Row = dict[str, Any]
+_Key = TypeVar("_Key")
+
+
+@contextlib.contextmanager
+def continued(
+    out: Path, environment: Row, fixed: Sequence[str], key_of: Callable[[Row], _Key]
+) -> Iterator[tuple[Journal, dict[_Key, Row]]]:
+    """Open a journal that begins with its environment; yield it with its rows by key.
+
+    fixed: entries of the environment that must be those of the journal. key_of: raises KeyError, TypeError or
+    ValueError for what is no row. Raises InputError for another environment, ProfileError for another file.
+    """
+    done: dict[_Key, Row] = {}
+    with Journal(out) as journal:
+        empty = True
+        for number, (_, row) in enumerate(journal.rows(), start=1):
+            known, empty = dict(row), False
+            if known.get("row") == "environment":
+                for name in fixed:
+                    if known.get(name) != environment[name]:
+                        raise InputError(
+                            f"{out}: was measured with {name} {str(known.get(name))[:60]}, now "
+                            f"{environment[name]}; choose another --out"
+                        )
+                continue
+            try:
+                done[key_of(known)] = known
+            except (KeyError, TypeError, ValueError) as error:
+                command = " ".join(environment["command"].split()[:3])
+                raise ProfileError(
+                    f"{out} line {number}: is no row of `{command}`; choose another --out"
+                ) from error
+        if empty:
+            journal.append(environment)
+        yield journal, done

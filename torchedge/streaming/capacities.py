@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
 from torchedge.errors import InputError, ProfileError
-from torchedge.forests.files import read_forests, write_forests
-from torchedge.forests.trees import Forest, evaluate, features_outside
+from torchedge.forests.trees import Forest, evaluate, features_outside, read_forests, write_forests
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.storage import file_sha256, profile_file
@@ -24,8 +23,8 @@ from torchedge.streaming.instances import (
     Instance,
     Layer,
 )
-from torchedge.streaming.launches import LaunchWork, weights_of, works_of
 from torchedge.streaming.rates import TABLE, THRESHOLDS, copy_rate, estimate_latencies, roofline_of
+from torchedge.streaming.schedules import LaunchWork, weights_of, works_of
 
 FILE = "loading.safetensors"
 """The forests, beside device.toml; `TABLE` there describes them."""

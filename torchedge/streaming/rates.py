@@ -10,7 +10,7 @@ from torchedge.devices import Device, Figure, Provenance, weakest
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.lowering.programs import LoadClassName
 from torchedge.streaming.instances import MEBIBYTE, Layer
-from torchedge.streaming.launches import LaunchWork
+from torchedge.streaming.schedules import LaunchWork
 
 RATIO = "inference_time_ratio"
 """The figure for measured inference time over the roofline."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from torchedge.devices import find_device, write_device
 from torchedge.errors import ProfileError
-from torchedge.forests.files import write_forests
+from torchedge.forests.trees import write_forests
 from torchedge.prediction.memory import workspaces
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import simulate

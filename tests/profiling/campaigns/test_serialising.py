@@ -9,7 +9,6 @@ from torch import nn
 import torchedge
 from torchedge.errors import InputError
 from torchedge.profiling.campaigns.pruning import prune
-from torchedge.profiling.campaigns.serialising import serialise
 from torchedge.profiling.topologies import (
     FUNCTIONS,
     LAYERS,
@@ -17,6 +16,7 @@ from torchedge.profiling.topologies import (
     build_network,
     build_topology,
     recipe_of,
+    serialise,
 )
 from torchedge.tracing.vision import prepare_torchvision
 

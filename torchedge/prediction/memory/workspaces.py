@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.forests.files import read_forests, write_forests
-from torchedge.forests.trees import Forest, evaluate
+from torchedge.forests.trees import Forest, evaluate, read_forests, write_forests
 from torchedge.storage import file_sha256, profile_file
 
 FloatArray = npt.NDArray[np.float64]

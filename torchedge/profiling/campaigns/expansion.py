@@ -56,8 +56,7 @@ def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
     Level 0 is written as nodes where the format holds the network, else named with its library.
     """
     from torchedge.profiling.campaigns.pruning import prune, untrained_norms
-    from torchedge.profiling.campaigns.serialising import serialise
-    from torchedge.profiling.topologies import build_network, recipe_of
+    from torchedge.profiling.topologies import build_network, recipe_of, serialise
 
     recipe: Mapping[str, Any] = recipe_of(item.network.name, item.network.kwargs)
     reached = 0.0

@@ -19,8 +19,7 @@ from torch import nn
 
 from torchedge.errors import CaptureError, InputError, check_choice, check_whole, first_line
 from torchedge.graphs import Mode
-from torchedge.pruning.channels import ChannelGroups, ChannelMap
-from torchedge.pruning.modules import ParameterCount, channel_norms, prune_module
+from torchedge.pruning.channels import ChannelGroups, ChannelMap, ParameterCount, channel_norms, prune_module
 from torchedge.tracing.capturing import capture
 
 Strategy = Literal["random", "l1"]
