@@ -336,10 +336,10 @@ def _frozen(array: Array) -> Array:
 
 # files ------------------------------------------------------------------------------------------------------
 #
-# Several forests lie in one safetensors file, each under its name as a prefix. Forest ``gamma`` is the tensors
-# ``gamma.feature`` (int16, -1 marks a leaf), ``gamma.payload`` (float32), ``gamma.sizes`` (int32, nodes of each
-# tree) and ``gamma.hull`` (float32, 2 x features), with the JSON document ``gamma`` in the metadata for all
-# else: six bytes a node.
+# Several forests lie in one safetensors file, each under its name as a prefix. Forest ``gamma`` is the
+# tensors ``gamma.feature`` (int16, -1 marks a leaf), ``gamma.payload`` (float32), ``gamma.sizes`` (int32,
+# nodes of each tree) and ``gamma.hull`` (float32, 2 x features), with the JSON document ``gamma`` in the
+# metadata for all else: six bytes a node.
 
 SCHEMA = "torchedge-forests-1"
 MAX_BYTES = 64 * 2**20
