@@ -148,6 +148,35 @@ def test_concatenation(data, batch, rank):
     agree(mine, theirs)
 
 
+@settings(max_examples=20)
+@given(sizes=st.tuples(*[st.integers(1, 3)] * 4), added=st.lists(st.integers(1, 3), max_size=3))
+def test_added_product(sizes, added):
+    n, m, other, p = sizes
+    theirs = real(torch.addmm, meta(*added), meta(n, m), meta(other, p))
+    mine = rule("addmm", [added, (n, m), (other, p)])
+    if mine is not None or theirs == (n, p):  # the meta kernel lets the sum be larger
+        agree(mine, theirs)
+
+
+@RULES
+@given(
+    lead=st.lists(st.integers(1, 3), min_size=1, max_size=2), other=st.lists(st.integers(1, 3), max_size=2),
+    sizes=st.tuples(*[st.integers(1, 3)] * 6), same=st.booleans(), grouped=st.booleans(),
+    mask=st.none() | st.lists(st.integers(1, 3), max_size=4), causal=st.booleans(),
+)  # fmt: skip
+def test_attention_of_any_shapes(lead, other, sizes, same, grouped, mask, causal):
+    rows, width, keys, key_width, out, values = sizes
+    q, k = (*lead, rows, width), (*(lead if same else other), keys, width if same else key_width)
+    v = (*k[:-2], keys if same else values, out)
+    shapes = [q, k, v, None if mask is None else tuple(mask)]
+    options = {"is_causal": causal, "enable_gqa": grouped}
+    mine = rule("scaled_dot_product_attention", shapes, **options)
+    tensors = [None if s is None else meta(*s) for s in shapes]
+    theirs = real(F.scaled_dot_product_attention, *tensors, **options)
+    if mine is not None or (theirs is not None and same and mask is None):
+        agree(mine, theirs)
+
+
 @RULES
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), batch=BATCHES)
 def test_element_wise(shape, batch):

@@ -51,7 +51,11 @@ class Value:
     @property
     def numel(self) -> Poly:
         """Number of elements as a polynomial of the batch size."""
-        scale, const, slope, square = 1, 1, 0, 0
+        return self._times_elements(1)
+
+    def _times_elements(self, scale: int) -> Poly:
+        """Multiply a number by the number of elements."""
+        const, slope, square = 1, 0, 0
         for size in self.shape:
             if type(size) is Affine:
                 const, slope, square = _times(const, slope, square, size)
@@ -67,9 +71,7 @@ class Value:
     @property
     def nbytes(self) -> Poly:
         """Bytes as a polynomial of the batch size."""
-        size = self.item_size
-        c0, c1, c2 = self.numel
-        return (c0 * size, c1 * size, c2 * size)
+        return self._times_elements(ITEM_SIZES[self.dtype])
 
     def at(self, batch_size: int) -> tuple[int, ...]:
         """Return the concrete shape at one batch size."""
@@ -161,6 +163,11 @@ class ForwardGraph:
     def parameters(self) -> tuple[Value, ...]:
         """The parameters the graph reads, each once."""
         return parameters_of(self.values)
+
+    @cached_property
+    def sizes(self) -> tuple[Poly, ...]:
+        """Bytes of each value as a polynomial of the batch size."""
+        return tuple([value.nbytes for value in self.values])
 
     def check_batch_sizes(self, batch_sizes: Iterable[int]) -> None:
         """Raise InputError for a batch size that the graph is not valid for."""

@@ -105,10 +105,9 @@ def is_differentiated(op: Op, needs: Sequence[bool], *, through_stops: bool = Fa
 
     An operator without a specification is taken to pass gradients to all of its inputs.
     """
-    if not op.grad:
-        return False
-    slots = [slot for slot, index in enumerate(op.inputs) if index is not None and needs[index]]
-    if not slots:
-        return False
-    spec = spec_of(op.kind)
-    return through_stops or any(spec.grad_mode(slot) != "none" for slot in slots)
+    if op.grad:
+        spec = spec_of(op.kind)
+        for slot, index in enumerate(op.inputs):
+            if index is not None and needs[index] and (through_stops or spec.grad_mode(slot) != "none"):
+                return True
+    return False

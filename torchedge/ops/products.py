@@ -7,6 +7,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from torchedge.ops.elementwise import broadcast
 from torchedge.ops.specs import Call, LoadClass, Work, crossed, keep, spec
 from torchedge.ops.strides import Sizes
 
@@ -36,6 +37,15 @@ def added_flops(call: Call) -> int:
     return 2 * prod(call.outs[0]) * (call.ins[1] or (0,))[-1] + prod(call.outs[0])
 
 
+def added_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
+    """Addmm: (n, p) at most, (n, m), (m, p) -> (n, p); None for batches and vectors."""
+    added, a, b = (*ins, None, None)[:3]
+    if added is None or a is None or b is None or len(a) != 2 or len(b) != 2 or a[1] != b[0]:
+        return None
+    out = (a[0], b[1])
+    return out if broadcast([added, out], {}) == out else None
+
+
 def einsum_flops(call: Call) -> int:
     """2 · outputs · contracted dimensions of a two-operand einsum.
 
@@ -53,6 +63,23 @@ def einsum_flops(call: Call) -> int:
         for k, s in zip(term, shape, strict=False)
     }
     return 2 * outputs * prod(s for k, s in sizes.items() if k not in right)
+
+
+def attention_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
+    """Q (*, L, E), k (*, S, E), v (*, S, D), mask (L, S) at most -> (*, L, D); None for shared heads."""
+    q, k, v, mask = (*ins, None, None)[:4]
+    if q is None or k is None or v is None or len(q) < 3 or q[-1] != k[-1] or k[:-1] != v[:-1]:
+        return None
+    if q[:-2] != k[:-2]:
+        grouped = attrs.get("enable_gqa") and len(q) == len(k) == 4 and q[0] == k[0] and not q[1] % k[1]
+        if not grouped:
+            return None
+    if mask is not None:
+        scores = (*q[:-1], k[-2])
+        fits = broadcast([mask, scores], {}) == scores
+        if attrs.get("is_causal") or not fits:
+            return None
+    return (*q[:-1], v[-1])
 
 
 def attention_flops(call: Call) -> int:
@@ -113,6 +140,18 @@ def attention_sums(call: Call) -> tuple[int, ...]:
 
 _product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower")
 _multiplied = partial(_product, flops=matmul_flops, saves=crossed(0, 1))
+_attention = partial(
+    _product,
+    params="query key value attn_mask dropout_p is_causal scale enable_gqa",
+    work=Work.ATTENTION,
+    flops=attention_flops,
+    saves=attention_saves,
+    aux=attention_aux,
+    backward_scratch=attention_sums,
+    grads=("new", "new", "new", "none"),
+    composite="attention",
+    backward_flops=1.25,
+)
 
 OPS = (
     _product(
@@ -139,6 +178,7 @@ OPS = (
         "input mat1 mat2 beta alpha",
         "baddbmm addbmm addmv",
         work=Work.ADDED_PRODUCT,
+        infer=added_shape,
         flops=added_flops,
         saves=crossed(1, 2),
         grads=("pass", "new"),
@@ -153,19 +193,11 @@ OPS = (
     ),
     _multiplied("bilinear", "input1 input2 weight bias", saves=keep(0, 1, 2), autocast="widest"),
     _product("outer", "input vec2", "ger", replayed=True),
-    _product(
-        "scaled_dot_product_attention",
-        "query key value attn_mask dropout_p is_causal scale enable_gqa",
-        "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_cudnn_attention",
-        work=Work.ATTENTION,
-        flops=attention_flops,
-        saves=attention_saves,
-        aux=attention_aux,
-        backward_scratch=attention_sums,
-        grads=("new", "new", "new", "none"),
-        composite="attention",
-        backward_flops=1.25,
+    _attention("scaled_dot_product_attention", infer=attention_shape),
+    _attention(
+        "_scaled_dot_product_flash_attention",
+        targets="_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention_for_cpu "
+        "_scaled_dot_product_cudnn_attention",
     ),
     _product("_native_multi_head_attention", work=Work.ATTENTION, flops=attention_flops),
 )

@@ -65,8 +65,9 @@ class Analysis:
         """The dtype of most of the parameters' elements."""
         if self._results.dtype is None:
             elements: dict[str, int] = {}
-            for value in self.graph.parameters:
-                elements[value.dtype] = elements.get(value.dtype, 0) + value.numel[0]
+            for value, (size, _, _) in zip(self.graph.values, self.graph.sizes, strict=True):
+                if value.role == "parameter":
+                    elements[value.dtype] = elements.get(value.dtype, 0) + size // value.item_size
             self._results.dtype = max(elements, key=lambda dtype: elements[dtype], default="float32")
         return self._results.dtype
 

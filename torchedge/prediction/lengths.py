@@ -18,6 +18,7 @@ import numpy.typing as npt
 from torchedge.graphs.sizes import Affine
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.latency.workload import Workload, update_cost
+from torchedge.prediction.memory.compiled_replay import expect_replays
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import Tape
 from torchedge.tracing.sequence_lengths import LengthFamily
@@ -67,6 +68,8 @@ class _Curves:
     def at(self, length: int, kind: Hashable, compute: Callable[[Analysis], T]) -> T:
         """Return `compute` of the analysis at a length."""
         results = self.results.setdefault(kind, {})
+        if kind in self.curves:
+            expect_replays()  # more than one prediction of five captures: loading the kernel is little beside
         if length not in results:
             if len(results) >= _REMEMBERED:
                 del results[next(iter(results))]

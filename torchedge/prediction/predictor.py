@@ -269,10 +269,10 @@ def _around(value: float, half: FloatArray) -> Estimate:
 
 def _categories(tape: Tape, batch_size: int) -> FloatArray:
     """Return (C,) MiB by category of `CATEGORIES` at the event where most is alive."""
-    sizes = tape.bytes_at(np.array([batch_size]))[:, 0]
-    live = tape.live_bytes(np.array([batch_size]))[:, 0]
+    sizes = tape.bytes_at(np.array([batch_size]))
+    live = tape.live_of(sizes)[:, 0]
     alive = tape.alive_after(int(live.argmax()) if len(live) else -1)
-    return np.bincount(tape.category, weights=sizes * alive, minlength=len(CATEGORIES)) / _MIB
+    return np.bincount(tape.category, weights=sizes[:, 0] * alive, minlength=len(CATEGORIES)) / _MIB
 
 
 def _needed(models: StepModels, memory: PredictedMemory, peaks: Peaks) -> Estimate:

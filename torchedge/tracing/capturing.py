@@ -254,8 +254,12 @@ def _in_channels_last(model: torch.nn.Module) -> bool:
     """Return whether weights of a module's convolutions lie in channels_last."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return any(
-        p.dim() in formats and not p.is_contiguous() and p.is_contiguous(memory_format=formats[p.dim()])
-        for p in model.parameters()
+        p is not None
+        and p.dim() in formats
+        and not p.is_contiguous()
+        and p.is_contiguous(memory_format=formats[p.dim()])
+        for module in model.modules()
+        for p in module._parameters.values()
     )
 
 

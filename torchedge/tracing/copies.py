@@ -39,16 +39,15 @@ _Module = torch.nn.Module
 @contextmanager
 def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
     """Yield a copy of a model to capture, in training or evaluation mode (None: every module in its own)."""
-    twin = copied(model)
+    twin, boxes = _copied(model)
     if training is not None and twin.training != training:
         twin.train(training)
     functions, modules = FunctionCopies(), [*twin.modules()]
+    methods = {kind: _methods_to_copy(kind) for kind in {*map(type, modules)}}
     for module in modules:
-        for name, function in _methods_to_copy(type(module)):
+        for name, function in methods[type(module)]:
             vars(module)[name] = MethodType(functions.copied(function), module)
     homes = [vars(module) for module in modules]
-    boxes: list[Any] = [box for home in homes for box in home.values() if type(box) in _BOXES]
-    boxes.sort(key=bool, reverse=True)
     try:
         yield twin
     finally:
@@ -56,9 +55,10 @@ def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
             box.clear()
 
 
-def copied(model: _Module) -> _Module:
-    """Return a copy of a module tree that shares its tensors; modules and containers are new objects."""
+def _copied(model: _Module) -> tuple[_Module, list[Any]]:
+    """Return a copy of a module tree that shares its tensors, and the copies of containers in attributes."""
     twins: dict[int, Any] = {}
+    boxes: list[Any] = []
     waiting: list[tuple[_Module, _Module]] = []
 
     def twin_of(item: Any) -> Any:
@@ -103,21 +103,26 @@ def copied(model: _Module) -> _Module:
             kind = type(value)
             if kind in _ATOMS:
                 continue
-            if not value and kind in _BOXES and key in _OF_EVERY_MODULE:
-                home[key] = kind()
-            else:
+            if kind not in _BOXES:
                 home[key] = twin_of(value)
+            elif value or key not in _OF_EVERY_MODULE:
+                home[key] = twin_of(value)
+                boxes.append(home[key])
+            else:
+                home[key] = kind()
         home["_compiled_call_impl"] = None
-    return root
+    return root, boxes
 
 
 @contextmanager
 def scoped(model: _Module, scopes: list[str]) -> Iterator[None]:
     """Make each module of a copy push its path to `scopes`, and PyTorch's modules run plain bodies."""
-    for name, module in model.named_modules():
+    named = [*model.named_modules()]
+    forwards = {kind: plain_forward(kind) for kind in {type(module) for _, module in named}}
+    for name, module in named:
         home = vars(module)
         home["_compiled_call_impl"] = _scoped_call(module._call_impl, name, scopes)
-        if "forward" not in home and (forward := plain_forward(type(module))) is not None:
+        if "forward" not in home and (forward := forwards[type(module)]) is not None:
             home["forward"] = MethodType(forward, module)
     yield
 

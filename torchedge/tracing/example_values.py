@@ -42,6 +42,10 @@ class ExampleValues:
     def __contains__(self, index: int) -> bool:
         return index in self._values
 
+    def covers(self, inputs: Sequence[int | None]) -> bool:
+        """Return whether all inputs of an operator are known."""
+        return self._values.keys() >= {*inputs} - {None}
+
     def add(self, index: int, tensor: torch.Tensor) -> None:
         """Add a tensor that exists: one of the example's, or a buffer of the model."""
         if tensor.device.type != "meta" and type(tensor) is torch.Tensor:

@@ -6,7 +6,7 @@ shapes runs unchanged. One run gives operators, shapes, Python lifetimes, checkp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.utils._pytree import (
 
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
-from torchedge.graphs.sizes import shape_at
 from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored, without_modes
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
@@ -33,6 +32,7 @@ from torchedge.tracing.torch_calls import TorchCall, target_of
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _NO_ATTRIBUTES = frozenset(("out", "device", "pin_memory", "layout"))
+_NUMBERS = frozenset((int, float, bool, str))
 _REAL_DEVICES = frozenset(("cuda", "cpu", "mps", "xpu"))
 
 
@@ -42,8 +42,11 @@ def bind(target: TorchCall, args: Any, kwargs: Any, rec: Recorder) -> tuple[list
     attrs: dict[str, Any] = {}
     params, slots = target.params, target.slots
     for position, arg in enumerate(args):
-        name = params[position] if position < len(params) else f"arg{position}"
-        _place(name, arg, slots, inputs, attrs, rec)
+        if type(arg) is TracedTensor:
+            inputs.append(arg.token.index)
+        else:
+            name = params[position] if position < len(params) else f"arg{position}"
+            _place(name, arg, slots, inputs, attrs, rec)
     for name, arg in kwargs.items():
         if name not in _NO_ATTRIBUTES:
             _place(name, arg, slots, inputs, attrs, rec)
@@ -52,11 +55,13 @@ def bind(target: TorchCall, args: Any, kwargs: Any, rec: Recorder) -> tuple[list
 
 def _place(name: str, arg: Any, slots: frozenset[str], inputs: list[int | None], attrs: dict[str, Any],
            rec: Recorder) -> None:  # fmt: skip
-    if isinstance(arg, torch.Tensor):
-        inputs.append(rec.index_of(arg))
-    elif arg is None:
+    if arg is None:
         if name in slots:
             inputs.append(None)
+    elif type(arg) in _NUMBERS:
+        attrs[name] = arg
+    elif isinstance(arg, torch.Tensor):
+        inputs.append(rec.index_of(arg))
     elif isinstance(arg, (tuple, list)) and any(isinstance(a, torch.Tensor) for a in arg):
         inputs.extend(rec.index_of(a) for a in arg if isinstance(a, torch.Tensor))
         plain = tuple(a for a in arg if not isinstance(a, torch.Tensor))
@@ -71,24 +76,16 @@ def dtype_of(tensor: torch.Tensor) -> torch.dtype:
     return _DTYPES[tensor.dtype_name] if type(tensor) is TracedTensor else tensor.dtype
 
 
-def common_dtype(tensors: Any, attrs: dict[str, Any]) -> torch.dtype | None:
+def common_dtype(names: Collection[str], attrs: dict[str, Any]) -> str | None:
     """Return the dtype of the result if all tensors agree and no scalar promotes it, else None."""
-    if not tensors:
+    name, *others = {*names} or {""}
+    if others or not name or attrs.get("dtype") not in (None, _DTYPES[name]):
         return None
-    first = tensors[0]
-    name = first.dtype_name if type(first) is TracedTensor else DTYPE_NAMES[first.dtype]
-    for tensor in tensors[1:]:
-        other = tensor.dtype_name if type(tensor) is TracedTensor else DTYPE_NAMES[tensor.dtype]
-        if other != name:
-            return None
-    dtype = _DTYPES[name]
-    if attrs.get("dtype") not in (None, dtype):
+    if name[0] != "c" and complex in map(type, attrs.values()):
         return None
-    if not dtype.is_complex and complex in map(type, attrs.values()):
+    if name not in FLOATING and any(isinstance(a, float) for a in attrs.values()):
         return None
-    if name not in FLOATING and not dtype.is_complex and any(isinstance(a, float) for a in attrs.values()):
-        return None
-    return dtype
+    return name
 
 
 def to_meta(item: Any, rec: Recorder) -> Any:
@@ -318,7 +315,7 @@ class Interceptor(TorchFunctionMode):
             metas = to_meta(args, rec), to_meta(kwargs, rec)  # rules know no casts to and from real tensors
         if metas is not None and len(rec.ops) > first:
             self._replay(first, call, *metas)
-        if all([i is None or i in rec.example for i in call.inputs]):
+        if rec.example.covers(call.inputs):
             self._follow_example(call, result)
         return result
 
@@ -384,24 +381,23 @@ class Interceptor(TorchFunctionMode):
 
     def _infer(self, call: _Call, known: OpSpec) -> TracedTensor | None:
         """Take the shape from the operator's own rule; None if it does not apply."""
-        rec, args = self.recorder, call.args
-        tensors = (
-            args[0] if known.params[:1] == ("tensors",) else [a for a in args if isinstance(a, torch.Tensor)]
-        )
-        dtype = dtype_of(tensors[0]) if known.first_dtype and tensors else common_dtype(tensors, call.attrs)
-        if dtype is None or None in call.inputs[:1]:
+        rec, args, inputs = self.recorder, call.args, call.inputs
+        present = [i for i in inputs if i is not None]
+        tensors = args[0] if known.params[:1] == ("tensors",) else args
+        if None in inputs[:1] or len(present) != sum([isinstance(t, torch.Tensor) for t in tensors]):
             return None
-        if len(tensors) != sum([i is not None for i in call.inputs]):
+        names = [rec.values[i].dtype for i in present]
+        name = names[0] if known.first_dtype and names else common_dtype(names, call.attrs)
+        if name is None:
             return None
-        remaining = iter(tensors)
-        shapes = [None if i is None else tuple(next(remaining).shape) for i in call.inputs]
+        shapes = [None if i is None else rec.sizes[i] for i in inputs]
         sizes = known.infer(shapes, call.attrs)  # type: ignore[misc]
         if sizes is None:
             return None
         if call.target.inplace:
             return self._overwrite(call) if type(tensors[0]) is TracedTensor else None
-        (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, [(sizes, DTYPE_NAMES[dtype])])
-        result = torch.empty(sizes, dtype=dtype, device="meta")
+        (index,) = rec.add_call(call.target.kind, inputs, call.attrs, [(sizes, name)])
+        result = torch.empty(sizes, dtype=_DTYPES[name], device="meta")
         if known.hides is not None and known.hides(shapes) and args[0].is_contiguous():
             result = result.view(sizes)
         return rec.wrap(result, index)
@@ -409,7 +405,7 @@ class Interceptor(TorchFunctionMode):
     def _infer_many(self, call: _Call, known: OpSpec) -> tuple[TracedTensor, ...] | None:
         """Take the shapes of several outputs, all of input 0's dtype, from the operator's own rule."""
         rec = self.recorder
-        shapes = [None if i is None else shape_at(rec.values[i].shape, rec.batch) for i in call.inputs]
+        shapes = [None if i is None else rec.sizes[i] for i in call.inputs]
         outputs = known.infer_many(shapes, call.attrs)  # type: ignore[misc]
         if outputs is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from torchedge.graphs.sizes import (
     NotAffineError,
     decode_dim,
     decode_shape,
-    shape_at,
 )
 from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs, reaches_parameter
@@ -44,6 +44,7 @@ _CPU, _META = torch.device("cpu"), torch.device("meta")
 _SPARSE = {"embedding": "arg4", "embedding_bag": "arg5"}
 """The argument by which an operator makes sparse gradients."""
 _PLAIN = (int, float, str, bool, type(None))
+_NO_TENSORS = frozenset((*_PLAIN, tuple, list, dict, set, OrderedDict))
 
 
 class Token:
@@ -160,7 +161,7 @@ def leaves_of(model: torch.nn.Module) -> Leaves:
         for path, module in model.named_modules():
             prefix = f"{path}." if path else ""
             for name, value in vars(module).items():
-                if isinstance(value, torch.Tensor):
+                if type(value) not in _NO_TENSORS and isinstance(value, torch.Tensor):
                     yield prefix + name, value, "constant"
             for home, role in ((module._buffers, "buffer"), (module._parameters, "parameter")):
                 for name, tensor in home.items():
@@ -198,6 +199,7 @@ class Recorder:
     def __init__(self, leaves: Leaves, fixed_batch: int | None = None) -> None:
         self._builder = GraphBuilder()
         self.values, self.ops = self._builder.values, self._builder.ops
+        self.sizes: list[tuple[int, ...]] = []  # of each value, at the batch size of the trace
         self.releases: list[tuple[int, ...]] = []
         self._released: list[int] = []
         self._needs: list[bool] = []
@@ -236,7 +238,8 @@ class Recorder:
         trainable: bool = False,
     ) -> int:
         """Append a value and return its index."""
-        shape = decode_shape(tuple(sizes)) if self.fixed_batch is None else tuple(sizes)
+        self.sizes.append(tuple(sizes))
+        shape = self.sizes[-1] if self.fixed_batch is not None else decode_shape(self.sizes[-1])
         self.has_complex = self.has_complex or dtype[0] == "c"
         return self._builder.add(name, shape, dtype, role, trainable, alias)
 
@@ -343,8 +346,7 @@ class Recorder:
         return self.token(index)
 
     def _form(self, index: int) -> tuple[tuple[int, ...], str]:
-        value = self.values[index]
-        return shape_at(value.shape, self.batch), value.dtype
+        return self.sizes[index], self.values[index].dtype
 
     def token(self, index: int) -> Token:
         """Return a new token for a value."""
@@ -385,7 +387,8 @@ class Recorder:
                 "capture the model without it"
             )
         trainable = role == "parameter" and tensor.requires_grad  # its shape never follows the batch
-        index = self._builder.add(name, tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], role, trainable)
+        self.sizes.append(tuple(tensor.shape))
+        index = self._builder.add(name, self.sizes[-1], DTYPE_NAMES[tensor.dtype], role, trainable)
         if role != "parameter":
             self.example.add(index, tensor)
         self._leaves[id(tensor)] = index

@@ -398,4 +398,4 @@ def step_time(busy: Array, launch: Array, p: Mapping[str, Any], xp: Any = np) ->
 
 def named(vector: Any, excess: float = 0.0) -> dict[str, Any]:  # noqa: ANN401
     """Return a coefficient vector (K,) as a mapping by name, with a `matrix_excess` beside it."""
-    return {name: vector[i] for i, name in enumerate(COEFFICIENT_NAMES)} | {MATRIX_EXCESS: excess}
+    return dict(zip(COEFFICIENT_NAMES, vector, strict=True)) | {MATRIX_EXCESS: excess}

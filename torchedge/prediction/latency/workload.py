@@ -49,6 +49,9 @@ DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count", "wei
 
 Array = npt.NDArray[np.float64]
 
+Elements = tuple[float, float]
+"""Elements of a sample, and those whatever the batch size: numbers, or Sizes of a family of graphs."""
+
 _HALF = frozenset(("float16", "bfloat16"))
 
 
@@ -117,20 +120,20 @@ class _Counter:
         self.runs, self.trained = 1, True
         self.products: dict[tuple[float, ...], float] = {}
         self.depthwise: dict[tuple[float, ...], float] = {}
-        self.passes = {name: np.zeros(2) for name in PASSES}
+        self.passes: dict[str, Elements] = dict.fromkeys(PASSES, (0.0, 0.0))
         self.launches = dict.fromkeys(LAUNCHES, 0.0)
 
-    def elements(self, index: int | None) -> Array:
-        """Elements of a value (2,), of four bytes: those of half precision count half.
+    def elements(self, index: int | None) -> Elements:
+        """Elements of a value, of four bytes: those of half precision count half.
 
-        Those of a sample (a square of the batch size counts as for 32 samples), and those whatever the batch.
+        A square of the batch size counts as for 32 samples.
         """
         if index is None:
-            return np.zeros(2)
+            return 0.0, 0.0
         value = self.graph.values[index]
         c0, c1, c2 = value.numel
-        amount = np.array([c1 + c2 * 32, c0])
-        return amount / 2 if value.dtype in _HALF else amount
+        sample = c1 + c2 * 32 if c2 else c1
+        return (sample / 2, c0 / 2) if value.dtype in _HALF else (sample, c0)
 
     def product(
         self,
@@ -157,17 +160,22 @@ class _Counter:
         self.launches["product_fwd"] += self.runs
         self.launches["product_bwd"] += self.trained * (0.5 if frozen else 1.0)
 
-    def sweep(self, name: str, amount: Array, forward: str, backward: str, times: float) -> None:
+    def sweep(self, name: str, amount: Elements, forward: str, backward: str, times: float) -> None:
         """Book element-wise work and its launches: `runs` forward, `times` backward."""
         self.add_pass(name, amount)
         self.launches[forward] += self.runs
         self.launches[backward] += times
 
-    def add_pass(self, name: str, amount: Array) -> None:
+    def add_pass(self, name: str, amount: Elements, times: float = 1) -> None:
         """Book element-wise work of all its runs, in units of a forward and a backward pass."""
-        if self.graph.loss is not None:
-            amount = amount * (self.trained + FORWARD_SHARE * (self.runs - self.trained))
-        self.passes[name] = self.passes[name] + amount
+        trains = self.graph.loss is not None
+        share = self.trained + FORWARD_SHARE * (self.runs - self.trained) if trains else 1
+        self.add_elements(name, (amount[0] * times * share, amount[1] * times * share))
+
+    def add_elements(self, name: str, amount: Elements) -> None:
+        """Book element-wise work as it is."""
+        sample, fixed = self.passes[name]
+        self.passes[name] = sample + amount[0], fixed + amount[1]
 
 
 _Count = Callable[[_Counter, Op, bool, list[bool]], None]
@@ -215,7 +223,7 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
     return WorkAmounts(
         [[*key[:7], times * key[7], key[8], key[7], *key[9:]] for key, times in counter.products.items()],
         [[*key[:6], times, *key[6:]] for key, times in counter.depthwise.items()],
-        [amount.tolist() for amount in counter.passes.values()],
+        [list(amount) for amount in counter.passes.values()],
         list(counter.launches.values()),
     )
 
@@ -312,7 +320,7 @@ def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     counter.product(inner, keys, 1, 1, rows, rows, grad, grad, 1, batched, True)
     counter.product(keys, width, 1, 1, rows, rows, grad, grad, 1, batched, True)
     fused = counter.graph.values[op.outputs[0]].dtype in _HALF
-    counter.sweep("norm", np.array([0.0 if fused else rows * keys, 0.0]), "norm_fwd", "norm_bwd", float(grad))
+    counter.sweep("norm", (0.0 if fused else rows * keys, 0.0), "norm_fwd", "norm_bwd", float(grad))
 
 
 def _outputs_swept(
@@ -327,13 +335,8 @@ def _outputs_swept(
 
 
 def _count_copy(counter: _Counter, op: Op, grad: bool, needs: list[bool], joined: int = 1) -> None:
-    counter.sweep(
-        "copy",
-        sum(map(counter.elements, op.outputs), np.zeros(2)),
-        "pass_fwd",
-        "pass_bwd",
-        joined * float(grad),
-    )
+    samples, fixed = zip(*map(counter.elements, op.outputs), strict=True)
+    counter.sweep("copy", (sum(samples), sum(fixed)), "pass_fwd", "pass_bwd", joined * float(grad))
 
 
 def _count_join(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -347,7 +350,7 @@ def _count_pooling(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> 
         kernel**rank if isinstance(kernel, int) else prod(kernel) ** (rank if len(kernel) == 1 else 1)
     )
     counter.sweep("pool_in", counter.elements(op.inputs[0]), "pass_fwd", "pass_bwd", float(grad))
-    counter.add_pass("pool_window", counter.elements(op.outputs[0]) * window)
+    counter.add_pass("pool_window", counter.elements(op.outputs[0]), window)
 
 
 def _count_reductions(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -383,11 +386,12 @@ def _count_updates(counter: _Counter, needs: list[bool]) -> None:
                 users[index] = users.get(index, 0) + 1
     for index, count in users.items():
         if count > 1:
-            counter.passes["fan"] = counter.passes["fan"] + counter.elements(index) * (count - 1)
+            sample, fixed = counter.elements(index)
+            counter.add_elements("fan", (sample * (count - 1), fixed * (count - 1)))
             counter.launches["pass_bwd"] += count - 1
     for index, value in enumerate(graph.values):
         if value.role == "parameter" and value.trainable:
-            counter.passes["update"] = counter.passes["update"] + counter.elements(index)
+            counter.add_elements("update", counter.elements(index))
             counter.launches["parameter"] += 1
 
 

@@ -37,12 +37,14 @@ SOURCE = (
     "\n".join(f"#define {name} {getattr(caching_allocator, name)}u" for name in _CONSTANTS)
     + r"""
 
-/* The first of n rising keys that is not below `key`. */
-uint place_of(__global const ulong *keys, uint n, const ulong key) {
+#define TAKEN (1ul << 63)
+
+/* The first of n free blocks, in rising order of their keys, whose key is not below `key`. */
+uint place_of(__global const uint *list, uint n, __global const ulong *keys, const ulong key) {
   uint low = 0;
   while (n) {
     const uint middle = n / 2;
-    if (keys[low + middle] < key) {
+    if (keys[list[low + middle]] < key) {
       low += middle + 1;
       n -= middle + 1;
     } else {
@@ -52,29 +54,30 @@ uint place_of(__global const ulong *keys, uint n, const ulong key) {
   return low;
 }
 
-void put(__global ulong *keys, const uint n, const uint place, const ulong key) {
-  for (uint i = n; i > place; --i) keys[i] = keys[i - 1];
-  keys[place] = key;
+void put(__global uint *list, const uint n, __global ulong *keys, const uint block, const ulong key) {
+  const uint place = place_of(list, n, keys, key);
+  for (uint i = n; i > place; --i) list[i] = list[i - 1];
+  list[place] = block;
+  keys[block] = key;
 }
 
-void drop(__global ulong *keys, const uint n, const uint place) {
-  for (uint i = place + 1; i < n; ++i) keys[i - 1] = keys[i];
+void drop(__global uint *list, const uint n, const uint place) {
+  for (uint i = place + 1; i < n; ++i) list[i - 1] = list[i];
 }
 
 ulong pair(const uint high, const uint low) { return (ulong)high << 32 | low; }
 
-void put_size(__global ulong *keys, const uint n, const ulong key) {
-  put(keys, n, place_of(keys, n, key), key);
-}
-
 /* One work-item replays one row of sizes: persistent storages first, then the events (+s allocates storage
    s - 1, -s frees it). rows: for each where its events begin and how many there are, the same of its
    persistent storages, where its sizes begin, from which event on the allocated peak counts. Pool 0 holds
-   requests up to 1 MiB, pool 1 larger ones. lists: of each pool the free blocks by (width, start), then by
-   (start, width). out: allocated and reserved peak; -1 where a list is full or an address passes 32 bits. */
+   requests up to 1 MiB, pool 1 larger ones; lists: the free blocks of each. A block is a number above 0 with
+   its key (width, start; TAKEN while a storage has it) and its neighbours in the segment, before and after;
+   `at` has the block of each storage, `spare` begins the chain of numbers that no block has any more. out:
+   allocated and reserved peak; -1 where a list is full or an address passes 32 bits. */
 __kernel void replay(__global const int *rows, __global const int *events, __global const int *persistent,
-                     __global const uint *units, __global uint *at, __global uint *width,
-                     __global ulong *lists, const uint room, __global long *out) {
+                     __global const uint *units, __global uint *at, __global ulong *keys,
+                     __global uint *before, __global uint *after, __global uint *lists, const uint room,
+                     __global long *out) {
   const long row = get_global_id(0);
   events += rows[6 * row];
   const int event_count = rows[6 * row + 1];
@@ -84,73 +87,88 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
   const int counted_from = persistent_count + rows[6 * row + 5];
   units += first;
   at += first;
-  width += first;
-  uint count[2] = {0, 0};
-  uint top = 0;
-  long reserved = 0, allocated = 0, peak = 0;
+  keys += first + row * (2 * room + 1);
+  before += first + row * (2 * room + 1);
+  after += first + row * (2 * room + 1);
+  lists += 2 * row * room;
   out += 2 * row;
+  keys[0] = TAKEN;
+  uint count[2] = {0, 0};
+  uint top = 0, blocks = 1, spare = 0;
+  long reserved = 0, allocated = 0, peak = 0;
   for (int k = 0; k < persistent_count + event_count; ++k) {
+    before[0] = after[0] = 0;
     if (k == counted_from) peak = allocated;
     const int event = k < persistent_count ? persistent[k] + 1 : events[k - persistent_count];
     const int storage = event > 0 ? event - 1 : -event - 1;
     const uint size = units[storage];
     if (!size) continue;
     const int pool = size > SMALL;
-    __global ulong *by_size = lists + (4 * row + 2 * pool) * room;
-    __global ulong *by_start = by_size + room;
+    __global uint *list = lists + pool * room;
     uint n = count[pool];
     if (n >= room) {
       out[0] = -1;
       return;
     }
     if (event > 0) {
-      const uint best = place_of(by_size, n, pair(size, 0));
-      uint start, wide, place = n;
-      if (best < n) {
-        wide = by_size[best] >> 32;
-        start = (uint)by_size[best];
-        drop(by_size, n, best);
-        place = place_of(by_start, n, pair(start, 0));
-        drop(by_start, n--, place);
+      const uint place = place_of(list, n, keys, pair(size, 0));
+      uint block, start, wide;
+      if (place < n) {
+        block = list[place];
+        start = (uint)keys[block];
+        wide = keys[block] >> 32;
+        drop(list, n--, place);
       } else {
         const uint own = (size + SEGMENT_STEP - 1) / SEGMENT_STEP * SEGMENT_STEP;
         wide = !pool ? SMALL_SEGMENT : size < OWN_SEGMENT ? LARGE_SEGMENT : own;
-        if (wide >= 0xffffffffu - top) {
+        if (wide >= 0xffffffffu - top || wide >> 31) {
           out[0] = -1;
           return;
         }
         start = top;
         top += wide + 1;
         reserved += wide;
+        block = spare ? spare : blocks++;
+        spare = after[spare];
+        before[block] = after[block] = 0;
       }
       if (wide - size > (pool ? SMALL : 0u)) {
-        put_size(by_size, n, pair(wide - size, start + size));
-        put(by_start, n++, place, pair(start + size, wide - size));
+        const uint rest = spare ? spare : blocks++;
+        spare = after[spare];
+        before[rest] = block;
+        after[rest] = after[block];
+        before[after[block]] = rest;
+        after[block] = rest;
+        put(list, n++, keys, rest, pair(wide - size, start + size));
         wide = size;
       }
-      at[storage] = start;
-      width[storage] = wide;
+      keys[block] = TAKEN | pair(wide, start);
+      at[storage] = block;
       allocated += wide;
       if (allocated > peak) peak = allocated;
     } else {
-      uint start = at[storage], end = start + width[storage], place = place_of(by_start, n, pair(start, 0));
-      allocated -= width[storage];
-      if (place < n && by_start[place] >> 32 == end) {
-        const uint wide = (uint)by_start[place];
-        drop(by_size, n, place_of(by_size, n, pair(wide, end)));
-        drop(by_start, n--, place);
-        end += wide;
-      }
-      if (place) {
-        const uint before = by_start[place - 1] >> 32, wide = (uint)by_start[place - 1];
-        if (before + wide == start) {
-          drop(by_size, n, place_of(by_size, n, pair(wide, before)));
-          drop(by_start, n--, --place);
-          start = before;
+      const uint block = at[storage];
+      uint start = (uint)keys[block], wide = (keys[block] ^ TAKEN) >> 32;
+      allocated -= wide;
+      for (int side = 0; side < 2; ++side) {
+        const uint other = side ? after[block] : before[block];
+        const ulong key = keys[other];
+        if (key & TAKEN) continue;
+        drop(list, n, place_of(list, n, keys, key));
+        --n;
+        wide += key >> 32;
+        if (side) {
+          after[block] = after[other];
+          before[after[block]] = block;
+        } else {
+          start = (uint)key;
+          before[block] = before[other];
+          after[before[block]] = block;
         }
+        after[other] = spare;
+        spare = other;
       }
-      put_size(by_size, n, pair(end - start, start));
-      put(by_start, n++, place, pair(start, end - start));
+      put(list, n++, keys, block, pair(wide, start));
     }
     count[pool] = n;
   }
@@ -213,7 +231,9 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
     filler = np.zeros(1, dtype=np.int32)  # no empty buffers
     table = np.concatenate(rows)
     out = np.empty((len(table), 2), dtype=np.int64)
-    blocks, room = 4 * (int(firsts[2]) + 1), min(_FREE_BLOCKS, _LIST_BYTES // (32 * len(table)))
+    room = min(_FREE_BLOCKS, _LIST_BYTES // (40 * len(table)))
+    storages = int(firsts[2]) + 1
+    blocks = storages + len(table) * (2 * room + 1)
     kernel.run(
         [
             table,
@@ -221,7 +241,7 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
             np.concatenate([*(batch.persistent for batch in batches), filler]),
             np.concatenate([*(batch.units.reshape(-1) for batch in batches), filler]).astype(np.uint32),
         ],
-        [blocks, blocks, 32 * len(table) * room],
+        [4 * storages, 8 * blocks, 4 * blocks, 4 * blocks, 8 * len(table) * room],
         room,
         out,
     )
@@ -229,6 +249,12 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
 
 
 _asked = 0
+
+
+def expect_replays() -> None:
+    """Let the next replay load the kernel: the caller knows that many follow."""
+    global _asked
+    _asked = max(_asked, _WORTH)
 
 
 def _kernel(events: int) -> CpuKernel | None:

@@ -67,8 +67,11 @@ class GraphTraits:
 
 def graph_traits(graph: ForwardGraph) -> GraphTraits:
     """Return the traits of a graph."""
-    parameters = (*graph.parameters, *parameters_of(graph.unread))
-    return GraphTraits(sum(v.nbytes[0] for v in parameters) / 2**20, multiplies(graph))
+    read = [
+        n for value, (n, _, _) in zip(graph.values, graph.sizes, strict=True) if value.role == "parameter"
+    ]
+    unread = [v.nbytes[0] for v in parameters_of(graph.unread)]
+    return GraphTraits((sum(read) + sum(unread)) / 2**20, multiplies(graph))
 
 
 def simulate_peaks(
@@ -121,11 +124,11 @@ def step_rows(tape: Tape, batches: npt.NDArray[np.int64]) -> ReplayRows:
     """Return the rows to replay for batch sizes (B,): the first step, if there is one, and a steady one."""
     units = (tape.bytes_at(batches) // ALIGNMENT).T
     first = tape.first
-    if first is None:
+    if first is None or tape.since_first is None:
         return ReplayRows(tape.events, tape.persistent, units)
     before = (first.bytes_at(batches) // ALIGNMENT).T
     sizes = np.concatenate([before, units], axis=1)
-    return ReplayRows(tape.events_from_first, first.persistent, sizes, len(first.events))
+    return ReplayRows(tape.since_first, first.persistent, sizes, len(first.events))
 
 
 def _ratios(tape: Tape, batches: Sequence[int]) -> list[tuple[float, float]]:

@@ -204,9 +204,9 @@ def _stages(
 def _live_peak(tape: Tape, batch_size: int) -> tuple[int, int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Return live bytes at the peak, its event (-1: before the first), alive storages, and all sizes."""
     batch = np.array([batch_size])
-    sizes = tape.bytes_at(batch)[:, 0]
+    both = tape.bytes_at(batch)
+    sizes, live = both[:, 0], tape.live_of(both)[:, 0]
     start = int(sizes[tape.persistent].sum())
-    live = tape.live_bytes(batch)[:, 0]
     event = int(live.argmax()) if len(live) and int(live.max()) > start else -1
     alive = tape.alive_after(event)
     return int(sizes[alive].sum()), event, alive, sizes

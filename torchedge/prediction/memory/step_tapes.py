@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from torchedge.graphs import ForwardGraph, Op, Value
@@ -56,7 +56,7 @@ def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     tape = step.tape.finish(step.remaining(), operators, settings.workspaces)
     if settings.workspaces is None or first or graph.loss is None:
         return tape
-    return replace(tape, first=write_tape(graph, settings, first=True))
+    return tape.after(write_tape(graph, settings, first=True))
 
 
 def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False) -> StepWriter:
@@ -121,7 +121,7 @@ class StepWriter:
         self.tape = TapeWriter()
         self.differentiable = gradient_needs(self.graph)
         self._sliced = {op.inputs[1] for op in self.graph.ops if op.kind == "copy_slices"}
-        self._sizes = [value.nbytes for value in self.graph.values]
+        self._sizes = self.graph.sizes
         self._storage = [-1] * len(self.graph.values)
         self._releases = releases_of(self.graph)
         self._forgotten = record_ends(self.graph, self.differentiable, self._releases)

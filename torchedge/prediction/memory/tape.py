@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,8 @@ class Tape:
     backward, 2 optimizer. operators: kind and module path of each operator an event may belong to.
     persistent: storages alive before the first event. remaining: storages alive after the last, in the order
     in which the next steady-state step lists them as persistent. scratch: storages whose size follows from
-    the device's library instead of `sizes`. first: the very first step, where this step's peaks depend on it.
+    the device's library instead of `sizes`. first: the very first step, where this step's peaks depend on it;
+    since_first: its events and then this one's, whose storages come after those of the first.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -57,6 +59,14 @@ class Tape:
     operators: tuple[tuple[str, str], ...] = ()
     scratch: Scratch | None = None
     first: Tape | None = None
+    since_first: npt.NDArray[np.int32] | None = None
+
+    def after(self, first: Tape) -> Tape:
+        """Return the tape as that of a step after the very first one."""
+        place = np.arange(len(self.sizes), dtype=np.int32) + len(first.sizes)
+        place[self.persistent] = first.remaining
+        later = np.sign(self.events) * (place[self._storages] + 1)
+        return replace(self, first=first, since_first=np.concatenate([first.events, later.astype(np.int32)]))
 
     def bytes_at(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (S, B) int64: each storage's size, rounded up as the allocator does, per batch size."""
@@ -76,7 +86,7 @@ class Tape:
                 "a tensor has a negative size at this batch size: the model has a size near 1,000,000,007, "
                 "which stands for the batch during capture; capture it for one batch size with batch_size="
             )
-        return np.asarray((raw + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT)
+        return np.asarray((raw + (ALIGNMENT - 1)) & -ALIGNMENT)
 
     @cached_property
     def _amounts(self) -> npt.NDArray[np.float64]:
@@ -98,15 +108,6 @@ class Tape:
         return {}
 
     @cached_property
-    def events_from_first(self) -> npt.NDArray[np.int32]:
-        """The events of the first step and then this one's, whose storages come after those of the first."""
-        assert self.first is not None
-        place = np.arange(len(self.sizes), dtype=np.int32) + len(self.first.sizes)
-        place[self.persistent] = self.first.remaining
-        after = np.sign(self.events) * (place[np.abs(self.events) - 1] + 1)
-        return np.concatenate([self.first.events, after.astype(np.int32)])
-
-    @cached_property
     def event_list(self) -> list[int]:
         """The events as plain numbers, for replays."""
         events: list[int] = self.events.tolist()
@@ -122,7 +123,10 @@ class Tape:
 
     def live_bytes(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (E, B) int64: bytes alive after each event."""
-        sizes = self.bytes_at(batch_sizes)
+        return self.live_of(self.bytes_at(batch_sizes))
+
+    def live_of(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return (E, B) int64: bytes alive after each event, for sizes (S, B) of storages."""
         start = sizes[self.persistent].sum(axis=0)
         return np.asarray(np.cumsum(sizes[self._storages] * self._signs, axis=0) + start)
 
@@ -239,7 +243,7 @@ class TapeWriter:
             )
         self.close(remaining)
         return Tape(
-            np.array(self.sizes, dtype=np.int64).reshape(-1, 3),
+            np.fromiter(chain.from_iterable(self.sizes), np.int64).reshape(-1, 3),
             np.array(self.category, dtype=np.int8),
             tuple(self.labels),
             np.array(self.events, dtype=np.int32),
