@@ -64,7 +64,7 @@ def write_model(name: str, path: Path) -> None:
 
 def plan_exactly(path: Path, arguments: argparse.Namespace) -> Timed:
     """Plan with the solver of torchedge."""
-    from torchedge.streaming.solving import solve
+    from torchedge.streaming.solving.planner import solve
     from torchedge.streaming.verification import check_plan
 
     instance = read_instance(path)

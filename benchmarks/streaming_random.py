@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--strategy", help="one of overlap_strategies in place of the solver")
     arguments = parser.parse_args()
     if arguments.strategy is None:
-        from torchedge.streaming.solving import solve
+        from torchedge.streaming.solving.planner import solve
     else:
         from overlap_strategies import STRATEGIES
 

@@ -39,7 +39,7 @@ def place(monkeypatch, tmp_path):
     """A folder with files to plan, and a solver."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
-    monkeypatch.setattr("torchedge.streaming.solving.solve", solve)
+    monkeypatch.setattr("torchedge.streaming.solving.planner.solve", solve)
     strategies = {"always-next": careless, "same-type": wrong}
     monkeypatch.setattr("torchedge.streaming.plans.STRATEGIES", strategies)
     write_instance("toy.json", INSTANCE)
@@ -183,7 +183,7 @@ def test_refused_in_one_line(case, capsys):
 
 def test_a_plan_that_the_verifier_refuses_is_not_written(monkeypatch, capsys):
     wrong = replace(best_plan(INSTANCE), peak_chunks=1)
-    monkeypatch.setattr("torchedge.streaming.solving.solve", lambda instance: wrong)
+    monkeypatch.setattr("torchedge.streaming.solving.planner.solve", lambda instance: wrong)
     assert "peak_chunks is 1, in fact 3" in refused(capsys, *TOY, "--out", "x.json")
     assert not Path("x.json").exists()
 

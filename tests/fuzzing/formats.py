@@ -42,7 +42,7 @@ from torchedge.storage.documents import format_toml, parse_json, read_toml
 from torchedge.storage.journals import read_rows
 from torchedge.streaming.instances import INSTANCES
 from torchedge.streaming.plans import PLANS
-from torchedge.streaming.solving import solve
+from torchedge.streaming.solving.planner import solve
 from torchedge.streaming.verification import verify_plan
 from torchedge.textures.coefficients import CODEC as COEFFICIENTS
 from torchedge.textures.coefficients import coefficients_of

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from oracles.comparisons import compared
 
-from torchedge.devices import find_device
-from torchedge.profiling.accuracy import Report, report_document
+from torchedge.profiling.accuracy import comparison_document
 
 
 def test_errors_are_signed_percentages_and_coverage_counts_rows():
@@ -24,7 +23,7 @@ def test_every_network_counts_the_same_in_the_mean():
     value = np.where(table.network == "plain", 1.4, 1.1) * table.measured
     table = replace(table, value=value)
     assert table.score.mean == pytest.approx((10 + 10 + 40) / 3)
-    document = report_document(Report(find_device("jetson-tx2"), "made up", "0" * 64, "guesses", (table,)))[0]
+    document = comparison_document(table)
     rows = {name: entry["rows"] for name, entry in document["networks"].items()}
     assert rows == {"one": 12, "two": 12, "plain": 3}
     assert document["levels"]["30"] == {"rows": 6, "error": pytest.approx(10)}
@@ -42,6 +41,5 @@ def test_the_rows_that_err_most_come_first():
 def test_intervals_that_were_not_fitted_have_no_coverage():
     blank = np.full(27, np.nan)
     table = compared(low=blank, high=blank)
-    report = Report(find_device("jetson-tx2"), "made up", "0" * 64, "guesses", (table,))
     assert not table.has_intervals
-    assert np.isnan(report_document(report)[0]["coverage"])
+    assert np.isnan(comparison_document(table)["coverage"])

@@ -21,9 +21,9 @@ CHUNK = 4096
 
 
 def solve(instance):
-    from torchedge.streaming import solving
+    from torchedge.streaming.solving import planner
 
-    return solving.solve(instance, effort=0.1)
+    return planner.solve(instance, effort=0.1)
 
 
 def streamed_chunks(budgeted):

@@ -109,7 +109,8 @@ def make_bundle(
     if request.onnx:
         check_packages()
     args, kwargs = request.arguments
-    expected = eager_outputs(request.model, args, kwargs) if request.onnx or _wants_targets(request) else []
+    wants_targets = request.train and request.loss is None and request.targets is None
+    expected = eager_outputs(request.model, args, kwargs) if request.onnx or wants_targets else []
     progress("capture")
     captured, notes = _captured(request, expected)
     progress("lower")
@@ -213,7 +214,8 @@ def _check_request(request: Request) -> None:
         raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(request.arguments)):
         raise InputError("example holds no tensor; expected what the model is called with, batch included")
-    empty = [name for name, value in unwrapped(model).state_dict().items() if _is_meta(value)]
+    state = unwrapped(model).state_dict()
+    empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
     if empty:
         raise InputError(
             f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), "
@@ -252,14 +254,6 @@ def _check_dtypes(captured: CapturedStep) -> None:
                 f"{value.name} is {value.dtype}, with which kernels do not compute; expected float32 or "
                 "float16: cast the model"
             )
-
-
-def _is_meta(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_meta
-
-
-def _wants_targets(request: Request) -> bool:
-    return request.train and request.loss is None and request.targets is None
 
 
 def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedStep, list[str]]:

@@ -459,7 +459,7 @@ def _verify_plan(plan_file: Path, instance: Path) -> int:
 def _solve(instance: Instance, strategy: str | None) -> tuple[OverlapPlan, Verification]:
     """Plan an instance and verify the plan; raises PlanError if it is none."""
     from torchedge.streaming.plans import STRATEGIES
-    from torchedge.streaming.solving import solve
+    from torchedge.streaming.solving.planner import solve
     from torchedge.streaming.verification import check_plan, verify_plan
 
     make = solve if strategy is None else STRATEGIES[strategy]

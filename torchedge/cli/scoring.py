@@ -134,7 +134,7 @@ def _compare(
 
 
 def _document(report: Report) -> dict[str, Any]:
-    from torchedge.profiling.accuracy import report_document
+    from torchedge.profiling.accuracy import comparison_document
 
     return {
         "device": report.device.name,
@@ -143,7 +143,7 @@ def _document(report: Report) -> dict[str, Any]:
         "method": report.method,
         "fitted_to_these_rows": report.seen,
         "notes": list(report.notes),
-        "figures": report_document(report),
+        "figures": [comparison_document(comparison) for comparison in report.comparisons],
     }
 
 

@@ -31,22 +31,10 @@ _PHONE_GPUS = re.compile(
 )
 
 # Words that drivers and boards add around the name of a device.
-_NOISE = frozenset(
-    (
-        "nvidia",
-        "geforce",
-        "qualcomm",
-        "arm",
-        "gpu",
-        "tm",
-        "r",
-        "opencl",
-        "developer",
-        "kit",
-        "engineering",
-        "reference",
-    )
-)
+_NOISE = frozenset({
+    "nvidia", "geforce", "qualcomm", "arm", "gpu", "tm", "r", "opencl", "developer", "kit", "engineering",
+    "reference",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

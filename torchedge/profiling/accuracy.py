@@ -384,12 +384,8 @@ def compare_unseen(
     return Report(device, source.name, source.digest, PROTOCOLS[protocol], comparisons, notes=tuple(problems))
 
 
-def report_document(report: Report) -> list[dict[str, Any]]:
-    """Return the figures of a report as plain data."""
-    return [_figure_document(comparison) for comparison in report.comparisons]
-
-
-def _figure_document(compared: Comparison) -> dict[str, Any]:
+def comparison_document(compared: Comparison) -> dict[str, Any]:
+    """Return the figures of a comparison as plain data."""
     counts = {n: int((compared.network == n).sum()) for n in compared.score.error}
     levels = _means(compared.level, compared.size)
     columns = ("network", "batch_size", "measured", "predicted", "error")

@@ -185,10 +185,10 @@ def _layers(dataset: Dataset, rows: Mask, mode: Mode) -> FloatArray | None:
     return layers
 
 
-def read_samples(folder: Path, device: Device, settings: StepSettings = PROTOCOL) -> dict[Mode, Samples]:
+def read_samples(folder: Path, device: Device) -> dict[Mode, Samples]:
     """Read a dataset folder and prepare every mode measured there; ProfileError for a damaged folder."""
     dataset = read_dataset(folder)
-    return {mode: prepare(dataset, device, settings, mode) for mode in dataset.modes or ("train",)}
+    return {mode: prepare(dataset, device, mode=mode) for mode in dataset.modes or ("train",)}
 
 
 def device_of(folder: Path, name: str | None) -> Device:

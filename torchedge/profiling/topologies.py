@@ -144,9 +144,15 @@ def check_recipe(recipe: Mapping[str, Any]) -> None:
     """Raise InputError for a network that is not in its library, MissingExtraError without the library."""
     name = recipe["name"]
     if recipe["library"] == "transformers":
-        known = dir(_transformers())
+        prepare_torchvision()
+        with needed("transformers", purpose="building networks of transformers"):
+            import transformers
+        known = dir(transformers)
     elif recipe["library"] == "timm":
-        known = _timm().list_models()
+        timm = find_timm()
+        if timm is None:
+            raise MissingExtraError.of("timm", purpose="building networks of timm")
+        known = timm.list_models()
     else:
         import_torchvision()
         from torchvision.models import list_models
@@ -166,44 +172,17 @@ def build_network(recipe: Mapping[str, Any]) -> nn.Module:
         with torch.device("meta"):
             return build_topology(recipe["nodes"], "a job's topology")
     check_recipe(recipe)
-    name, kwargs = recipe["name"], recipe.get("config", recipe.get("kwargs", {}))
     try:
-        try:
-            with torch.device("meta"):
-                return _create(recipe["library"], name, kwargs)
-        except NotImplementedError:  # a builder that computes with tensors
-            return _create(recipe["library"], name, kwargs).to("meta")
+        with warnings_ignored():
+            try:
+                with torch.device("meta"):
+                    model: nn.Module = PROBE.build(recipe)
+            except NotImplementedError:  # a builder that computes with tensors
+                model = PROBE.build(recipe).to("meta")
     except Exception as error:
-        raise InputError(f"{name} cannot be built with {dict(kwargs)}: {first_line(error)}") from error
-
-
-def _create(library: str, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    with warnings_ignored():
-        if library == "transformers":
-            kind = getattr(_transformers(), name)
-            configured: nn.Module = kind(kind.config_class(**kwargs))
-            return configured
-        if library == "timm":
-            timm_model: nn.Module = _timm().create_model(name, pretrained=False, **kwargs)
-            return timm_model
-        from torchvision.models import get_model
-
-        model: nn.Module = get_model(name, weights=None, **kwargs)
-        return model
-
-
-def _timm() -> Any:  # noqa: ANN401 - the module
-    timm = find_timm()
-    if timm is None:
-        raise MissingExtraError.of("timm", purpose="building networks of timm")
-    return timm
-
-
-def _transformers() -> Any:  # noqa: ANN401 - the module
-    prepare_torchvision()
-    with needed("transformers", purpose="building networks of transformers"):
-        import transformers
-    return transformers
+        settings = dict(recipe.get("config", recipe.get("kwargs", {})))
+        raise InputError(f"{recipe['name']} cannot be built with {settings}: {first_line(error)}") from error
+    return model
 
 
 def set_up(module: nn.Module, job: Mapping[str, Any]) -> nn.Module:

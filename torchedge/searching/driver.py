@@ -233,11 +233,9 @@ class Search:
     def build(self) -> nn.Module:
         """Build the winner's module; raises InputError where there is none."""
         if self.best is None:
-            raise InputError(f"no candidate is within the constraints: {self._why()}; raise a limit")
+            why = "; ".join(str(v) for v in self.violations if v.excess > 0)
+            raise InputError(f"no candidate is within the constraints: {why}; raise a limit")
         return self.space.build(self.best.encoding)
-
-    def _why(self) -> str:
-        return "; ".join(str(v) for v in self.violations if v.excess > 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
@@ -284,10 +284,6 @@ def _choices(kind: Any) -> tuple[Any, ...]:
     )
 
 
-def _optional(kind: Any) -> bool:
-    return type(None) in _choices(kind)
-
-
 def _some(kind: Any) -> Any:
     """Return the bare annotation of a value that is not None."""
     return next((item for item in _choices(kind) if item is not type(None)), kind)
@@ -333,7 +329,7 @@ def _mapper(kind: Any, dumping: bool) -> Callable[[Any, _Where], Any] | None:
         return lambda value, where: thaw(value)
     else:
         return None
-    if map_value is None or not _optional(kind):
+    if map_value is None or type(None) not in _choices(kind):
         return map_value
     return lambda value, where: None if value is None else map_value(value, where)
 
@@ -433,13 +429,6 @@ def _below(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def _items(value: Any, base: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the items of a tuple with their annotations."""
-    arguments = get_args(base)
-    repeated = len(arguments) == 2 and arguments[1] is ...
-    yield from ((item, arguments[0 if repeated else place]) for place, item in enumerate(value))
-
-
 # what is wrong with a document ------------------------------------------------------------------------------
 
 
@@ -466,8 +455,10 @@ def _complaint(value: Any, kind: Any, where: str, root: str = "") -> str:
                 return _complaint(getattr(value, name), inner, _below(where, key))
     if get_origin(base) is tuple and isinstance(value, (list, tuple)):
         arguments = get_args(base)
-        if arguments[-1] is ... or len(arguments) == len(value):
-            for place, (item, inner) in enumerate(_items(value, base)):
+        if arguments[-1] is ...:
+            arguments = arguments[:1] * len(value)
+        if len(arguments) == len(value):
+            for place, (item, inner) in enumerate(zip(value, arguments, strict=True)):
                 if not _fits(item, inner):
                     return _complaint(item, inner, f"{where}[{place}]")
     if get_origin(base) is dict and isinstance(value, Mapping):

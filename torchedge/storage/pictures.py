@@ -71,19 +71,19 @@ def check_picture(option: str, path: Path) -> None:
         import matplotlib  # noqa: F401
 
 
-def picture_bytes(figure: Figure, form: str = "png", dpi: int | None = None) -> bytes:
+def picture_bytes(figure: Figure, form: str = "png") -> bytes:
     """Return a figure as a file; the same drawing gives the same bytes."""
     import matplotlib
 
     out = io.BytesIO()
     dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "torchedge"}):
-        figure.savefig(out, format=form, dpi=dpi or "figure", metadata=dates.get(form))
+        figure.savefig(out, format=form, dpi="figure", metadata=dates.get(form))
     return out.getvalue()
 
 
-def save_picture(figure: Figure, path: Path, dpi: int | None = None) -> None:
+def save_picture(figure: Figure, path: Path) -> None:
     """Write a figure to a file whose suffix is its format; raises InputError if that fails."""
-    data = picture_bytes(figure, path.suffix.lower()[1:], dpi)
+    data = picture_bytes(figure, path.suffix.lower()[1:])
     with writing(path, "choose another file", InputError):
         path.write_bytes(data)

@@ -12,6 +12,7 @@ from msgspec import Meta
 from torchedge.errors import InputError
 from torchedge.lowering.programs import LoadClassName
 from torchedge.storage.codecs import REQUIRED, Codec, Key, Text
+from torchedge.storage.documents import first_repeated
 
 MEBIBYTE = 2**20
 
@@ -74,7 +75,13 @@ class Instance:
     name: Text = field(default="instance", compare=False)
 
     def __post_init__(self) -> None:
-        check_instance(self)
+        """Raise InputError naming the first invalid entry."""
+        INSTANCES.check(self)
+        for place, weight in enumerate(self.weights):
+            _check_weight(f"weights[{place}], {weight.name!r}", weight, self)
+        repeated = first_repeated(weight.name for weight in self.weights)
+        if repeated:
+            raise InputError(f"two weights are called {repeated!r}; expected each name once")
 
     @cached_property
     def prices(self) -> tuple[int, int, int]:
@@ -86,17 +93,6 @@ class Instance:
     def total_chunks(self) -> int:
         """Chunks of all weights."""
         return sum(w.chunks for w in self.weights)
-
-
-def check_instance(instance: Instance) -> None:
-    """Raise InputError naming the first invalid entry of an instance."""
-    INSTANCES.check(instance)
-    names: set[str] = set()
-    for place, weight in enumerate(instance.weights):
-        _check_weight(f"weights[{place}], {weight.name!r}", weight, instance)
-        if weight.name in names:
-            raise InputError(f"two weights are called {weight.name!r}; expected each name once")
-        names.add(weight.name)
 
 
 def _check_weight(where: str, weight: Weight, instance: Instance) -> None:

@@ -34,7 +34,7 @@ from torchedge.streaming.plans import PLANS, OverlapPlan, preload_everything
 from torchedge.streaming.rates import Rates, derive_rates
 from torchedge.streaming.schedules import StreamingSchedule, activations_of, make_schedule
 from torchedge.streaming.simulation import RunTimeline, simulate_plan, timeline_document
-from torchedge.streaming.solving import solve
+from torchedge.streaming.solving.planner import solve
 from torchedge.tracing.steps import CapturedStep
 
 if TYPE_CHECKING:

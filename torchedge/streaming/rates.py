@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from torchedge.devices import Device, Figure, Provenance, weakest
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.lowering.programs import LoadClassName
+from torchedge.storage.codecs import thaw
 from torchedge.streaming.instances import MEBIBYTE, Layer
 from torchedge.streaming.schedules import LaunchWork
 
@@ -38,17 +43,13 @@ TRANSFER_US = 20.0
 class KernelRates:
     """Measured rates of the kernels of one operator class: us + max(FLOPs / gflops, bytes / gb_s)."""
 
-    gflops: float
-    gb_s: float
-    us: float
+    gflops: Annotated[float, Meta(gt=0, lt=1e9)]
+    gb_s: Annotated[float, Meta(gt=0, lt=1e9)]
+    us: Annotated[float, Meta(ge=0, lt=1e9)]
 
     def latency_ms(self, work: LaunchWork) -> float:
         """Return the latency of a launch alone."""
         return self.us / 1e3 + max(work.flops / self.gflops, work.bytes_moved / self.gb_s) / 1e6
-
-
-_RATES = tuple([entry.name for entry in fields(KernelRates)])
-_MOST = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +100,15 @@ def _kernel_rates(device: Device) -> dict[LoadClassName, KernelRates]:
     if rates is None:
         return {}
     try:
-        read = {name: KernelRates(**{key: float(rates[name][key]) for key in _RATES}) for name in THRESHOLDS}
-        if all(0 < r.gflops < _MOST and 0 < r.gb_s < _MOST and 0 <= r.us < _MOST for r in read.values()):
-            return read
-    except (KeyError, TypeError, ValueError):
-        pass
-    raise ProfileError(
-        f"{device.folder}: [profile.{TABLE}.{KERNELS}] does not give {', '.join(_RATES)} above 0 for "
-        f"{', '.join(THRESHOLDS)}; write it anew with `torchedge fit loads`"
-    )
+        read: dict[LoadClassName, KernelRates] = msgspec.convert(
+            thaw(rates), dict[LoadClassName, KernelRates]
+        )
+        return {name: read[name] for name in THRESHOLDS}
+    except (KeyError, msgspec.ValidationError) as error:
+        raise ProfileError(
+            f"{device.folder}: [profile.{TABLE}.{KERNELS}] does not give gflops, gb_s, us above 0 for "
+            f"{', '.join(THRESHOLDS)}; write it anew with `torchedge fit loads`"
+        ) from error
 
 
 def estimate_latencies(works: Iterable[LaunchWork], roofline: Roofline) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from oracles.exhaustive_plans import best_plan, smallest_memory
 from oracles.random_instances import instances, random_instance
 
-from torchedge.streaming.solving import solve
+from torchedge.streaming.solving.planner import solve
 from torchedge.streaming.verification import check_plan
 
 pytest.importorskip("scipy")

@@ -7,8 +7,7 @@ from oracles.random_instances import any_instance, random_instance
 
 from torchedge.errors import InputError
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.solving import solve
-from torchedge.streaming.solving.planner import WORK
+from torchedge.streaming.solving.planner import WORK, solve
 from torchedge.streaming.verification import check_plan
 
 

@@ -33,12 +33,10 @@ TRAINED_SPREAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PrunedModel:
-    """A pruned copy of a model: the level requested and reached, % of `parameters_before` removed."""
+    """A pruned copy of a model: the level reached, % of parameters removed, and how many stay."""
 
     model: nn.Module
-    level: float
     reached: float
-    parameters_before: int
     parameters: int
 
 
@@ -69,7 +67,7 @@ def prune(
     size = tuple(int(s) for s in input_size)
     before = count_parameters(model)
     if level == 0:
-        return PrunedModel(copy.deepcopy(model), level, 0.0, before, before)
+        return PrunedModel(copy.deepcopy(model), 0.0, before)
     label = type(model).__name__
     shapes = _output_shapes(model, size, label)
     channels = _Channels(model, size, round_to, label)
@@ -84,7 +82,7 @@ def prune(
     for parameter in pruned.parameters():
         parameter.grad = None
     after = count_parameters(pruned)
-    return PrunedModel(pruned, level, 100.0 * (1 - after / before), before, after)
+    return PrunedModel(pruned, 100.0 * (1 - after / before), after)
 
 
 def untrained_norms(model: nn.Module, seed: int) -> Norms:
