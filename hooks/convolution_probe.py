@@ -11,7 +11,8 @@ each convolution:
 
 and each output row repeats such a line and adds, for each of forward, backward_x (gradient of the input) and
 backward_w (of the weights), the workspace in MiB (2^20 bytes: peak of allocated memory minus the tensors) and
-the median time in ms. Values do not matter for memory; numbers are fp32, with PyTorch's default settings.
+the median time in ms, queued behind a busy kernel so that it is the device's. Values do not matter; numbers
+are fp32, with PyTorch's default settings.
 Two more keys are optional: "dtype" ("bfloat16", "float16") and "channels_last": true.
 """
 
@@ -19,8 +20,11 @@ import argparse
 import json
 import statistics
 import sys
+import time
 
 MIB = 2.0**20
+MOST_CACHED = 16 * 2**30
+BUSY_CYCLES = 2000000
 PHASES = ("forward", "backward_x", "backward_w")
 
 
@@ -66,6 +70,8 @@ def measure(shape, repeats):
         result = rounded(run(phase))
         row[phase + "_workspace_mib"] = round((torch.cuda.max_memory_allocated() - before - result) / MIB, 4)
         marks = []
+        if repeats:
+            torch.cuda._sleep(BUSY_CYCLES)
         for _ in range(repeats):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -84,7 +90,9 @@ def main():
     parser.add_argument("shapes", help="file with one convolution a line; - reads standard input")
     parser.add_argument("--out", help="file to append rows to (default: standard output)")
     parser.add_argument("--repeats", type=int, default=4, help="timed runs of each phase; 0: no times")
+    parser.add_argument("--seconds", type=float, help="stop before the line that begins after that time")
     arguments = parser.parse_args()
+    began = time.time()
     import torch
 
     if not torch.cuda.is_available():
@@ -92,6 +100,8 @@ def main():
     out = open(arguments.out, "a") if arguments.out else sys.stdout
     with sys.stdin if arguments.shapes == "-" else open(arguments.shapes) as file:
         for number, line in enumerate(file, 1):
+            if arguments.seconds is not None and time.time() - began > arguments.seconds:
+                break
             try:
                 shape = json.loads(line)
             except ValueError as error:
@@ -100,7 +110,8 @@ def main():
                 row = measure(shape, arguments.repeats)
             except (RuntimeError, KeyError, TypeError) as error:
                 row = dict(shape, reason=" ".join(str(error).split())[:200])
-            torch.cuda.empty_cache()
+            if not arguments.repeats or torch.cuda.memory_reserved() > MOST_CACHED:
+                torch.cuda.empty_cache()
             out.write(json.dumps(row) + "\n")
             out.flush()
 
