@@ -53,11 +53,6 @@ def json_wanted() -> bool:
     return JSON in click.get_current_context().meta
 
 
-def words_given() -> list[str]:
-    """Return the arguments of this command line, as `torchedge` got them."""
-    return list(click.get_current_context().meta[WORDS])
-
-
 class PrintableStream:
     """A text stream to which control codes pass as visible escapes: texts of devices and files hold any.
 

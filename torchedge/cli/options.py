@@ -243,12 +243,6 @@ accumulation = click.option(
     "--accumulation", type=WHOLE, default=1, help="Micro-batches that gradients accumulate over."
 )
 seq_len = click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that reads any.")
-fit_limit = click.option(
-    "--memory-limit", type=SIZE, help="Memory to fit into: MiB, or 4GiB. [default: the device's]"
-)
-fit_confidence = click.option(
-    "--confidence", type=CONFIDENCE, default=0.95, help="Confidence required of 'fits'."
-)
 precision = click.option(
     "--precision",
     type=click.Choice(["float32", "float16"]),
@@ -267,6 +261,15 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Cal
         return function
 
     return decorate
+
+
+fit = all_of(
+    click.option(
+        "--memory-limit", type=SIZE, help="Memory to fit into: MiB, or 4GiB. [default: the device's]"
+    ),
+    click.option("--confidence", type=CONFIDENCE, default=0.95, help="Confidence required of 'fits'."),
+)
+step = all_of(mode, input_size, seq_len, optimizer, amp, accumulation)
 
 
 def _flag(*names: str, key: str, value: int, text: str) -> click.Option:

@@ -50,14 +50,8 @@ _LEAST_MIB = 0.05
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @options.batch_sizes
 @options.device
-@options.mode
-@options.input_size
-@options.seq_len
-@options.optimizer
-@options.amp
-@options.accumulation
-@options.fit_limit
-@options.fit_confidence
+@options.step
+@options.fit
 @click.option("--max-batch-size", is_flag=True, help="Also print the largest batch size that fits.")
 def predict(
     models: tuple[str, ...],
@@ -251,8 +245,7 @@ def _print_remarks(predictions: list[Prediction]) -> None:
 @options.seq_len
 @options.optimizer
 @options.amp
-@options.fit_limit
-@options.fit_confidence
+@options.fit
 def advise(
     model: str,
     batch_size: int,
@@ -302,12 +295,7 @@ def advise(
 @click.option(
     "--device", "-d", type=options.DEVICE, help="Device whose PyTorch to simulate. [default: today's on CUDA]"
 )
-@options.mode
-@options.input_size
-@options.seq_len
-@options.optimizer
-@options.amp
-@options.accumulation
+@options.step
 @click.option("--plot", type=PICTURE, metavar="FILE", help="Draw memory over the step (.png, .svg, .pdf).")
 @click.option("--evaluate", type=options.whole(), help="Batch size of an evaluation between steps.")
 @click.option("--empty-cache", is_flag=True, help="With --evaluate: empty the allocator's cache around it.")

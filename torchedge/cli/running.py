@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import MIB, Progress, answer, print_table, print_wrapped, words_given
+from torchedge.cli.console import MIB, WORDS, Progress, answer, print_table, print_wrapped
 from torchedge.cli.options import PATH, PICTURE, SIZE, WHOLE, OutputFile, command, opencl_device
 from torchedge.errors import InputError, OpenCLError
 from torchedge.opencl.foreign_caches import pocl_cache
@@ -119,7 +119,8 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
     if not 0 < time_limit < math.inf:
         raise InputError(f"--time-limit is {time_limit}; expected a number of seconds above 0")
     if isolated:
-        return run_isolated([word for word in words_given() if word != "--isolated"], time_limit)
+        words = click.get_current_context().meta[WORDS]
+        return run_isolated([word for word in words if word != "--isolated"], time_limit)
     settings = SimpleNamespace(**given)
     if settings.inputs and settings.random:
         raise InputError("--random is given beside --input; expected one of them")

@@ -23,7 +23,6 @@ from torchedge.prediction.profiles import MODE_TABLES, FittedModels, StepModels,
 from torchedge.profiling.latency_fitting import fit_latency, predict_latency
 from torchedge.profiling.memory_fitting import fit_memory, predict_memory
 from torchedge.profiling.samples import (
-    MOST_FOLDS,
     QUANTITIES,
     Mask,
     Quantity,
@@ -216,11 +215,6 @@ def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
             own = samples.network == name
             if (test & own).any():
                 yield training & (own if protocol == "own" else ~own), test & own
-
-
-def many_networks(samples: Samples) -> bool:
-    """Whether networks are too many to leave them out one by one."""
-    return len(samples.networks) > MOST_FOLDS
 
 
 def predict_unseen(

@@ -32,10 +32,10 @@ from torchedge.prediction.profiles import (
     write_kinds,
     write_models,
 )
-from torchedge.profiling.accuracy import PROTOCOLS, Score, many_networks, score, score_simulation
+from torchedge.profiling.accuracy import PROTOCOLS, Score, score, score_simulation
 from torchedge.profiling.latency_fitting import fit_latency
 from torchedge.profiling.memory_fitting import fit_memory
-from torchedge.profiling.samples import QUANTITIES, DataSource, Quantity, Samples
+from torchedge.profiling.samples import MOST_FOLDS, QUANTITIES, DataSource, Quantity, Samples
 from torchedge.storage import file_sha256, profile_file, read_toml
 from torchedge.storage.documents import read_bytes, write_bytes, writing
 from torchedge.storage.folders import staged_name
@@ -126,7 +126,8 @@ def score_all(samples: Samples, step: Callable[[], Any] = lambda: None) -> Accur
             if protocol == "levels" and samples.steady:
                 step()
                 continue
-            intervals = protocol != "levels" and (protocol != "left-out" or not many_networks(samples))
+            few = len(samples.networks) <= MOST_FOLDS  # left out one by one
+            intervals = protocol != "levels" and (protocol != "left-out" or few)
             add(KEYS[quantity], protocol, partial(score, samples, quantity, protocol, intervals=intervals))
     for peak in ("allocated", "reserved"):
         add(peak, "simulated", partial(score_simulation, samples, peak))

@@ -372,7 +372,8 @@ def _hold_results(model: nn.Module, nodes: Nodes, input_size: Sequence[int] | No
         read = any(name in names_read([node.get("args", []), node.get("kwargs", {})]) for node in nodes)
         until = max((theirs_end.get(v, -1) for v in values), default=-1)
         if read and until > max((ours_end.get(v, len(ours.ops)) for v in values), default=until):
-            to_hold.setdefault(notes.node_of(until), []).append(name)
+            holder = next((node for node, end in notes.ends if until < end), notes.END)
+            to_hold.setdefault(holder, []).append(name)
     out: Nodes = []
     for node in nodes:
         if node["op"] == "output" and notes.END in to_hold:
@@ -386,7 +387,7 @@ def _hold_results(model: nn.Module, nodes: Nodes, input_size: Sequence[int] | No
 class _Notes:
     """The values of the graph that each node computes, and the number of operators run after it."""
 
-    END = ""
+    END = ""  # stands for the node behind the last one
 
     def __init__(self) -> None:
         self.values_of: dict[str, tuple[int, ...]] = {}
@@ -398,10 +399,6 @@ class _Notes:
         if traced:
             self.values_of[name] = tuple(leaf.token.index for leaf in traced)
             self.ends.append((name, len(traced[0].recorder.ops)))
-
-    def node_of(self, op: int) -> str:
-        """Return the node that runs an operator; `END` where it runs behind the last one."""
-        return next((name for name, end in self.ends if op < end), self.END)
 
 
 def _releases(graph: ForwardGraph) -> dict[int, int]:

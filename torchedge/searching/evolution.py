@@ -115,7 +115,9 @@ class Evolution:
                     nearest, rng, self.recipe.population, self.space.counts, self.recipe.mutation
                 )
             if round_ == 0:
-                drawn = np.concatenate([self._landmarks(), drawn])
+                rows = [self.space.encode(encoding) for encoding in self.space.landmarks()]
+                landmarks = np.array(rows, dtype=np.int16).reshape(-1, len(self.space.counts))
+                drawn = np.concatenate([landmarks, drawn])
             new, figures, judged = self._judge(drawn, None)
             valid = ~np.isnan(judged)
             genes.append(new[valid])
@@ -158,10 +160,6 @@ class Evolution:
     @property
     def _parent_count(self) -> int:
         return max(2, round(self.recipe.parents * self.recipe.population))
-
-    def _landmarks(self) -> Genes:
-        rows = [self.space.encode(encoding) for encoding in self.space.landmarks()]
-        return np.array(rows, dtype=np.int16).reshape(-1, len(self.space.counts))
 
     def _select(self, genes: Genes, scores: FloatArray) -> None:
         """Keep the best as parents; of equals, the earlier ones."""

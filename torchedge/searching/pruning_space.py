@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from torchedge.errors import InputError, check_choice, check_whole
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode
-from torchedge.pruning.channels import ChannelGroups, ChannelMap
+from torchedge.pruning.channels import ChannelGroups, ChannelMap, channel_norms, prune_module
 from torchedge.searching.spaces import Genes, SearchSpace
-
-if TYPE_CHECKING:
-    from torch import nn
+from torchedge.tracing.capturing import capture
 
 RATIOS = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 Strategy = Literal["l1", "random"]
@@ -57,7 +56,10 @@ class PruningSpace(SearchSpace):
         self.strategy, self.seed = strategy, seed
         self.model: nn.Module | None = model
         groups = ChannelGroups()
-        self._maps = {mode: ChannelMap(self._capture(mode), groups) for mode in ("train", "infer")}
+        options: dict[str, Any] = {"input_size": self.input_size, "name": self.name}
+        self._maps = {
+            mode: ChannelMap(capture(model, mode=mode, **options), groups) for mode in get_args(Mode)
+        }
         for group, why in groups.rigid.items():
             groups.freeze(group, why)  # graphs of one family differ in sizes alone
         self.groups = groups
@@ -75,20 +77,12 @@ class PruningSpace(SearchSpace):
 
     @staticmethod
     def _check(model: object, ratios: Sequence[object], round_to: object, strategy: str) -> None:
-        from torch import nn
-
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
         if not ratios or not all(isinstance(r, (int, float)) and 0 < r <= 1 for r in ratios):
             raise InputError(f"ratios is {ratios!r}; expected shares above 0 and up to 1")
         check_whole("round_to", round_to)
         check_choice("strategy", strategy, ("l1", "random"))
-
-    def _capture(self, mode: Mode) -> ForwardGraph:
-        from torchedge.tracing.capturing import capture
-
-        assert self.model is not None
-        return capture(self.model, input_size=self.input_size, mode=mode, name=self.name)
 
     def _options(self, count: int) -> tuple[int, ...]:
         """Return the numbers of channels that a group may keep."""
@@ -131,8 +125,6 @@ class PruningSpace(SearchSpace):
 
     def build(self, encoding: Any) -> nn.Module:  # noqa: ANN401 - as in SearchSpace
         """Return a copy of the model with the channels of the encoding."""
-        from torchedge.pruning.channels import prune_module
-
         self.encode(encoding)
         if self.model is None:
             raise InputError(
@@ -165,8 +157,6 @@ class PruningSpace(SearchSpace):
         return self._norms
 
     def _measured_norms(self) -> dict[str, npt.NDArray[np.float64]]:
-        from torchedge.pruning.channels import channel_norms
-
         if self.strategy == "random":
             rng = np.random.default_rng(self.seed)
             return {name: rng.random(self.groups.counts[name]) for name in self.choices}

@@ -1,4 +1,7 @@
-"""Pictures of simulated and measured runs. matplotlib loads when one is asked for, and needs no display."""
+"""Pictures of simulated and measured runs.
+
+matplotlib loads when one is asked for, and needs no display; without it, drawing raises MissingExtraError.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from torchedge.errors import InputError
 from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, canvas
@@ -80,7 +83,6 @@ def draw_gantt(timeline: RunTimeline, *, layers: tuple[int, int] | None = None) 
     `layers`: the first and last layer (from 1) to show, default all with the initialisation.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         InputError: `layers` is not within the model.
     """
     count = len(timeline.instance.layers)
@@ -214,11 +216,7 @@ def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
 
 
 def draw_memory(timeline: DrawnRun, *, limit_bytes: int | None = None) -> Figure:
-    """Draw the memory in use over time, stacked by kind, with average, allocated memory and a limit.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Draw the memory in use over time, stacked by kind, with average, allocated memory and a limit."""
     with canvas(8.5, 4.0) as figure:
         axes = figure.subplots()
         curve = timeline.memory
@@ -242,14 +240,15 @@ def draw_tradeoff(points: Sequence[tuple[str, RunTimeline]], *, title: str = "")
     `points`: a label (what was set) and the run of each plan, in the order in which the line joins them.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         InputError: there are no points.
     """
     if not points:
         raise InputError("no points were given; expected a label and a run each")
     with canvas(9.5, 4.0) as figure:
+        from matplotlib import colormaps
+
         panels = figure.subplots(1, 2, sharex=True)
-        shades = _shades(len(points))
+        shades = colormaps["viridis_r"](np.linspace(0.08, 0.98, len(points)))
         for axes, what in zip(panels, ("integrated", "execution"), strict=True):
             x = [run.allocated_bytes / MEBIBYTE for _, run in points]
             y = [run.latency_ms if what == "integrated" else run.execution_ms for _, run in points]
@@ -280,7 +279,6 @@ def draw_comparison(runs: Sequence[RunTimeline], *, labels: Sequence[str] | None
     `labels` name the runs; default: their strategies.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         InputError: there are no runs, or not a label for each.
     """
     names = [run.strategy for run in runs] if labels is None else list(labels)
@@ -314,7 +312,6 @@ def draw_lanes(lanes: Sequence[Lane], *, limit_bytes: int | None = None) -> Figu
     """Draw memory while several models run in turn, a panel for each way to do it (FlashMem, Fig. 6).
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         InputError: there are no lanes.
     """
     if not lanes:
@@ -362,12 +359,6 @@ def _stack(axes: Axes, curve: MemoryCurve) -> None:
         )
 
 
-def _shades(count: int) -> NDArray[np.float64]:
-    import matplotlib
-
-    return np.asarray(matplotlib.colormaps["viridis_r"](np.linspace(0.08, 0.98, count)))
-
-
 def _draw_latencies(axes: Axes, runs: Sequence[RunTimeline]) -> None:
     parts = (
         ("initialisation", GREY, [run.initialisation_ms for run in runs]),
@@ -381,14 +372,7 @@ def _draw_latencies(axes: Axes, runs: Sequence[RunTimeline]) -> None:
         begin += widths
     for place, run in enumerate(runs):
         times = _times(run.latency_ms, runs[0].latency_ms) if place else ""
-        axes.annotate(
-            f"{run.latency_ms:,.0f} ms{times}",
-            (run.latency_ms, place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
+        _beside(axes, run.latency_ms, place, f"{run.latency_ms:,.0f} ms{times}")
     axes.set_xlim(0, 1.35 * max(run.latency_ms for run in runs) or 1)
 
 
@@ -401,15 +385,13 @@ def _draw_averages(axes: Axes, runs: Sequence[RunTimeline]) -> None:
     )
     for place, run in enumerate(runs):
         times = _times(run.allocated_bytes, runs[0].allocated_bytes) if place else ""
-        axes.annotate(
-            f"{show_mib(run.memory.average.total)}, allocated {show_mib(run.allocated_bytes)}{times}",
-            (max(peak[place], average[place]), place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
+        text = f"{show_mib(run.memory.average.total)}, allocated {show_mib(run.allocated_bytes)}{times}"
+        _beside(axes, max(peak[place], average[place]), place, text)
     axes.set_xlim(0, 1.75 * max(peak) or 1)
+
+
+def _beside(axes: Axes, x: float, y: float, text: str) -> None:
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def _times(value: float, first: float) -> str:

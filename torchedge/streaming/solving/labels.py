@@ -229,7 +229,9 @@ class LabelSearch:
                 lower -= self.limits.premium * (self.limits.slack or 0)
             value = np.where(lower > self.best, np.inf, value + estimate)
         if self.limits.fewest is not None and self.limits.preloaded is not None:
-            fewest = self.limits.fewest.rest(slot + 1, self.remaining.sum(axis=1)) - self._ahead(slot)
+            # Jobs that are decided already and released later: they may be preloaded already.
+            ahead = sum(job.chunks for job in self.part.jobs if job.last <= slot < job.release - 1)
+            fewest = self.limits.fewest.rest(slot + 1, self.remaining.sum(axis=1)) - ahead
             value = np.where(self.preload_chunks + fewest > self.limits.preloaded, np.inf, value)
         ranked = np.lexsort((self.cost, value))
         alive = self._undominated(slot, ranked)
@@ -239,10 +241,6 @@ class LabelSearch:
             ranked = ranked[: self.width]
         self._take(ranked)
         return None if in_flight is None else in_flight[ranked]
-
-    def _ahead(self, slot: int) -> int:
-        """Chunks of jobs that are decided already and released later: they may be preloaded already."""
-        return sum(job.chunks for job in self.part.jobs if job.last <= slot < job.release - 1)
 
     def _undominated(self, slot: int, ranked: Ints) -> npt.NDArray[np.bool_]:
         """Which labels none of the most promising ones dominates."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import MissingExtraError
+from torchedge.errors import needed
 from torchedge.streaming.solving.problems import Problem, Subproblem, WorkBudget
 
 Floats = npt.NDArray[np.float64]
@@ -125,10 +125,8 @@ def ascend(tables: Tables, upper: float, *, rounds: int, work: WorkBudget) -> As
     Raises:
         MissingExtraError: scipy is not installed.
     """
-    try:
+    with needed("scipy", extra="plan", purpose="planning a stream of weights"):
         from scipy.optimize import isotonic_regression
-    except ImportError as error:
-        raise MissingExtraError.of("scipy", extra="plan", purpose="planning a stream of weights") from error
     best = Ascent(-NEVER, np.zeros(len(tables.slots)), tables.preload_cost)
     rate = float(upper) / max(1.0, float(tables.total[-1]))
     for share in (0.0, 0.25, 0.5, 1.0, 2.0):

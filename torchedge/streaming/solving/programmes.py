@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from torchedge.errors import MissingExtraError
+from torchedge.errors import needed
 from torchedge.storage.locks import PROCESS
 from torchedge.streaming.solving.prices import Floats, Ints
 from torchedge.streaming.solving.problems import Job, Problem, Subproblem, WorkBudget
@@ -151,12 +151,8 @@ class Programme:
         Raises:
             MissingExtraError: scipy is not installed.
         """
-        try:
+        with needed("scipy", extra="plan", purpose="planning a stream of weights"):
             from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-        except ImportError as error:
-            raise MissingExtraError.of(
-                "scipy", extra="plan", purpose="planning a stream of weights"
-            ) from error
         count = len(self.job)
         most = np.append(np.ones(count), np.full(len(self.cost) - count, np.inf))
         limits = np.column_stack([np.zeros(len(most)), most])
