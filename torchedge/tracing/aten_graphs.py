@@ -31,20 +31,8 @@ def canonical(kind: str, attrs: Attributes, source: tuple[int, ...], result: tup
     return attrs if rule is None else {**attrs, **rule(attrs, source, result)}
 
 
-def _size(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
-    return {"size": result}
-
-
 def _dim(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
     return {"dim": attrs.get("dim", 0) % max(len(source), 1)}
-
-
-def _new_dim(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
-    return {"dim": attrs["dim"] % len(result)}
-
-
-def _permute(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
-    return {"dims": tuple([d % len(source) for d in attrs["dims"]])}
 
 
 def _squeeze(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
@@ -73,7 +61,9 @@ def _select(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...])
 
 
 _RULES: Mapping[str, _Rule] = {
-    "view": _size, "expand": _size, "permute": _permute, "squeeze": _squeeze, "unsqueeze": _new_dim,
+    **dict.fromkeys(("view", "expand"), lambda attrs, source, result: {"size": result}),
+    "permute": lambda attrs, source, result: {"dims": tuple([d % len(source) for d in attrs["dims"]])},
+    "unsqueeze": lambda attrs, source, result: {"dim": attrs["dim"] % len(result)}, "squeeze": _squeeze,
     "slice": _slice, "slice_scatter": _slice, "select": _select, "select_scatter": _select, "cat": _dim,
     "_softmax": _dim, "_log_softmax": _dim, "_safe_softmax": _dim, "index_select": _dim, "gather": _dim,
     "scatter": _dim, "scatter_add": _dim, "sum": _reduction, "mean": _reduction, "amax": _reduction,

@@ -19,11 +19,7 @@ from torch.autograd.function import FunctionCtx
 from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 from torch.utils import checkpoint as checkpoints
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import CheckpointFunction
 
 from torchedge.graphs import FUNCTION_REGION
@@ -157,11 +153,6 @@ _ATTENTION = (
     "_scaled_dot_product_cudnn_attention",
 )
 """Operators that CUDA may run for an attention: no meta tensor reaches them."""
-
-
-def without_modes() -> Any:
-    """Return a context without dispatch modes: a selective checkpoint's would store stand-ins."""
-    return _disable_current_modes()
 
 
 def is_stored(policy: Policy, call: Callable[[], Any], is_attention: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -62,10 +62,6 @@ def _split_with_sizes(source: torch.Tensor, split_sizes: list[int], dim: int = 0
     return parts
 
 
-def _copy(source: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return src.to(source.dtype).expand(source.shape)
-
-
 def _select_backward(grad: torch.Tensor, input_sizes: list[int], dim: int, index: int) -> torch.Tensor:
     size = input_sizes[dim]
     return _padded(grad.unsqueeze(dim), dim, index % size, size)
@@ -113,12 +109,6 @@ def _searchsorted(
     return below.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
-def _bucketize(
-    source: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
-) -> torch.Tensor:
-    return _searchsorted(boundaries, source, out_int32=out_int32, right=right)
-
-
 def _kthvalue(
     source: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,15 +130,19 @@ def _median(source: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torc
     return torch.where(has_nan, math.nan, value), torch.where(has_nan, unknown.argmax(dim, keepdim), place)
 
 
-def _median_of_all(source: torch.Tensor) -> torch.Tensor:
-    return _median(source.reshape(-1), 0)[0]
-
-
 def _put(
     source: torch.Tensor, index: torch.Tensor, values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
     flat = source.reshape(-1).index_put((index.reshape(-1),), values.reshape(-1), accumulate)
     return flat.reshape(source.shape)
+
+
+def _addbmm(
+    source: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """Compute one product over the inner dimension of all matrices."""
+    rows = batch1.transpose(0, 1).flatten(1)
+    return torch.addmm(source, rows, batch2.flatten(0, 1), beta=beta, alpha=alpha)
 
 
 def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None = None) -> torch.Tensor:
@@ -175,15 +169,16 @@ def _cdist_backward(
 
 _ATEN = torch.ops.aten
 _OWN: Table = {
+    _ATEN.addbmm.default: _addbmm,
     _ATEN._cdist_backward.default: _cdist_backward,
     _ATEN._cdist_forward.default: _cdist,
     _ATEN._weight_norm_interface_backward.default: _ATEN._weight_norm_differentiable_backward.default,
-    _ATEN.bucketize.Scalar: _bucketize,
-    _ATEN.bucketize.Tensor: _bucketize,
-    _ATEN.copy.default: _copy,
+    _ATEN.bucketize.Scalar: lambda source, sequence, **options: _searchsorted(sequence, source, **options),
+    _ATEN.bucketize.Tensor: lambda source, sequence, **options: _searchsorted(sequence, source, **options),
+    _ATEN.copy.default: lambda old, new, *options: new.to(old.dtype).expand(old.shape),
     _ATEN.hardshrink_backward.default: _shrink_backward,
     _ATEN.kthvalue.default: _kthvalue,
-    _ATEN.median.default: _median_of_all,
+    _ATEN.median.default: lambda source: _median(source.reshape(-1), 0)[0],
     _ATEN.median.dim: _median,
     _ATEN.put.default: _put,
     _ATEN.searchsorted.Scalar: _searchsorted,
@@ -231,12 +226,10 @@ def encoder_layer(
         inner = F.linear(x, ffn_weight_1, ffn_bias_1)
         return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
 
-    def first(x: Tensor) -> Tensor:
-        return F.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps)
-
-    def second(x: Tensor) -> Tensor:
-        return F.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps)
-
+    first, second = [
+        partial(F.layer_norm, normalized_shape=[embed_dim], weight=weight, bias=bias, eps=eps)
+        for weight, bias in ((norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2))
+    ]
     if norm_first:
         src = src + attend(first(src))
         return src + feed(second(src))

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import CaptureError
 from torchedge.graphs.footprints import Footprint, FootprintEvent, StorageSize
 from torchedge.graphs.sizes import LARGEST_CONSTANT, Affine, Poly, decode_dim
-from torchedge.tracing.checkpointing import without_modes
 
 _CACHED = 4096
 _cache: dict[Any, Footprint | None] = {}
@@ -112,7 +111,7 @@ class _FootprintRun(StorageLog):
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _FootprintRun:
         """Run the call and, where it is differentiable, its backward call."""
         anchor = torch.zeros((), device="meta", requires_grad=True)
-        with without_modes(), torch.enable_grad(), _own_hooks(), self:
+        with _disable_current_modes(), torch.enable_grad(), _own_hooks(), self:
             loss = self._forward(func, args, kwargs, anchor)
             if loss is not None:
                 own = self.follow(loss)

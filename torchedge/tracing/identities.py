@@ -97,13 +97,16 @@ class _Identifier:
             return f"partial {self.of((item.func, item.args, item.keywords))}"
         if isinstance(item, ModuleType) and _is_library(item.__name__):
             return f"library {item.__name__}"
-        if isinstance(item, BuiltinFunctionType) and (_is_library(str(item.__module__)) or _is_builtin(item)):
+        if isinstance(item, BuiltinFunctionType) and (
+            _is_library(str(item.__module__)) or getattr(builtins, item.__name__, None) is item
+        ):
             return f"built in {item.__module__}.{item.__qualname__}"
         raise _Unknown(f"{type(item).__name__} {getattr(item, '__name__', '')}".strip())
 
     def _module(self, module: torch.nn.Module) -> str:
         own = dict(vars(module))
-        if any(own.pop(name, None) for name in _HOOKS) or _has_global_hooks():
+        everywhere = torch.nn.modules.module
+        if any([own.pop(name, None) or getattr(everywhere, f"_global{name}", None) for name in _HOOKS]):
             raise _Unknown(f"hooks of {type(module).__qualname__}")
         weights = [
             (kind, name, None if tensor is None else self._tensor(tensor))
@@ -150,11 +153,6 @@ class _Identifier:
         return f"function {_code_text(item.__code__)} {more} {names}"
 
 
-def _has_global_hooks() -> bool:
-    module = torch.nn.modules.module
-    return any(getattr(module, f"_global{name}", None) for name in _HOOKS)
-
-
 def _plain(item: Any) -> str:
     if type(item) not in _ATOMS:
         raise _Unknown(f"a set with a {type(item).__qualname__}")
@@ -163,10 +161,6 @@ def _plain(item: Any) -> str:
 
 def _is_library(name: str) -> bool:
     return name.partition(".")[0] in _LIBRARIES or name in _PURE
-
-
-def _is_builtin(item: Any) -> bool:
-    return getattr(builtins, item.__name__, None) is item
 
 
 def _found(name: str, item: Any) -> str:

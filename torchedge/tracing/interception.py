@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import (
     SequenceKey,
     TreeSpec,
@@ -23,7 +24,7 @@ from torch.utils._pytree import (
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
-from torchedge.tracing.checkpointing import Policy, is_stored, without_modes
+from torchedge.tracing.checkpointing import Policy, is_stored
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.footprints import footprint_of
 from torchedge.tracing.packed_sequences import PACKED
@@ -269,7 +270,7 @@ class Interceptor(TorchFunctionMode):
     ) -> Any:
         """Record a call inside a selective checkpoint; the policy decides whether its results are stored."""
         rec, first = self.recorder, len(self.recorder.ops)
-        with without_modes():
+        with _disable_current_modes():  # a selective checkpoint's would store stand-ins
             metas = to_meta(args, rec), to_meta(kwargs, rec)
             result = self._record(target, func, args, kwargs)
             if len(rec.ops) > first and not target.inplace:

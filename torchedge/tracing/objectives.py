@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -55,12 +56,8 @@ def default_loss(outputs: Any) -> torch.Tensor | None:
     own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if isinstance(own, torch.Tensor) and own.dim() == 0:
         return own
-    scores = [t for t in _scores(outputs) if t.dtype.is_floating_point]
-    total: torch.Tensor | None = None
-    for tensor in scores:
-        part = _cross_entropy(tensor)
-        total = part if total is None else total + part
-    return total
+    parts = [_cross_entropy(t) for t in _scores(outputs) if t.dtype.is_floating_point]
+    return reduce(torch.add, parts) if parts else None
 
 
 def _scores(outputs: Any) -> list[torch.Tensor]:
@@ -199,10 +196,8 @@ class Objective(torch.nn.Module):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by name; a tied tensor has several names."""
-        return {
-            **dict(self.named_parameters(remove_duplicate=False)),
-            **dict(self.named_buffers(remove_duplicate=False)),
-        }
+        buffers = self.named_buffers(remove_duplicate=False)
+        return dict([*self.named_parameters(remove_duplicate=False), *buffers])
 
     def input_names(self) -> list[str]:
         """Return a name for each input: that of its argument of `forward`."""

@@ -158,10 +158,6 @@ def _expand(node: OnnxNode, x: Any, shape: Any) -> Any:
     return x.expand(sizes)
 
 
-def _tile(node: OnnxNode, x: Any, repeats: Any) -> Any:
-    return x.repeat(numbers(repeats, f"the repeats of {node.name}"))
-
-
 def _range(node: OnnxNode, *limits: Any) -> Any:
     start, stop, step = [scalar(item, 1) for item in limits]
     return torch.arange(start, stop, step, dtype=limits[0].dtype)
@@ -183,16 +179,12 @@ def _pad(node: OnnxNode, x: Any, pads: Any = None, value: Any = None, axes: Any 
     amounts = list(node.get("pads", ())) if pads is None else numbers(pads, f"the padding of {node.name}")
     padded = list(range(x.dim())) if axes is None else [a % x.dim() for a in numbers(axes, "padded axes")]
     half = len(amounts) // 2
-    before, after = (
-        dict(zip(padded, amounts[:half], strict=True)),
-        dict(zip(padded, amounts[half:], strict=True)),
-    )
+    before, after = [dict(zip(padded, side, strict=True)) for side in (amounts[:half], amounts[half:])]
     padding = [side.get(a, 0) for a in reversed(range(x.dim())) for side in (before, after)]
     while len(padding) > 2 and padding[-2:] == [0, 0]:
         padding = padding[:-2]
-    mode = {"edge": "replicate", "wrap": "circular"}.get(
-        node.get("mode", "constant"), node.get("mode", "constant")
-    )
+    mode = node.get("mode", "constant")
+    mode = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
     return F.pad(x, padding, mode, scalar(value, 0.0) if mode == "constant" else None)
 
 
@@ -247,7 +239,8 @@ OPERATORS: dict[str, Handler] = {
     "Where": lambda node, condition, a, b: torch.where(condition, operand(a), operand(b)),
     "Cast": lambda node, x: x.to(DTYPES[node.get("to", 1)]),
     "GatherElements": lambda node, x, i: torch.gather(x, node.get("axis", 0), i),
-    "Tile": _tile, "Range": _range,
+    "Tile": lambda node, x, repeats: x.repeat(numbers(repeats, f"the repeats of {node.name}")),
+    "Range": _range,
     "ConstantOfShape": _filled,
     "OneHot": lambda node, indices, depth, values: F.one_hot(indices, int(scalar(depth, 1))),
     "DepthToSpace": lambda node, x: F.pixel_shuffle(x, node.get("blocksize", 1)),
@@ -354,18 +347,8 @@ def _batch_norm(node: OnnxNode, x: Any, scale: Any, bias: Any, mean: Any, var: A
     return (result, mean, var) if len(node.outputs) > 1 else result
 
 
-def _instance_norm(node: OnnxNode, x: Any, scale: Any, bias: Any) -> Any:
-    return F.instance_norm(x, None, None, scale, bias, True, 0.1, node.get("epsilon", 1e-5))
-
-
 def _layer_norm(node: OnnxNode, x: Any, scale: Any = None, bias: Any = None) -> Any:
-    shape = tuple(x.shape[node.get("axis", -1) :])
-    weight = None if scale is None else scale
-    return F.layer_norm(x, shape, weight, None if bias is None else bias, node.get("epsilon", 1e-5))
-
-
-def _group_norm(node: OnnxNode, x: Any, scale: Any, bias: Any) -> Any:
-    return F.group_norm(x, node.get("num_groups", 1), scale, bias, node.get("epsilon", 1e-5))
+    return F.layer_norm(x, tuple(x.shape[node.get("axis", -1) :]), scale, bias, node.get("epsilon", 1e-5))
 
 
 def _resize(node: OnnxNode, x: Any, *operands: Any) -> Any:
@@ -423,8 +406,13 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "AveragePool": _average_pool,
     "GlobalAveragePool": lambda node, x: _WHOLE_AVERAGES[x.dim() - 2](x, (1,) * (x.dim() - 2)),
     "GlobalMaxPool": lambda node, x: torch.amax(x, tuple(range(2, x.dim())), True),
-    "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,
-    "LayerNormalization": _layer_norm, "GroupNormalization": _group_norm,
+    "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm,
+    "InstanceNormalization": lambda node, x, scale, bias: F.instance_norm(
+        x, None, None, scale, bias, True, 0.1, node.get("epsilon", 1e-5)
+    ),
+    "GroupNormalization": lambda node, x, scale, bias: F.group_norm(
+        x, node.get("num_groups", 1), scale, bias, node.get("epsilon", 1e-5)
+    ),
     "RMSNormalization": lambda node, x, scale: F.rms_norm(
         x, tuple(x.shape[node.get("axis", -1):]), scale, node.get("epsilon", 1e-5)
     ),

@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph, Value
 from torchedge.graphs.footprints import FootprintEvent, UpdateFootprint
-from torchedge.tracing.checkpointing import without_modes
 from torchedge.tracing.footprints import StorageLog
 from torchedge.tracing.optimizers import check_parameters
 
@@ -196,7 +196,7 @@ def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -
         parameters[place].grad = torch.empty_like(parameters[place])
     run = _UpdateRun()
     try:
-        with without_modes(), run:
+        with _disable_current_modes(), run:
             for parameter in parameters:
                 run.follow(parameter)
                 if parameter.grad is not None:

@@ -215,7 +215,10 @@ class OptimizerSettings:
         self._optimizer = optimizer
         self._fixed = self._now()
         self._states = {
-            parameter: {key: item.clone() if _is_number(item) else item for key, item in state.items()}
+            parameter: {
+                key: item.clone() if isinstance(item, torch.Tensor) and not item.dim() else item
+                for key, item in state.items()
+            }
             for parameter, state in optimizer.state.items()
         }
 
@@ -304,10 +307,6 @@ def states_of(
             if title in known and item is not None:
                 states[title] = torch.as_tensor(item)
     return states
-
-
-def _is_number(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.dim() == 0
 
 
 def _exchange(optimizer: torch.optim.Optimizer, states: Mapping[torch.Tensor, Any]) -> None:

@@ -42,10 +42,6 @@ def _from_config(entry: Mapping[str, Any]) -> tuple[torch.nn.Module, Example]:
     return kind(config, **entry.get("arguments", {})), example
 
 
-def _resnet50() -> tuple[torch.nn.Module, Example]:
-    return import_torchvision().models.resnet50(weights=None), (_zeros(1, 3, 224, 224),)
-
-
 def _vit_pytorch(kind: str, depth: int) -> tuple[torch.nn.Module, Example]:
     """ViT and DeepViT of the vit-pytorch package, in the sizes of its README."""
     model = getattr(_library(f"vit_pytorch.{kind.lower()}", "vit-pytorch"), kind)(
@@ -73,7 +69,7 @@ _ORDER = (
 )
 _ENTRIES: Any = read_toml(Path(__file__).with_suffix(".toml"))
 _OWN: Mapping[str, Builder] = {
-    "resnet-50": _resnet50,
+    "resnet-50": lambda: (import_torchvision().models.resnet50(weights=None), (_zeros(1, 3, 224, 224),)),
     "vit": partial(_vit_pytorch, "ViT", 12),
     "deepvit": partial(_vit_pytorch, "DeepViT", 24),
     "sd-unet": _sd_unet,

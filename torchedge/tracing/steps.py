@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
@@ -145,17 +144,13 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
     """
     try:
         with faked(objective, lambda parameter: id(parameter) in (trained or ())) as mode:
-            fakes = [_fake(tensor, mode) for tensor in objective.tensors()]
+            with mode:
+                fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
             return trace_joint(objective, fakes, decompositions(keep), gradients=trained is not None)
     except TorchedgeError:
         raise
     except Exception as error:
         raise _explained(error, objective) from error
-
-
-def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    with mode:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def _explained(error: Exception, objective: Objective) -> TorchedgeError:

@@ -46,7 +46,6 @@ def test_product(case):
         (aten.addmm.default, [(5,), (3, 4), (4, 5)]),
         (aten.baddbmm.default, [(2, 3, 5), (2, 3, 4), (2, 4, 5)]),
         (aten.baddbmm.default, [(1, 3, 1), (2, 3, 4), (2, 4, 5)]),
-        (aten.addbmm.default, [(3, 5), (2, 3, 4), (2, 4, 5)]),
         (aten.addmv.default, [(3,), (3, 4), (4,)]),
     ],
 )

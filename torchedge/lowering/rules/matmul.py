@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, cast
 from torchedge.lowering.building import Operand, contraction, elementwise, reduction
@@ -31,29 +29,17 @@ def baddbmm(
     return _added(result, input, _product(batch1, batch2, result.dtype), beta, alpha)
 
 
-@rule("addbmm")
-def addbmm(
-    result: Result, input: Node, batch1: Node, batch2: Node, beta: float = 1, alpha: float = 1
-) -> Node:
-    """Beta · input + alpha · (sum of the batch's products)."""
-    batch, _, inner = batch1.shape
-    product = contraction(
-        result.shape,
-        ("row", "col"),
-        (batch, inner),
-        lambda out, over: batch1.at(over[0], out[0], over[1]),
-        lambda out, over: batch2.at(over[0], over[1], out[1]),
-        result.dtype,
-    )
-    return _added(result, input, product, beta, alpha)
-
-
 def _product(a: Node, b: Node, dtype: str) -> Node:
-    """Return a @ b for matrices, or batches of them of the same sizes."""
+    """Return a @ b for matrices, or batches of them of the same sizes; of whole numbers as sums of rows."""
     *batch, rows, inner = a.shape
     shape = (*batch, rows, b.shape[-1])
+
+    def term(*indices: Index) -> Scalar:
+        *out, over = indices
+        return a.at(*out[:-1], over) * b.at(*out[:-2], over, out[-1])
+
     if not dtype.startswith("float"):
-        return _exact_product(a, b, shape)
+        return reduction((*shape, inner), (len(shape),), "matmul", term)
     roles: list[ContractionRole] = [*["batch"] * len(batch), "row", "col"]  # type: ignore[list-item]
     return contraction(
         shape,
@@ -63,16 +49,6 @@ def _product(a: Node, b: Node, dtype: str) -> Node:
         lambda out, over: b.at(*out[:-2], over[0], out[-1]),
         dtype,
     )
-
-
-def _exact_product(a: Node, b: Node, shape: Sequence[int]) -> Node:
-    """Return a @ b of whole numbers, as sums of rows."""
-
-    def body(*indices: Index) -> Scalar:
-        *batch, row, col, over = indices
-        return a.at(*batch, row, over) * b.at(*batch, over, col)
-
-    return reduction((*shape, a.shape[-1]), (len(shape),), "matmul", body)
 
 
 def _added(result: Result, input: Operand, product: Node, beta: float, alpha: float) -> Node:
