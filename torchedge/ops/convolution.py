@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
-from torchedge.ops.specs import Call, LoadClass, Work, spec
+from torchedge.ops.specs import Call, LoadClass, Work, keep, spec
 from torchedge.ops.strides import Sizes
 
 
@@ -71,11 +72,6 @@ def transposed_flops(call: Call) -> int:
     return 2 * prod(x) * prod(w[1:]) + bias
 
 
-def conv_saves(call: Call) -> tuple[int, ...]:
-    """convolution_backward reads both operands for each of its gradients."""
-    return (0, 1)
-
-
 def winograd_workspace(call: Call) -> tuple[int, ...]:
     """Workspace of the weight gradient of a dense 3×3 convolution with stride 1 under non-fused Winograd.
 
@@ -97,40 +93,33 @@ def winograd_workspace(call: Call) -> tuple[int, ...]:
     return (4 * (tile + 2) ** 2 * (weight[1] * weight[0] + (channels_in + weight[0]) * tiles),)
 
 
-_PARAMS = "input weight bias stride padding dilation groups"
-_TRANSPOSED = "input weight bias stride padding output_padding groups dilation"
+_convolution = partial(
+    spec,
+    load=LoadClass.REUSABLE,
+    work=Work.CONVOLUTION,
+    flops=conv_flops,
+    saves=keep(0, 1),  # each gradient reads both operands
+    autocast="lower",
+)
 
 OPS = (
-    spec(
+    _convolution(
         "conv2d",
-        _PARAMS,
+        "input weight bias stride padding dilation groups",
         "conv1d conv3d",
-        load=LoadClass.REUSABLE,
-        work=Work.CONVOLUTION,
         infer=conv_shape,
-        flops=conv_flops,
-        saves=conv_saves,
         backward_scratch=winograd_workspace,
-        autocast="lower",
     ),
-    spec(
+    _convolution(
         "conv_transpose2d",
-        _TRANSPOSED,
+        "input weight bias stride padding output_padding groups dilation",
         "conv_transpose1d conv_transpose3d",
-        load=LoadClass.REUSABLE,
         work=Work.TRANSPOSED_CONVOLUTION,
         flops=transposed_flops,
-        saves=conv_saves,
-        autocast="lower",
     ),
-    spec(
+    _convolution(
         "convolution",
         "input weight bias stride padding dilation transposed output_padding groups",
         "cudnn_convolution mkldnn_convolution",
-        load=LoadClass.REUSABLE,
-        work=Work.CONVOLUTION,
-        flops=conv_flops,
-        saves=conv_saves,
-        autocast="lower",
     ),
 )

@@ -387,7 +387,10 @@ def complete_models(
     if memory is None:
         known = other.memory if other is not None else None
         origins["memory"] = "analytic" if known is None else "derived"
-        memory = _analytic_memory(device) if known is None else _derived_memory(known)
+        if known is None:
+            memory = _analytic_memory(device)
+        else:  # the constants of the process, without its floor, its ceiling and the forest
+            memory = _wide(replace(known.process, floor=(0.0, 0.0), ceiling=UNLIMITED))
     if latency is None:
         known_latency = other.latency if other is not None else None
         if known_latency is not None:
@@ -507,11 +510,6 @@ def _analytic_memory(device: Device) -> MemoryModel:
     total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
     capacity = max(total.value - beside, 1.0) if total is not None else UNLIMITED
     return _wide(Process((beside, beside), (beside, beside), UNLIMITED, capacity))
-
-
-def _derived_memory(known: MemoryModel) -> MemoryModel:
-    """Keep the constants of the process of the other mode; drop its floor, its ceiling and its forest."""
-    return _wide(replace(known.process, floor=(0.0, 0.0), ceiling=UNLIMITED))
 
 
 def _wide(process: Process) -> MemoryModel:

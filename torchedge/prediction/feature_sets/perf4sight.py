@@ -14,6 +14,7 @@ geometric mean.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -104,26 +105,20 @@ def _winograd(kind: str, phases: str, q: int, r: int) -> str:
     return "_".join(filter(None, (kind, "wino", phases, str(q), str(r))))
 
 
-def _register() -> None:
-    """Register every feature of both tables."""
-    for name, amount in _SUMS.items():
+def _sum(net: FeatureInputs, amount: Callable[[Convolutions], BatchAmount]) -> BatchAmount:
+    return amount(net.convolutions)
 
-        @feature(name)
-        def of_convolutions(
-            net: FeatureInputs, amount: Callable[[Convolutions], BatchAmount] = amount
-        ) -> BatchAmount:
-            return amount(net.convolutions)
 
-    for name, addends in _TOTALS.items():
-
-        @feature(name)
-        def total(net: FeatureInputs, addends: tuple[str, ...] = addends) -> BatchAmount:
-            return sum((net[addend] for addend in addends), BatchAmount())
+def _total(net: FeatureInputs, addends: tuple[str, ...]) -> BatchAmount:
+    return sum((net[addend] for addend in addends), BatchAmount())
 
 
 for _q, _r in WINOGRAD:
     _add_winograd(_q, _r)
-_register()
+for _name, _amount in _SUMS.items():
+    feature(_name)(partial(_sum, amount=_amount))
+for _name, _addends in _TOTALS.items():
+    feature(_name)(partial(_total, addends=_addends))
 
 TRAINING = add_feature_set(
     "perf4sight",

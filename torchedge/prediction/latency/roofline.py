@@ -200,26 +200,18 @@ def pack(
     workloads: Sequence[Workload], which: npt.NDArray[np.intp], batch: npt.NDArray[np.float64]
 ) -> WorkRows:
     """Lay out rows: row r is `workloads[which[r]]` at batch size `batch[r]`."""
-    product_line, product_row = _lines([len(w.products) for w in workloads], which)
-    depthwise_line, depthwise_row = _lines([len(w.depthwise) for w in workloads], which)
+    batch, passes = np.asarray(batch, dtype=float), np.stack([w.passes for w in workloads])[which]
     return WorkRows(
         len(which),
-        np.asarray(batch, dtype=float),
+        batch,
         np.concatenate([w.products for w in workloads]),
-        product_line,
-        product_row,
+        *_lines([len(w.products) for w in workloads], which),
         np.concatenate([w.depthwise for w in workloads]),
-        depthwise_line,
-        depthwise_row,
-        _elements(np.stack([w.passes for w in workloads])[which], np.asarray(batch, dtype=float)),
+        *_lines([len(w.depthwise) for w in workloads], which),
+        passes[:, :, 0] * batch[:, None] + passes[:, :, 1],
         np.stack([w.launches for w in workloads])[which],
         all(w.training for w in workloads),
     )
-
-
-def _elements(passes: Array, batch: Array) -> Array:
-    """Return (R, 9) elements of rows at their batch sizes from `Workload.passes` (R, 9, 2)."""
-    return passes[:, :, 0] * batch[:, None] + passes[:, :, 1]
 
 
 def _lines(

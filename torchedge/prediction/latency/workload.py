@@ -323,24 +323,24 @@ def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     counter.sweep("norm", (0.0 if fused else rows * keys, 0.0), "norm_fwd", "norm_bwd", float(grad))
 
 
-def _outputs_swept(
-    name: str, forward: str = "pass_fwd", backward: str = "pass_bwd", times: float = 1.0
-) -> _Count:
-    """Return the count of an operator that passes over its output: one kernel forward, `times` backward."""
+def _swept(name: str, kernels: str = "pass", backward: float = 1.0, *, reads: bool = False) -> _Count:
+    """Return the count of an operator that passes over its first output, or that `reads` its first input.
+
+    One kernel forward, `backward` backward.
+    """
 
     def count(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-        counter.sweep(name, counter.elements(op.outputs[0]), forward, backward, times * grad)
+        swept = (op.inputs[0] if op.inputs else None) if reads else op.outputs[0]
+        counter.sweep(name, counter.elements(swept), f"{kernels}_fwd", f"{kernels}_bwd", backward * grad)
 
     return count
 
 
-def _count_copy(counter: _Counter, op: Op, grad: bool, needs: list[bool], joined: int = 1) -> None:
+def _count_copy(counter: _Counter, op: Op, grad: bool, needs: list[bool], *, joins: bool = False) -> None:
+    """Count what is written; each of the tensors that are joined gets a gradient of its own."""
     samples, fixed = zip(*map(counter.elements, op.outputs), strict=True)
-    counter.sweep("copy", (sum(samples), sum(fixed)), "pass_fwd", "pass_bwd", joined * float(grad))
-
-
-def _count_join(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    _count_copy(counter, op, grad, needs, sum(i is not None for i in op.inputs))
+    sources = sum(i is not None for i in op.inputs) if joins else 1
+    counter.sweep("copy", (sum(samples), sum(fixed)), "pass_fwd", "pass_bwd", sources * float(grad))
 
 
 def _count_pooling(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -349,20 +349,12 @@ def _count_pooling(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> 
     window = float(
         kernel**rank if isinstance(kernel, int) else prod(kernel) ** (rank if len(kernel) == 1 else 1)
     )
-    counter.sweep("pool_in", counter.elements(op.inputs[0]), "pass_fwd", "pass_bwd", float(grad))
+    _reduced(counter, op, grad, needs)
     counter.add_pass("pool_window", counter.elements(op.outputs[0]), window)
 
 
-def _count_reductions(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    counter.sweep(
-        "pool_in", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", float(grad)
-    )
-
-
 def _count_losses(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    counter.sweep(
-        "norm", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", 2.0 * grad
-    )
+    _swept("norm", backward=2.0, reads=True)(counter, op, grad, needs)
     counter.launches["pass_fwd"] += counter.runs
 
 
@@ -395,7 +387,7 @@ def _count_updates(counter: _Counter, needs: list[bool]) -> None:
             counter.launches["parameter"] += 1
 
 
-_normalized = _outputs_swept("norm", "norm_fwd", "norm_bwd")
+_normalized, _reduced = _swept("norm", "norm"), _swept("pool_in", reads=True)
 _COUNTS: Mapping[Work, _Count] = {
     Work.CONVOLUTION: _count_convolution,
     Work.TRANSPOSED_CONVOLUTION: partial(_count_convolution, transposed=True),
@@ -405,14 +397,14 @@ _COUNTS: Mapping[Work, _Count] = {
     Work.RECURRENT: _count_recurrent,
     Work.NORMALIZATION: _normalized,
     Work.SOFTMAX: _normalized,
-    Work.ACTIVATION: _outputs_swept("activation"),
-    Work.ARITHMETIC: _outputs_swept("binary"),
-    Work.DROPOUT: _outputs_swept("binary"),
-    Work.SUM: _outputs_swept("binary", times=0.0),
+    Work.ACTIVATION: _swept("activation"),
+    Work.ARITHMETIC: _swept("binary"),
+    Work.DROPOUT: _swept("binary"),
+    Work.SUM: _swept("binary", backward=0.0),
     Work.COPY: _count_copy,
-    Work.JOIN: _count_join,
+    Work.JOIN: partial(_count_copy, joins=True),
     Work.POOLING: _count_pooling,
-    Work.REDUCTION: _count_reductions,
+    Work.REDUCTION: _reduced,
     Work.LOSS: _count_losses,
 }
 """How the work of an operator's entry (`OpSpec.work`) is counted."""

@@ -83,18 +83,17 @@ class StepSettings:
 
     def under(self, runtime: Mapping[str, Any]) -> StepSettings:
         """Return these settings with the switches of a device's framework (`[runtime]` of device.toml)."""
-        known = {field: runtime[key] for key, field in _RUNTIME.items() if key in runtime}
-        return replace(self, **known)
+        return replace(self, **{name: runtime[name] for name in _RUNTIME if name in runtime})
 
 
-_RUNTIME = {
-    "zero_grad": "zero_grad",
-    "sum_in_place": "sum_in_place",
-    "clamp_keeps": "clamp_keeps",
-    "foreach": "foreach",
-    "backend": "backend",
-    "attention": "attention",
-    "winograd_tile": "winograd_tile",
-    "blas_workspace_mib": "blas_workspace_mib",
-}
-"""`[runtime]` switch of device.toml -> field."""
+_RUNTIME = [
+    "zero_grad",
+    "sum_in_place",
+    "clamp_keeps",
+    "foreach",
+    "backend",
+    "attention",
+    "winograd_tile",
+    "blas_workspace_mib",
+]
+"""Switches of `[runtime]` in device.toml, fields of the same names."""
