@@ -99,6 +99,28 @@ def test_graphs_are_those_of_the_pruned_modules(space):
             assert np.array_equal(torchedge.features(graph, 4).values, torchedge.features(captured, 4).values)
 
 
+class Auxiliary(nn.Module):
+    """A second head that only training reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3)
+        self.head, self.second = nn.Linear(64, 10), nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        main = self.head(torch.relu(self.body(x)).mean((2, 3)))
+        return (main, self.second(x.mean((2, 3)))) if self.training else main
+
+
+def test_parameters_that_one_mode_does_not_read_are_pruned_too():
+    space = PruningSpace(Auxiliary(), (3, 16, 16))
+    encoding = {"stem": 16, "body": 24}
+    for mode in ("train", "infer"):
+        captured = torchedge.capture(space.build(encoding), input_size=space.input_size, mode=mode)
+        assert space.graph(encoding, mode).digest == captured.digest
+
+
 def test_a_pruned_module_computes_what_masking_would(space):
     """An oracle of its own: channels zeroed where they are made, and where they are normalised."""
     images = torch.randn(4, 3, 32, 32)

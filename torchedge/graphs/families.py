@@ -43,7 +43,9 @@ class GraphFamily:
             ops[position] = replace(
                 op, attrs=substituted(op.attrs, known), footprint=_at(op.footprint, known)
             )
-        return replace(self.template, values=tuple(concrete), ops=tuple(ops), name=name or self.template.name)
+        unread = tuple([replace(v, shape=substituted(v.shape, known)) for v in self.template.unread])
+        name = name or self.template.name
+        return replace(self.template, values=tuple(concrete), ops=tuple(ops), unread=unread, name=name)
 
     @cached_property
     def _sized_values(self) -> tuple[tuple[int, tuple[object, ...]], ...]:

@@ -368,21 +368,27 @@ class ChannelMap:
             total = total + span.times * (Size.symbol(root) if free and root else span.count)
         return total
 
-    def template(self) -> ForwardGraph:
-        """Return the graph with symbols in place of the channels that may be pruned."""
-        shapes: dict[int, tuple[object, ...]] = {}
-        for index, axes in self.axes.items():
-            shape: list[object] = list(self.graph.values[index].shape)
-            for axis, ranges in axes.items():
-                shape[axis] = self.length(ranges)
-            shapes[index] = tuple(shape)
-        graph = with_shapes(self.graph, shapes)
+    def sized(self, shape: Sequence[object], axes: Mapping[int, ChannelRanges]) -> tuple[Any, ...]:
+        """Return a shape with the lengths of ranges as its dimensions."""
+        return tuple([self.length(axes[k]) if k in axes else size for k, size in enumerate(shape)])
+
+    def template(self, maps: Iterable[ChannelMap] = ()) -> ForwardGraph:
+        """Return the graph with symbols in place of the channels that may be pruned.
+
+        maps: of the model's other modes, which may read parameters that this one does not (auxiliary heads).
+        """
+        values, known = self.graph.values, _weights(maps)
+        graph = with_shapes(self.graph, {i: self.sized(values[i].shape, a) for i, a in self.axes.items()})
+        unread = []
+        for value in graph.unread:
+            channels, axes = known.get(value.name, (self, {}))
+            unread.append(replace(value, shape=channels.sized(value.shape, axes)))
         ops = list(graph.ops)
         for position in self.depthwise:
             ranges = self.of(ops[position].inputs[0]) or ()
             attrs = {**ops[position].attrs, "groups": self.length(ranges)}
             ops[position] = replace(ops[position], attrs=attrs)
-        return replace(graph, ops=tuple(ops))
+        return replace(graph, ops=tuple(ops), unread=tuple(unread))
 
 
 def _order(op: Op, rank: int) -> tuple[int, ...]:

@@ -120,7 +120,9 @@ class PruningSpace(SearchSpace):
 
     def _family(self, mode: Mode) -> GraphFamily:
         if mode not in self._families:
-            self._families[mode] = GraphFamily(self._maps[mode].template(), tuple(self.choices))
+            self._families[mode] = GraphFamily(
+                self._maps[mode].template(self._maps.values()), tuple(self.choices)
+            )
         return self._families[mode]
 
     def build(self, encoding: Any) -> nn.Module:  # noqa: ANN401 - as in SearchSpace
