@@ -2,6 +2,7 @@
 
     python benchmarks/recurrent_memory.py --out recurrent.jsonl  # measures; needs CUDA
     python benchmarks/recurrent_memory.py --read profiles/nvidia-h200/campaign/recurrent.jsonl.gz
+    python benchmarks/recurrent_memory.py --steps  # whole training steps against `torchedge.predict`
 
 For each layer: bytes kept after the forward call (results and reserve), and the peaks of the forward call,
 the backward call and the forward call without gradients. Prints mean and largest absolute error of the four,
@@ -14,20 +15,25 @@ import argparse
 import gzip
 import itertools
 import json
+import statistics
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import torchedge
 from torchedge.ops import Call, spec_of
 from torchedge.tracing.capturing import capture
 
 SIZES = (
     (50, 16, 32, 64), (51, 16, 32, 64), (50, 17, 32, 64), (50, 16, 64, 64), (50, 16, 128, 64),
     (50, 16, 32, 128), (7, 64, 40, 40), (100, 32, 128, 128), (20, 8, 200, 300), (30, 4, 512, 512),
+    (128, 32, 256, 512), (64, 128, 128, 256), (256, 8, 512, 1024), (512, 16, 64, 256), (32, 64, 1024, 1024),
+    (128, 32, 128, 128), (128, 32, 256, 256), (128, 1, 256, 512), (10, 256, 300, 650),
 )  # fmt: skip
 """Steps, batch, features, hidden units."""
 FEW = (SIZES[0], SIZES[7])
@@ -36,18 +42,20 @@ FEW = (SIZES[0], SIZES[7])
 
 def cases() -> Iterator[dict[str, Any]]:
     """Yield the layers to measure."""
-    plain = itertools.product(("LSTM", "GRU", "RNN"), SIZES, (1, 2, 3), (False, True))
-    for kind, (t, n, i, h), layers, bi in plain:
-        row = {"kind": kind, "t": t, "n": n, "i": i, "h": h, "layers": layers, "bi": bi}
-        few = (t, n, i, h) in FEW
-        for dtype, drop, proj, batch_first in itertools.product(
-            ("float32", "bfloat16", "float16"), (0.0, 0.2), (0, 16), (False, True)
-        ):
-            special = bool(drop) + bool(proj) + batch_first
-            if special > 1 or (proj and kind != "LSTM") or (drop and layers == 1):
-                continue
-            if not special or (few and not batch_first) or (batch_first and dtype == "float32"):
-                yield {**row, "dtype": dtype, "drop": drop, "proj": proj, "batch_first": batch_first}
+    names = ("dtype", "layers", "bi", "kind", "size")
+    for options in itertools.product(
+        ("float32", "float16"), (1, 2, 3), (False, True), ("LSTM", "GRU", "RNN"), SIZES
+    ):
+        row = dict(zip(names, options, strict=True))
+        row.update(zip("tnih", row.pop("size"), strict=True))
+        plain = {**row, "drop": 0.0, "proj": 0, "batch_first": False}
+        yield plain
+        if options[-1] in FEW:
+            yield {**plain, "batch_first": True}
+            if row["layers"] > 1:
+                yield {**plain, "drop": 0.2}
+            if row["kind"] == "LSTM":
+                yield {**plain, "proj": 16}
 
 
 def module_of(row: dict[str, Any]) -> torch.nn.RNNBase:
@@ -71,8 +79,8 @@ def sequence_of(row: dict[str, Any], device: str) -> torch.Tensor:
     return torch.zeros(batch, steps, row["i"], device=device, dtype=getattr(torch, row["dtype"]))
 
 
-def measured(row: dict[str, Any]) -> dict[str, int]:
-    """Run a layer on the GPU; return the four figures in bytes."""
+def measured(row: dict[str, Any]) -> dict[str, float]:
+    """Run a layer on the GPU; return the four figures in bytes, and its times."""
     model = module_of(row).cuda().to(getattr(torch, row["dtype"]))
     model.flatten_parameters()
     x = sequence_of(row, "cuda").requires_grad_()
@@ -99,7 +107,19 @@ def measured(row: dict[str, Any]) -> dict[str, int]:
         before = allocated()
         model(x)
         inference = torch.cuda.max_memory_allocated() - before
-    return {"kept": kept, "forward": forward, "backward": backward, "inference": inference}
+    times = []
+    for _ in range(3):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        marks[0].record()
+        y = model(x)[0]
+        marks[1].record()
+        torch.autograd.backward(y, torch.ones_like(y))
+        marks[2].record()
+        torch.cuda.synchronize()
+        times.append([a.elapsed_time(b) for a, b in itertools.pairwise(marks)])
+    forward_ms, backward_ms = (statistics.median(each) for each in zip(*times, strict=True))
+    figures = {"kept": kept, "forward": forward, "backward": backward, "inference": inference}
+    return {**figures, "forward_ms": forward_ms, "backward_ms": backward_ms}
 
 
 def predicted(row: dict[str, Any]) -> dict[str, int]:
@@ -121,14 +141,72 @@ def predicted(row: dict[str, Any]) -> dict[str, int]:
     }
 
 
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {}, {"num_layers": 2, "bidirectional": True}, {"num_layers": 3, "dropout": 0.2},
+)  # fmt: skip
+
+
+class Tagger(torch.nn.Module):
+    """An embedding, a recurrent layer and a classifier of every step."""
+
+    def __init__(self, kind: Callable[..., torch.nn.Module], options: dict[str, Any]) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(20_000, 256)
+        self.layer = kind(256, 512, batch_first=True, **options)
+        self.head = torch.nn.Linear(512 * (2 if options.get("bidirectional") else 1), 100)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the scores of every step of a batch (N, T), (N · T, 100)."""
+        scores: torch.Tensor = self.head(self.layer(self.embedding(tokens))[0])
+        return scores.flatten(0, 1)
+
+
+def run_steps() -> None:
+    """Print measured and predicted memory and time of whole training steps, 32 x 128 tokens."""
+    tokens, labels = torch.zeros(32, 128, dtype=torch.long), torch.zeros(32 * 128, dtype=torch.long).cuda()
+    for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+        for options in _OPTIONS:
+            model: torch.nn.Module = Tagger(kind, options)
+            predicted = torchedge.predict(
+                model, 32, example=tokens, device="nvidia-h200", optimizer="sgd-momentum"
+            )
+            model, fed = model.cuda(), tokens.cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+            times = []
+            for step in range(8):
+                if step == 3:
+                    torch.cuda.reset_peak_memory_stats()
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(fed), labels).backward()
+                optimizer.step()
+                torch.cuda.synchronize()
+                times.append(1e3 * (time.perf_counter() - started))
+            memory, latency = torch.cuda.max_memory_allocated() / 2**20, statistics.median(times[3:])
+            assert predicted.latency is not None
+            off = predicted.allocated.value / memory - 1, predicted.latency.value / latency - 1
+            print(
+                f"{kind.__name__:5s}{options!s:42s} {memory:6.1f} MiB {off[0]:+6.1%}"
+                f"  {latency:6.2f} ms {off[1]:+6.1%}"
+            )
+            del model, fed, optimizer
+            torch.cuda.empty_cache()
+
+
 def main() -> None:
     """Measure, or read what was measured, and print the errors."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON lines to write")
     parser.add_argument("--read", type=Path, help="JSON lines of an earlier run, plain or compressed")
+    parser.add_argument("--steps", action="store_true", help="run whole training steps; needs CUDA")
+    parser.add_argument("--seconds", type=float, default=600, help="longest time of measuring")
     options = parser.parse_args()
-    if (options.out is None) == (options.read is None):
-        parser.error("expected either --out or --read")
+    if (options.out is not None) + (options.read is not None) + options.steps != 1:
+        parser.error("expected one of --out, --read and --steps")
+    if options.steps:
+        run_steps()
+        return
     if options.read is not None:
         opened = gzip.open if options.read.suffix == ".gz" else open
         with opened(options.read, "rt") as file:

@@ -42,21 +42,23 @@ def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple
 class _Kind:
     """A kind of layer.
 
-    All figures are values for each step, hidden unit and sample. gates: results of the products. reserve:
-    what cuDNN keeps; workspace: what it takes while it runs, in float32 and in half precision. kept: what a
-    loop of PyTorch keeps; passing: what a step of its backward pass allocates.
+    Values for each step, hidden unit and sample. gates: results of products. reserve: what cuDNN keeps. kept:
+    what a loop of PyTorch keeps; passing: what a step of its backward pass allocates. small, large: cuDNN's
+    workspace, for few hidden units (one kernel runs all steps) and for many: values of each direction, and in
+    any case; copies of the weights, and of the sequence.
     """
 
     gates: int
     reserve: int
-    workspace: tuple[int, int]
     kept: int
     passing: int
+    small: tuple[int, int, int, int]
+    large: tuple[int, int, int, int]
 
 
-_LSTM = _Kind(4, 5, (18, 10), 7, 10)
-_GRU = _Kind(3, 6, (16, 10), 7, 7)
-_RNN = _Kind(1, 1, (12, 8), 1, 3)
+_LSTM = _Kind(4, 5, 7, 10, (9, 12, 1, 1), (10, -6, 1, 2))
+_GRU = _Kind(3, 6, 7, 7, (6, 11, 2, 3), (8, -4, 1, 2))
+_RNN = _Kind(1, 1, 1, 3, (6, 7, 4, 3), (9, -3, 1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ def _layers(call: Call, kind: _Kind) -> _Layers | None:
 # CUDA -------------------------------------------------------------------------------------------------------
 _WORKSPACE = 8 * 2**20
 """Bytes of cuDNN's workspace for each layer and direction, whatever its size."""
+_FEW_HIDDEN = 128
+"""Most hidden units for which cuDNN 9 keeps the weights of a layer on the chip."""
 
 
 def _reserve(call: Call, kind: _Kind) -> tuple[int, ...]:
@@ -142,10 +146,11 @@ def _workspace(call: Call, kind: _Kind) -> tuple[int, ...]:
     copy = s.steps * s.batch * s.features * item if s.copied else 0
     if call.backend == "cpu":
         return (_inference_scratch(s, kind, _fused(s, kind, call)) * item,)
-    a_step = kind.workspace[item < 4] * s.directions * s.hidden
-    if s.width != s.hidden:
-        a_step //= 3  # as measured
-    return (copy + _WORKSPACE * s.layers * s.directions + (a_step * s.steps * s.batch + s.weights) * item,)
+    fits = s.hidden <= _FEW_HIDDEN and s.width == s.hidden
+    each, once, weights, source = kind.small if fits else kind.large
+    values = (each * s.directions + once) * s.hidden + source * s.features
+    elements = values * s.steps * s.batch + weights * s.weights
+    return (copy + _WORKSPACE * s.layers * s.directions + elements * item,)
 
 
 # CPU --------------------------------------------------------------------------------------------------------

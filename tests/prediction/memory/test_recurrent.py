@@ -1,10 +1,17 @@
-"""Recurrent layers on the CPU against steps that really run."""
+"""Recurrent layers: on the CPU against steps that really run, on CUDA against what an H200 measured."""
 
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from oracles.profiled_memory import profiled_peak
+from recurrent_memory import predicted as predicted_on_cuda
 from torch import nn
 
+from torchedge.prediction.latency.workload import LAUNCHES, count_work
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.tracing.capturing import capture
@@ -87,3 +94,26 @@ def test_a_sequence_without_a_batch_is_captured():
     model = nn.GRU(FEATURES, HIDDEN)
     graph = capture(model, torch.rand(STEPS, FEATURES), batch_size=STEPS)
     assert [op.kind for op in graph.ops if op.kind == "gru"] == ["gru"]
+
+
+def test_cudnn_takes_what_was_measured():
+    path = Path(__file__).parents[3] / "profiles" / "nvidia-h200" / "campaign" / "recurrent.jsonl.gz"
+    with gzip.open(path, "rt") as file:
+        rows = [json.loads(line) for line in file if not line.startswith("#")]
+    plain = [r for r in rows if r["kind"] != "RNN" and r["dtype"] == "float32"]
+    errors = [
+        [predicted_on_cuda(row)[k] / row[k] - 1 for k in ("kept", "forward", "backward")]
+        for row in plain[::15]
+    ]
+    assert np.abs(errors).mean(0) == pytest.approx(0, abs=0.04)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_steps_of_a_layer_run_one_after_the_other(kind):
+    short, long = (
+        count_work(capture(kind(8, 8, batch_first=True), torch.rand(2, steps, 8))).launches
+        for steps in (10, 110)
+    )
+    forward, backward = LAUNCHES.index("product_fwd"), LAUNCHES.index("product_bwd")
+    assert long[forward] - short[forward] == pytest.approx(40)
+    assert long[backward] - short[backward] == pytest.approx(40)

@@ -30,6 +30,10 @@ _CHECKPOINT_LAUNCHES = 30
 """Launches that take the host as long as `torch.utils.checkpoint` itself for a region, forward and backward:
 frames, hooks of saved tensors, autocast, random generators."""
 
+_RECURRENT_LAUNCHES = 0.4
+"""Launches of products that take as long as one step of one layer and direction: 17 us forward and 23 us
+backward on an H200 (`benchmarks/recurrent_memory.py`)."""
+
 FORWARD_SHARE = 1 / 3
 """The part of element-wise work that a forward pass alone does."""
 
@@ -155,10 +159,10 @@ class _Counter:
         self.products[key] = self.products.get(key, 0.0) + 1
         self.launch_product(frozen=not weight_grad)
 
-    def launch_product(self, *, frozen: bool) -> None:
+    def launch_product(self, *, frozen: bool, times: float = 1) -> None:
         """Book the launches of a product; the backward pass omits one of two where the weight is frozen."""
-        self.launches["product_fwd"] += self.runs
-        self.launches["product_bwd"] += self.trained * (0.5 if frozen else 1.0)
+        self.launches["product_fwd"] += self.runs * times
+        self.launches["product_bwd"] += self.trained * (0.5 if frozen else 1.0) * times
 
     def sweep(self, name: str, amount: Elements, forward: str, backward: str, times: float) -> None:
         """Book element-wise work and its launches: `runs` forward, `times` backward."""
@@ -359,9 +363,14 @@ def _count_losses(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> N
 
 
 def _count_recurrent(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    """Every weight matrix meets every element of the sequence."""
+    """Every weight matrix meets every element of the sequence; a layer's steps run one after the other."""
     values = counter.graph.values
     rows, batched = _positions(values[op.outputs[0]].shape[:-1])
+    shape = values[op.outputs[0]].shape
+    if len(shape) == 3:
+        steps, layers = shape[bool(op.attrs.get("batch_first"))], values[op.outputs[1]].shape[0]
+        if not isinstance(steps, Affine) and not isinstance(layers, Affine):
+            counter.launch_product(frozen=not grad, times=_RECURRENT_LAUNCHES * steps * layers)
     for index in op.inputs[1:]:
         if index is not None and values[index].role == "parameter" and len(values[index].shape) == 2:
             width, inner = (s for s in values[index].shape if not isinstance(s, Affine))
