@@ -154,7 +154,7 @@ def score_fits(samples: Samples, confidence: float) -> FitScore:
     for name in samples.networks:
         rows = samples.network == name
         model = fit_memory(samples, training & ~rows)
-        peaks = samples.peaks_of(rows)
+        peaks = samples.peaks.some(rows)
         fits[rows] = model.required(peaks, confidence) <= model.limits(peaks.linear)
     passed, failed = samples.fits == 1, samples.fits == 0
     missed, refused = 100 * float(fits[failed].mean()), 100 * float((~fits[passed]).mean())

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.graphs import Mode
     from torchedge.profiling.profile_folders import ModeFit, PartFit
-    from torchedge.profiling.samples import Samples
-    from torchedge.profiling.transfer import Adaptation, Base
+    from torchedge.profiling.transfer import Adaptation
     from torchedge.textures.coefficients import KernelCoefficients
 
 _LETTERS = {("train", "gamma"): "Γ", ("train", "phi"): "Φ", ("infer", "gamma"): "γ", ("infer", "phi"): "φ"}
@@ -114,7 +113,7 @@ def _fit_modes(
     from torchedge.profiling.datasets import is_dataset, read_dataset
     from torchedge.profiling.latency_fitting import one_thread
     from torchedge.profiling.samples import PROTOCOL, device_of, measured_device, prepare
-    from torchedge.profiling.transfer import base_of, describe_transfer
+    from torchedge.profiling.transfer import adapt_mode, base_of, describe_transfer
     from torchedge.profiling.workspace_fitting import fit_device_workspaces
 
     if base is None:
@@ -152,8 +151,11 @@ def _fit_modes(
             progress.begin(f"simulating ({MODE_TABLES[mode]})")
             samples = prepare(measured, described, settings, mode)
             if models is not None:
-                transfers[mode] = _adapt(models, samples, count, seed, progress)
-                fits[mode] = describe_transfer(out, transfers[mode], count, seed)
+                transfers[mode] = transfer = adapt_mode(models, samples, count, seed, progress.begin)
+                used = int(transfer.used.sum())
+                if count is not None and used < count:
+                    warn(f"{count} points of mode {mode} are asked for, {used} are there; all are used")
+                fits[mode] = describe_transfer(out, transfer, count, seed)
                 continue
             fitted, scores = profile_folders.fit_models(samples, progress.begin), None
             if accuracy:
@@ -177,17 +179,6 @@ def _fit_modes(
             _print_transfers(written.name, transfers, dataset)
 
     _answer(written, tables, show, f"written to {out}; predict with --device {out}")
-
-
-def _adapt(models: Base, samples: Samples, count: int | None, seed: int, progress: Progress) -> Adaptation:
-    """Choose points (None: all), adapt a base's models to them and score these on the others."""
-    from torchedge.profiling.transfer import adapt_mode
-
-    transfer = adapt_mode(models, samples, samples.mode, count, seed, progress.begin)
-    used = int(transfer.used.sum())
-    if count is not None and used < count:
-        warn(f"{count} points of mode {samples.mode} are asked for, {used} are there; all are used")
-    return transfer
 
 
 def _answer(device: Device, tables: Mapping[str, Any], show: Callable[[], object], last: str) -> None:

@@ -53,7 +53,7 @@ _UNMEASURED = assumed_errors(0.25)
 
 def predict_memory(model: MemoryModel, samples: Samples, rows: Mask) -> PredictedMemory:
     """Return a model's predictions for some rows."""
-    return model.predict(samples.peaks_of(rows), columns_of(samples, rows, model.feature_set))
+    return model.predict(samples.peaks.some(rows), columns_of(samples, rows, model.feature_set))
 
 
 def fit_memory(
@@ -87,7 +87,7 @@ def _memory_forest(samples: Samples, used: Mask, process: Process, sets: Sequenc
     """Grow the forest that corrects the constants, on the first of some feature sets; None without any."""
     if not sets or sets[0] == NO_FOREST:
         return None
-    own = MemoryModel(process, NO_ERRORS, NO_ERRORS, NO_ERRORS).features(samples.peaks_of(used))
+    own = MemoryModel(process, NO_ERRORS, NO_ERRORS, NO_ERRORS).features(samples.peaks.some(used))
     target = np.log(samples.gamma[used] / own[:, 1])
     columns = columns_of(samples, used, sets[0])
     names = MEMORY_FEATURES if columns is None else find_feature_set(sets[0]).names
@@ -148,7 +148,7 @@ def _memory_errors(samples: Samples, used: Mask, sets: Sequence[str]) -> tuple[E
         process = _fit_process(samples, training)
         bare = MemoryModel(process, NO_ERRORS, NO_ERRORS, NO_ERRORS)
         models = [replace(bare, forest=_memory_forest(samples, training, process, c)) for c in candidates]
-        difficulty = models[-1].difficulty(samples.peaks_of(left_out))
+        difficulty = models[-1].difficulty(samples.peaks.some(left_out))
         return [predict_memory(model, samples, left_out).value for model in models], difficulty
 
     best, errors, difficulty, weights = cross_validate(

@@ -109,10 +109,6 @@ class Samples:
             usable &= self.fits == 1
         return usable if rows is None else usable & rows
 
-    def peaks_of(self, rows: Mask) -> Peaks:
-        """Return the simulated peaks of some rows."""
-        return self.peaks.some(rows)
-
     def points(self, rows: Mask) -> list[str]:
         """Return names of some rows, such as "resnet18-30@16"."""
         pairs = zip(self.label[rows].tolist(), self.batch[rows].tolist(), strict=True)

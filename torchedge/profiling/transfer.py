@@ -95,7 +95,6 @@ class Base:
 class Adaptation:
     """Models adapted to the `used` rows (R,) of one mode, and their scores on the other rows by target."""
 
-    mode: Mode
     base: Device
     samples: Samples
     used: Mask
@@ -121,7 +120,6 @@ def base_of(name: str, mode: Mode) -> Base | None:
 def adapt_mode(
     base: Base,
     samples: Samples,
-    mode: Mode,
     points: int | None,
     seed: int = 0,
     start: Callable[[str], object] = lambda _: None,
@@ -132,12 +130,8 @@ def adapt_mode(
         start("choosing points")
         used = select_points(base, samples, samples.every, points, seed)
     models = adapt_models(base, samples, used, start)
-    return Adaptation(mode, base.device, samples, used, models, score_rows(models, samples, ~used))
-
-
-def score_rows(models: FittedModels, samples: Samples, rows: Mask) -> dict[str, Score]:
-    """Score models on some rows: error and interval coverage by network, of "gamma" and "phi"."""
-    return {KEYS[c.quantity]: c.score for c in compare_models(samples, models, rows)}
+    scores = {KEYS[c.quantity]: c.score for c in compare_models(samples, models, ~used)}
+    return Adaptation(base.device, samples, used, models, scores)
 
 
 # points -----------------------------------------------------------------------------------------------------
@@ -393,7 +387,7 @@ def _left_out(errors: FloatArray, reactions: FloatArray, groups: IndexArray) -> 
 
 
 def _adapt_memory(model: MemoryModel, samples: Samples, used: Mask) -> MemoryModel:
-    peaks, measured, groups = samples.peaks_of(used), samples.gamma[used], _groups(samples, used)
+    peaks, measured, groups = samples.peaks.some(used), samples.gamma[used], _groups(samples, used)
     process = adapt_process(peaks, measured, model.process, samples.device)
     missed = np.empty(len(measured))
     for group in np.unique(groups):

@@ -117,7 +117,7 @@ def make_schedule(
     """Return the schedule of a plan whose layer l is launch l - 1 of the program.
 
     Weights of the instance are tensors of the program by name; others are preloaded. The plan may exceed
-    capacities and memory limits of the instance, as those of `strategies` do. staging_bytes: size of the
+    capacities and memory limits of the instance, as those of `STRATEGIES` do. staging_bytes: size of the
     pool, a multiple of 4,096.
 
     Raises:
