@@ -28,7 +28,10 @@ def record_ends(
     and what autograd keeps of them goes with the last Python reference to a result. What is written into a
     tensor reaches all that reads it later. needs: `gradient_needs`. releases: as in the graph.
     """
-    storages = _storages(graph.values)
+    storages = list(range(len(graph.values)))  # for each value the one whose storage it shares
+    for index, value in enumerate(graph.values):
+        if value.alias is not None:
+            storages[index] = storages[value.alias]
     reached = {*graph.outputs, *(() if graph.loss is None else (graph.loss,))}
     read = {storages[index] for index in reached}
     ends: dict[int, int] = {}
@@ -60,36 +63,6 @@ def extend_needs(
         differentiated = is_differentiated(op, needs, through_stops=through_stops)
         for output in op.outputs:
             needs[output] = (differentiated or makes_leaf(op)) and values[output].dtype in FLOATING
-
-
-def reaches_parameter(values: Sequence[Value], ops: Sequence[Op], loss: int) -> bool:
-    """Whether a trained parameter, or a tensor that a model lets require gradients, has one of the loss.
-
-    What is written into a tensor reaches all that reads it later.
-    """
-    storages = _storages(values)
-    wanted, written = {loss}, {storages[loss]}
-    for op in reversed(ops):
-        reached = not wanted.isdisjoint(op.outputs) or (op.inplace and storages[op.outputs[0]] in written)
-        if op.grad and reached:
-            spec, inputs = spec_of(op.kind), [index for index in op.inputs if index is not None]
-            if makes_leaf(op):
-                return True
-            if any(spec.grad_mode(slot) != "none" for slot in range(len(op.inputs))):
-                wanted.update(inputs)
-                written.update([storages[index] for index in inputs])
-                if any(values[index].trainable for index in inputs):
-                    return True
-    return values[loss].trainable
-
-
-def _storages(values: Sequence[Value]) -> list[int]:
-    """Return for each value the one whose storage it shares."""
-    storages = list(range(len(values)))
-    for index, value in enumerate(values):
-        if value.alias is not None:
-            storages[index] = storages[value.alias]
-    return storages
 
 
 def makes_leaf(op: Op) -> bool:

@@ -25,7 +25,7 @@ from torchedge.graphs.sizes import (
     decode_shape,
 )
 from torchedge.ops import registry, spec_of
-from torchedge.ops.gradients import extend_needs, reaches_parameter
+from torchedge.ops.gradients import extend_needs
 from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.example_values import ExampleValues
 from torchedge.tracing.footprints import footprint_of
@@ -502,7 +502,7 @@ class Recorder:
             )
         self._flush()
         unread = self._unread()
-        if loss is not None and not reaches_parameter(self.values, self.ops, loss):
+        if loss is not None and not self.needs_gradient(loss):
             self.note(
                 "no gradient reaches a parameter (all are frozen, or the loss is detached), so backward() "
                 "would fail: the forward pass alone is predicted"

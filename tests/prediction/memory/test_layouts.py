@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from torchedge.graphs import Op, Value
 from torchedge.ops.strides import broadcasted, contiguous_strides, dense, viewed
-from torchedge.prediction.memory.decomposition import decompose
-from torchedge.prediction.memory.layouts import Layouts
+from torchedge.prediction.memory.decomposition import Layouts, decompose
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.tracing.capturing import capture
 

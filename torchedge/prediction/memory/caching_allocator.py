@@ -11,7 +11,7 @@ segment. Running out of memory is not replayed.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.prediction.memory.tape import ALIGNMENT, Tape
+from torchedge.prediction.memory.tape import ALIGNMENT, CATEGORIES, Tape
 
 _MIB = (1 << 20) // ALIGNMENT
 SMALL, SMALL_SEGMENT, LARGE_SEGMENT, OWN_SEGMENT, SEGMENT_STEP = (
@@ -34,6 +34,9 @@ segment of its own, and the multiple that such segments are rounded up to."""
 
 _SHIFT = 48
 _ADDRESS = (1 << _SHIFT) - 1
+_INPUTS = CATEGORIES.index("inputs")
+Places = list[tuple[int, int]]
+"""Address and block of storages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,12 @@ class Replay:
     """Peaks of a replayed run in bytes.
 
     allocated_bytes: blocks in use, whole blocks as `torch.cuda.max_memory_allocated` counts them;
-    reserved_bytes: segments. Both are the last step's, the steady state. peak_event: index in the tape of the
-    event that reached the allocated peak. steps: (allocated, reserved) peaks of each replayed step in order.
+    reserved_bytes: segments. Both are the last step's, the steady state. steps: (allocated, reserved) peaks
+    of each replayed step in order.
     """
 
     allocated_bytes: int
     reserved_bytes: int
-    peak_event: int
     steps: tuple[tuple[int, int], ...]
 
 
@@ -65,7 +67,6 @@ class CachingAllocator:
         self.segments: dict[int, int] = {}
         self.top = self.reserved = self.allocated = 0
         self.peak = self.peak_reserved = 0
-        self.peak_event = -1
 
     def run(self, events: Iterable[int], sizes: Sequence[int], address: list[int], block: list[int]) -> None:
         """Run events (+s allocates storage s - 1, -s frees it).
@@ -73,8 +74,8 @@ class CachingAllocator:
         `address` and `block` hold where each storage lies.
         """
         small, large, free_from, free_to = self.small, self.large, self.free_from, self.free_to
-        allocated, peak, peak_event = self.allocated, self.peak, self.peak_event
-        for position, event in enumerate(events):
+        allocated, peak = self.allocated, self.peak
+        for event in events:
             if event > 0:
                 storage = event - 1
                 size = sizes[storage]
@@ -100,7 +101,7 @@ class CachingAllocator:
                 block[storage] = width
                 allocated += width
                 if allocated > peak:
-                    peak, peak_event = allocated, position
+                    peak = allocated
             else:
                 storage = -1 - event
                 size = sizes[storage]
@@ -123,7 +124,7 @@ class CachingAllocator:
                 free_from[start] = width
                 free_to[end] = start
                 insort(pool, width << _SHIFT | start)
-        self.allocated, self.peak, self.peak_event = allocated, peak, peak_event
+        self.allocated, self.peak = allocated, peak
 
     def copy(self) -> CachingAllocator:
         """Return an allocator in the same state."""
@@ -161,7 +162,7 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Start new peaks from the present state (`torch.cuda.reset_peak_memory_stats`)."""
-        self.peak, self.peak_reserved, self.peak_event = self.allocated, self.reserved, -1
+        self.peak, self.peak_reserved = self.allocated, self.reserved
 
 
 def replay(
@@ -173,39 +174,91 @@ def replay(
     allocator starts with everything persistent in place. empty_cache: empty the cache before each step, after
     its peaks were reset, as a profiler may do.
     """
-    allocator = CachingAllocator()
-    program = [tape] * steps if first is None else [first] + [tape] * steps
-    peaks: list[tuple[int, int]] = []
-    address: list[int] = []
-    block: list[int] = []
-    sizes: list[int] = []
-    before: Tape | None = None
-    for current in program:
-        if current is not before:
-            old_address, old_block = address, block
-            sizes = (current.bytes_at(np.array([batch_size]))[:, 0] // ALIGNMENT).tolist()
-            address, block = [0] * len(sizes), [0] * len(sizes)
-            if before is None:
-                allocator.run((current.persistent + 1).tolist(), sizes, address, block)
-            else:
-                _carry(before, current, (old_address, old_block), (address, block))
-        elif not np.array_equal(current.persistent, current.remaining):
-            _carry(current, current, (list(address), list(block)), (address, block))
+    run = _ReplayedRun()
+    places: Places = []
+    for current in [tape] * steps if first is None else [first] + [tape] * steps:
+        places = run.step("step", current, batch_size, places, empty_cache)
+    peaks = [(allocated * ALIGNMENT, reserved * ALIGNMENT) for _, allocated, reserved, _ in run.stages]
+    return Replay(*peaks[-1], tuple(peaks))
+
+
+@dataclass(frozen=True, slots=True)
+class RunStage:
+    """A part of a run: peaks of allocated and reserved memory, and what is reserved at its end, MiB."""
+
+    name: str
+    allocated_mib: float
+    reserved_mib: float
+    left_mib: float
+
+
+def run_stages(
+    first: Tape, steady: Tape, batch_size: int, evaluation: Tape, evaluated: int, empty_cache: bool
+) -> tuple[RunStage, ...]:
+    """Replay a first step, two later ones, an evaluation and a step after it.
+
+    The evaluation, an inference at a batch size of its own, reads the run's own weights and allocates its
+    inputs. empty_cache: the cache is emptied around it.
+    """
+    run = _ReplayedRun()
+    remaining = run.step("first step", first, batch_size, [])
+    for name in ("second step", "later steps"):
+        remaining = run.step(name, steady, batch_size, remaining)
+    own = [(steady.labels[k], steady.category[k]) for k in steady.persistent.tolist()]
+    places = {label: place for (label, kind), place in zip(own, remaining, strict=True) if kind != _INPUTS}
+    persistent, labels = evaluation.persistent.tolist(), evaluation.labels
+    shared = {k: places[labels[k]] for k in persistent if labels[k] in places}
+    if empty_cache:
+        run.allocator.empty_cache()
+    state = run.stage("evaluation", evaluation, evaluated, shared)
+    run.allocator.run([-k - 1 for k in persistent if k not in shared], *state)
+    if empty_cache:
+        run.allocator.empty_cache()
+    run.step("step after it", steady, batch_size, remaining)
+    return tuple(
+        [RunStage(name, *[units * ALIGNMENT / 2.0**20 for units in peaks]) for name, *peaks in run.stages]
+    )
+
+
+class _ReplayedRun:
+    """Steps in one allocator. stages: name, allocated and reserved peak, and what is reserved at its end."""
+
+    def __init__(self) -> None:
+        self.allocator = CachingAllocator()
+        self.stages: list[tuple[str, int, int, int]] = []
+
+    def step(
+        self, name: str, tape: Tape, batch_size: int, remaining: Places, empty_cache: bool = False
+    ) -> Places:
+        """Replay a later step, whose storages lie at `remaining`; return where the next one's lie."""
+        places = dict(zip(tape.persistent.tolist(), remaining, strict=bool(remaining)))
+        _, address, block = self.stage(name, tape, batch_size, places, empty_cache)
+        return [(address[k], block[k]) for k in tape.remaining.tolist()]
+
+    def stage(
+        self,
+        name: str,
+        tape: Tape,
+        batch_size: int,
+        places: Mapping[int, tuple[int, int]],
+        empty_cache: bool = False,
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Replay a tape; persistent storages without a place are allocated.
+
+        Returns the units, address and block of each storage.
+        """
+        allocator = self.allocator
+        sizes: list[int] = (tape.bytes_at(np.array([batch_size]))[:, 0] // ALIGNMENT).tolist()
+        address, block = [0] * len(sizes), [0] * len(sizes)
+        for storage, place in places.items():
+            address[storage], block[storage] = place
         allocator.reset_peaks()
+        allocator.run([k + 1 for k in tape.persistent.tolist() if k not in places], sizes, address, block)
         if empty_cache:
             allocator.empty_cache()
-        allocator.run(current.event_list, sizes, address, block)
-        peaks.append((allocator.peak * ALIGNMENT, allocator.peak_reserved * ALIGNMENT))
-        before = current
-    return Replay(*peaks[-1], allocator.peak_event, tuple(peaks))
-
-
-def _carry(
-    before: Tape, after: Tape, old: tuple[list[int], list[int]], new: tuple[list[int], list[int]]
-) -> None:
-    """Pass the addresses and blocks of storages that one step leaves on to the next step."""
-    for left, persistent in zip(before.remaining.tolist(), after.persistent.tolist(), strict=True):
-        new[0][persistent], new[1][persistent] = old[0][left], old[1][left]
+        allocator.run(tape.event_list, sizes, address, block)
+        self.stages.append((name, allocator.peak, allocator.peak_reserved, allocator.reserved))
+        return sizes, address, block
 
 
 @dataclass(frozen=True, slots=True)

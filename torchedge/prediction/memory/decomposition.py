@@ -5,14 +5,26 @@ Batched products and attention, taken apart as PyTorch's own C++ code does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from torchedge.graphs import ForwardGraph, Op, Shape, Value
+from torchedge.graphs.sizes import symbolic
 from torchedge.ops import Call, spec_of
 from torchedge.ops.products import writes_scores
-from torchedge.ops.strides import contiguous_strides, foldable, variadic, viewed
-from torchedge.prediction.memory.layouts import Layouts
+from torchedge.ops.strides import (
+    Sizes,
+    Strided,
+    as_input,
+    broadcasted,
+    contiguous_strides,
+    filled,
+    foldable,
+    permuted,
+    variadic,
+    viewed,
+)  # fmt: skip
 from torchedge.prediction.memory.rewriting import Rewriter, releases_of
 from torchedge.prediction.memory.settings import StepSettings
 
@@ -232,3 +244,54 @@ class _CompositePass:
         )
         if result != op.outputs[0]:
             self.out.emit(replace(op, kind="to_copy", inputs=(result,), attrs={}), (result,))
+
+
+class Layouts:
+    """Strides of the values of a graph, in elements, with `symbolic` batch size."""
+
+    def __init__(
+        self, values: Sequence[Value], ops: Sequence[Op], fused_attention: bool = False, on_cuda: bool = True
+    ) -> None:
+        self._values = values
+        self._fused, self._on_cuda = fused_attention, on_cuda
+        self._producers = {index: op for op in ops for index in op.outputs}
+        self._strides: dict[int, Sizes] = {}
+
+    def shape(self, index: int) -> Sizes:
+        """Return the symbolic shape of a value."""
+        return symbolic(self._values[index].shape)
+
+    def of(self, index: int) -> Sizes:
+        """Return the strides of a value."""
+        chain = []
+        while index not in self._strides:
+            chain.append(index)
+            op = self._producers.get(index)
+            if op is None or not op.inputs or op.inputs[0] is None:
+                break
+            index = op.inputs[0]
+        for item in reversed(chain):
+            self._strides[item] = self._derive(item)
+        return self._strides[chain[0] if chain else index]
+
+    def _derive(self, index: int) -> Sizes:
+        shape, op = self.shape(index), self._producers.get(index)
+        source = op.inputs[0] if op is not None and op.inputs else None
+        if op is None or source is None:
+            return contiguous_strides(shape)
+        old_shape = self.shape(source)
+        old = self._strides.get(source) or contiguous_strides(old_shape)
+        spec, aliased = spec_of(op.kind), self._values[index].alias is not None
+        if spec.composite == "attention" and self._fused and len(shape) == 4:
+            if self._on_cuda and self._values[source].dtype == "float32":
+                # memory-efficient attention writes (N, L, H, E)
+                return permuted(contiguous_strides([shape[i] for i in (0, 2, 1, 3)]), (0, 2, 1, 3))
+            return filled(shape, old)  # flash attention keeps the query's order of dimensions
+        if aliased and op.inplace:
+            return old
+        tensors = [i for i in op.inputs if i is not None]
+        if len(tensors) > 1 and not aliased and (spec.broadcasts or spec.strides is as_input):
+            return broadcasted(shape, [(self.shape(i), self.of(i)) for i in tensors])
+        if spec.strides is None or spec.view != aliased:
+            return contiguous_strides(shape)
+        return spec.strides(Strided(old_shape, old, shape, op.attrs)) or contiguous_strides(shape)

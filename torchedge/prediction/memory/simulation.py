@@ -14,8 +14,7 @@ from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.ops import UNKNOWN_REMARK
-from torchedge.prediction.memory.caching_allocator import replay
-from torchedge.prediction.memory.long_runs import Evaluation, RunStage, run_stages
+from torchedge.prediction.memory.caching_allocator import RunStage, replay, run_stages
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
@@ -196,9 +195,7 @@ def _stages(
         raise InputError("the evaluation runs between training steps; expected mode='train'")
     inference.check_batch_sizes([check_whole("evaluate", evaluated)])
     first = write_tape(graph, settings, first=True)
-    return run_stages(
-        first, steady, batch_size, Evaluation(write_tape(inference, settings), evaluated, empty_cache)
-    )
+    return run_stages(first, steady, batch_size, write_tape(inference, settings), evaluated, empty_cache)
 
 
 def _live_peak(tape: Tape, batch_size: int) -> tuple[int, int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:

@@ -521,14 +521,11 @@ class StepWriter:
         assert whole is not None and part is not None
         copies = [tape.new(self._sizes[i], TEMPORARY, f"gradient of {self.graph.values[i].name}")
                   for i in (whole, part)]  # fmt: skip
-        if record.needs[0]:
-            self._accumulate(whole, copies[0])
-        else:
-            stays.append(copies[0])
-        if record.needs[1]:
-            self._accumulate(part, copies[1])
-        else:
-            stays.append(copies[1])
+        for index, needed, storage in zip((whole, part), record.needs, copies, strict=True):
+            if needed:
+                self._accumulate(index, storage)
+            else:
+                stays.append(storage)
         writes = self._records[-1] if self._records else None
         if isinstance(writes, _Record) and part in writes.op.outputs:
             writes.saved += stays
