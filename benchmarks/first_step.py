@@ -202,7 +202,7 @@ def inference(clock: Clock, name: str, batch_size: int, side: int, device: str |
             captured = capture_inference_step(model.eval(), (), example)
         chosen = open_context(device).device
         with clock.stage("lower"):
-            program = lower_inference(captured, target_for(chosen))
+            program = lower_inference(captured, target_for(chosen)).program
         executor = Executor(program, chosen)
         executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
         inputs = [program.tensors[index] for index in program.inputs]

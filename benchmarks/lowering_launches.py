@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchedge.lowering.inference import capture_inference_step, lower_fused
+from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.targets import TARGETS
 from torchedge.tracing.paper_models import PAPER_MODELS, build_paper_model
 from torchedge.tracing.vision import import_torchvision
@@ -45,7 +45,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for name in options.networks:
         model, args, kwargs = network(name)
-        lowered = lower_fused(capture_inference_step(model, args, kwargs), TARGETS[options.target])
+        lowered = lower_inference(capture_inference_step(model, args, kwargs), TARGETS[options.target])
         program = lowered.program
         classes = Counter(program.kernels[launch.kernel].load_class for launch in program.launches)
         counts = [classes[kind] for kind in ("reusable", "hierarchical", "elemental")]

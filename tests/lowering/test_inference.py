@@ -14,7 +14,6 @@ from torchedge.errors import InputError
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.inference import (
     capture_inference_step,
-    lower_fused,
     lower_inference,
     target_of_device,
 )
@@ -38,7 +37,7 @@ def small(device="cpu"):
 def test_weights_without_values_give_the_same_program(target):
     x = torch.zeros(2, 3, 8, 8)
     real, meta = (
-        lower_inference(capture_inference_step(small(device), (x,)), TARGETS[target])
+        lower_inference(capture_inference_step(small(device), (x,)), TARGETS[target]).program
         for device in ("cpu", "meta")
     )
     assert real.digest == meta.digest
@@ -80,7 +79,7 @@ def test_matrices_of_weights_are_stored_in_half_precision(target):
     torch.manual_seed(0)
     model, tokens = Classifier().eval(), torch.randint(64, (2, 12))
     captured = capture_inference_step(model, (tokens,))
-    program = lower_inference(captured, replace(TARGETS[target], half=True))
+    program = lower_inference(captured, replace(TARGETS[target], half=True)).program
     dtypes = {t.name: t.dtype for t in program.tensors if t.role == "parameter"}
     halves = {"table.weight", "project.weight", "conv.weight"}
     assert {name for name, dtype in dtypes.items() if dtype == "float16"} == halves
@@ -113,7 +112,7 @@ def test_weights_that_are_updated_stay_in_single_precision():
             return self.sums * 2
 
     captured = capture_inference_step(Counting(), (torch.zeros(64, 64),))
-    program = lower_inference(captured, replace(TARGETS["cpu"], half=True))
+    program = lower_inference(captured, replace(TARGETS["cpu"], half=True)).program
     assert {t.dtype for t in program.tensors if t.role == "buffer"} == {"float32"}
 
 
@@ -122,7 +121,7 @@ def test_intermediate_images_share_the_arena_where_the_device_makes_images_from_
     model = nn.Sequential(nn.Conv2d(64, 256, 3, padding=1), nn.Conv2d(256, 64, 3, padding=1))
     captured = capture_inference_step(model, (torch.zeros(1, 64, 64, 64),))
     target = target_of_device(device, profile_limits(device), tuner="fixed")
-    program = lower_inference(captured, target)
+    program = lower_inference(captured, target).program
     assert {t.layout.storage for t in program.tensors if t.role == "intermediate"} == {"image_buffer"}
     assert not program.arena.slots
 
@@ -159,7 +158,7 @@ def run(program, captured, x):
 
 def test_fused_values_are_listed_by_launch(feed):
     _, _, captured = feed
-    lowered = lower_fused(captured, TARGETS["cpu"])
+    lowered = lower_inference(captured, TARGETS["cpu"])
     kernels = [lowered.program.kernels[launch.kernel] for launch in lowered.program.launches]
     assert all(kernels[f.launch].load_class == "reusable" for f in lowered.fused)
     kinds = [value.rpartition("/")[2].partition(".")[0] for f in lowered.fused for value in f.values]
@@ -171,12 +170,12 @@ def test_fused_values_are_listed_by_launch(feed):
 )
 def test_values_apart_cost_one_launch_each_and_change_no_result(target, feed):
     model, x, captured = feed
-    whole = lower_fused(captured, TARGETS[target])
+    whole = lower_inference(captured, TARGETS[target])
     expected = run(whole.program, captured, x)
     np.testing.assert_allclose(expected, model(x).detach(), rtol=1e-3, atol=1e-4)
     names = [value for f in whole.fused for value in f.values]
     for apart in [*[{name} for name in names], set(names)]:
-        split = lower_fused(captured, TARGETS[target], apart)
+        split = lower_inference(captured, TARGETS[target], apart)
         assert len(split.program.launches) == len(whole.program.launches) + len(apart)
         assert not apart & {value for f in split.fused for value in f.values}
         np.testing.assert_allclose(run(split.program, captured, x), expected, rtol=1e-4, atol=1e-5)
@@ -184,9 +183,9 @@ def test_values_apart_cost_one_launch_each_and_change_no_result(target, feed):
 
 def test_a_split_activation_is_elemental_and_its_product_reusable(feed):
     _, _, captured = feed
-    whole = lower_fused(captured, TARGETS["cpu"])
+    whole = lower_inference(captured, TARGETS["cpu"])
     place, gelu = whole.fused[0].launch, whole.fused[0].values[0]
-    split = lower_inference(captured, TARGETS["cpu"], {gelu})
+    split = lower_inference(captured, TARGETS["cpu"], {gelu}).program
     kernels = [split.kernels[launch.kernel] for launch in split.launches]
     assert [kernel.load_class for kernel in kernels[place : place + 2]] == ["reusable", "elemental"]
     assert "erf" not in kernels[place].source and "erf" in kernels[place + 1].source
@@ -196,7 +195,7 @@ def test_a_split_activation_is_elemental_and_its_product_reusable(feed):
 def test_rows_are_never_split():
     model = nn.Sequential(nn.LayerNorm(64), nn.GELU())
     captured = capture_inference_step(model, (torch.zeros(4, 64),))
-    lowered = lower_fused(captured, TARGETS["cpu"])
+    lowered = lower_inference(captured, TARGETS["cpu"])
     assert [k.load_class for k in lowered.program.kernels] == ["hierarchical"] and not lowered.fused
 
 

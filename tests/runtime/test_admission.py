@@ -10,7 +10,7 @@ import pytest
 from oracles.small_programs import pointwise, program, tensor, vector_add
 
 from torchedge.errors import DeviceMemoryError
-from torchedge.opencl import admission
+from torchedge.opencl import memory_gauges
 
 pytest.importorskip("pyopencl")
 
@@ -40,7 +40,7 @@ def test_the_sum_of_all_tensors_counts_and_not_only_the_largest(monkeypatch):
     ) as caught:
         Executor(many_outputs(count, size))
     assert caught.value.nbytes == 4 * size * count + 4
-    monkeypatch.setattr(admission, "free_host_bytes", lambda: 10_000)
+    monkeypatch.setattr(memory_gauges, "free_host_bytes", lambda: 10_000)
     with pytest.raises(DeviceMemoryError, match="needs 144004 bytes, the host has 10000 free"):
         Executor(many_outputs(4, 4_000), device.index)
     Executor(vector_add(100)).close()
@@ -48,22 +48,22 @@ def test_the_sum_of_all_tensors_counts_and_not_only_the_largest(monkeypatch):
 
 def test_states_and_the_arena_count_too():
     device = replace(open_context().device, global_bytes=1000, kind="gpu")
-    admission.admit(device, 1000, 10, "program p")
+    memory_gauges.admit(device, 1000, 10, "program p")
     with pytest.raises(DeviceMemoryError, match=rf"program p needs 1001 bytes, {device.name[:3]}.* has 1000"):
-        admission.admit(device, 1001, 10, "program p")
+        memory_gauges.admit(device, 1001, 10, "program p")
     with pytest.raises(DeviceMemoryError, match="the host has"):
-        admission.admit(device, 10, 2**62, "program p")
+        memory_gauges.admit(device, 10, 2**62, "program p")
 
 
 def test_a_system_that_says_nothing_refuses_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(admission, "_MEMINFO", tmp_path / "none")
-    monkeypatch.setattr(admission, "_CGROUP", tmp_path)
-    assert admission.free_host_bytes() is None
+    monkeypatch.setattr(memory_gauges, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(memory_gauges, "_CGROUP", tmp_path)
+    assert memory_gauges.free_host_bytes() is None
     for name, text in (("max", "1000"), ("current", "700"), ("stat", "anon 5\ninactive_file 100\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert admission.free_host_bytes() == 400
+    assert memory_gauges.free_host_bytes() == 400
     (tmp_path / "memory.max").write_text("max")
-    assert admission.free_host_bytes() is None
+    assert memory_gauges.free_host_bytes() is None
 
 
 ENDLESS = """

@@ -39,7 +39,7 @@ class Made:
 
     def __init__(self, target):
         x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-        self.program = lower_inference(capture_inference_step(network(), (x,)), TARGETS[target])
+        self.program = lower_inference(capture_inference_step(network(), (x,)), TARGETS[target]).program
         self.data = data_of(self.program)
         self.inputs = [x.numpy()]
         self.outputs = preloaded_outputs(self.program, self.data, *self.inputs)

@@ -43,7 +43,7 @@ def lowered(name, target):
     """Return (program, logical arrays of its weights, inputs, outputs with all weights loaded)."""
     model, inputs = build(name)
     captured = capture_inference_step(model.eval(), inputs)
-    program = lower_inference(captured, TARGETS[target])
+    program = lower_inference(captured, TARGETS[target]).program
     names = {t.name for t in program.tensors}
     data = {n: t.detach().numpy() for n, t in captured.tensors.items() if n in names}
     arrays = [x.numpy() for x in inputs]

@@ -13,7 +13,7 @@ from torchedge.streaming.schedules import WEIGHT_ROLES, LaunchWork, weights_of, 
 
 
 def lowered(model, *example, target="cpu"):
-    return lower_inference(capture_inference_step(model, example), TARGETS[target])
+    return lower_inference(capture_inference_step(model, example), TARGETS[target]).program
 
 
 def small():

@@ -151,6 +151,12 @@ class Index:
         """The number it always is, or None."""
         return None if self.terms else self.const
 
+    @property
+    def atom(self) -> Atom | None:
+        """The atom that the index is; None if it is a sum, a multiple or a number."""
+        alone = len(self.terms) == 1 and self.terms[0][1] == 1 and not self.const
+        return self.terms[0][0] if alone else None
+
     def substitute(self, axes: Mapping[Axis, Index]) -> Index:
         """Return the index with axes replaced."""
         return rewrite(self, lambda atom: axes.get(atom) if isinstance(atom, Axis) else None)
@@ -179,7 +185,7 @@ def _sum(terms: dict[Atom, int], const: int) -> Index:
     nonzero = {a: c for a, c in terms.items() if c}
     for atom in [a for a in nonzero if isinstance(a, Remainder)]:
         if atom in nonzero:
-            whole = _floor_beside(atom)
+            whole = (atom.index // atom.divisor).atom
             factor = nonzero[atom]
             if whole is not None and nonzero.get(whole) == factor * atom.divisor:
                 del nonzero[atom], nonzero[whole]
@@ -193,24 +199,10 @@ def _sum(terms: dict[Atom, int], const: int) -> Index:
 
 def _is_floor_within(other: Atom, rest: Remainder) -> TypeGuard[Floor]:
     """Return whether an atom is the floor of x % (d · m) over d beside a remainder x % d."""
-    if not isinstance(other, Floor) or other.divisor != rest.divisor or len(other.index.terms) != 1:
+    if not isinstance(other, Floor) or other.divisor != rest.divisor:
         return False
-    ((inner, coefficient),) = other.index.terms
-    return (
-        isinstance(inner, Remainder)
-        and coefficient == 1
-        and not other.index.const
-        and inner.divisor % rest.divisor == 0
-        and inner.index == rest.index
-    )
-
-
-def _floor_beside(rest: Remainder) -> Atom | None:
-    """Return the floor of a remainder's index by its divisor where that is a single atom, else None."""
-    floor = rest.index // rest.divisor
-    if len(floor.terms) == 1 and floor.const == 0 and floor.terms[0][1] == 1:
-        return floor.terms[0][0]
-    return None
+    inner = other.index.atom
+    return isinstance(inner, Remainder) and inner.divisor % rest.divisor == 0 and inner.index == rest.index
 
 
 def _divided(index: Index, divisor: int) -> tuple[Index, Index]:
@@ -241,13 +233,11 @@ def _split_atom(rest: Index, divisor: int) -> tuple[Index, Index]:
         small = Index(tuple([(a, c // common) for a, c in rest.terms]), rest.const // common)
         floor, remainder = _divided(small, divisor // common)
         return floor, remainder * common + rest.const % common
-    if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1:
-        atom = rest.terms[0][0]
-        if isinstance(atom, Floor):
-            floor = atom.index // (atom.divisor * divisor)
-            return floor, Index(((Remainder(rest, divisor), 1),))
-        if isinstance(atom, Remainder) and atom.divisor % divisor == 0:
-            return Index(((Floor(rest, divisor), 1),)), atom.index % divisor
+    atom = rest.atom
+    if isinstance(atom, Floor):
+        return atom.index // (atom.divisor * divisor), Index(((Remainder(rest, divisor), 1),))
+    if isinstance(atom, Remainder) and atom.divisor % divisor == 0:
+        return Index(((Floor(rest, divisor), 1),)), atom.index % divisor
     coarse, fine = _split_sum(rest, divisor)
     if fine.terms:
         floor, remainder = _divided(coarse, divisor)

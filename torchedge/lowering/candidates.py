@@ -130,8 +130,8 @@ def _panels(extents: ContractionExtents, target: Target) -> ContractionSchedule:
     height, vectors, row, col, part = (a[useful] for a in (height, vectors, row, col, part))
     return ContractionSchedule(
         "panel",
-        _multiple(row, height),
-        _multiple(col, vectors * default.vector),
+        multiple(row, height),
+        multiple(col, vectors * default.vector),
         DEPTH,
         height,
         vectors,
@@ -197,25 +197,16 @@ def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
 def _filled(counts: Sequence[Any], sizes: Array) -> tuple[Any, ...]:
     """Return work-groups of these sizes, as wide as possible along the innermost loop."""
     group, left = [], sizes
-    for wanted in _launch_columns(counts):
+    for wanted in map(np.asarray, launch_sizes(counts)):
         part = np.minimum(np.where(wanted <= 64, wanted, _power(wanted)), left)
         group.append(part)
         left = left // part
     return tuple(group)
 
 
-def _launch_columns(counts: Sequence[Any]) -> list[Array]:
-    """Return `launch_sizes` of columns."""
-    return [np.asarray(size) for size in launch_sizes(counts)]
-
-
 def _power(numbers: Array) -> Array:
     """Return the largest powers of two that are not above numbers."""
     return 2 ** np.floor(np.log2(np.maximum(numbers, 1))).astype(int)
-
-
-def _multiple(numbers: Any, steps: Any) -> Any:  # noqa: ANN401
-    return -(-numbers // steps) * steps
 
 
 def _grid(*axes: Array) -> list[Any]:

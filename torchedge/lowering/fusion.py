@@ -69,7 +69,9 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
             continue
         ratio[node] = sum(share * (ratio.get(r, 1.0) if r not in kept else 1.0) for r, share in readers[node])
         contracted = any(isinstance(r, Contraction) for r, _ in _views_up(node, readers))
-        if node not in kept and _is_kept(node, ratio[node], contracted):
+        if node in kept or is_access(node.body):
+            continue
+        if contracted or not _is_cheap(node.body, node.numel, ratio[node]):
             kept.add(node)
     return kept
 
@@ -84,28 +86,18 @@ def _views_up(node: Node, readers: dict[Node, list[tuple[Node, float]]]) -> list
     return readers_up
 
 
-def _is_kept(node: Pointwise, ratio: float, contracted: bool) -> bool:
-    if is_access(node.body):
-        return False
-    if contracted:
-        return True
-    return not _is_cheap(node.body, node.numel, ratio)
-
-
 def _is_cheap(body: Scalar, numel: int, ratio: float) -> bool:
     """Return whether to compute each of `numel` elements `ratio` times rather than to write and read them."""
     distinct = {s.tensor: s.tensor.numel for s in walk(body) if isinstance(s, Read)}
     traffic = sum(min(1.0, size / max(1, numel)) for size in distinct.values())
-    if len([size for size in distinct.values() if 4 * size > numel]) > MOST_PIECES or _is_pieces(body):
+    large = [size for size in distinct.values() if 4 * size > numel]
+    pieces = [s for s in walk(body) if isinstance(s, Guarded)]
+    if max(len(large), len(pieces)) > MOST_PIECES:
         return False
     if ratio <= 1.0:
         return True
     work = sum(cost_of(s.function) for s in walk(body) if isinstance(s, Apply))
     return ratio * traffic <= traffic + 1 + ratio and (ratio - 1) * work <= MOST_EXTRA_WORK
-
-
-def _is_pieces(body: Scalar) -> bool:
-    return sum(isinstance(s, Guarded) for s in walk(body)) > MOST_PIECES
 
 
 def is_access(body: Scalar) -> bool:
@@ -206,9 +198,6 @@ class _Fuser:
         """Yield the groups that must run after one."""
         for node in group.computed:
             yield from self.readers.get(node, ())
-        yield from self._overwriters(group)
-
-    def _overwriters(self, group: FusionGroup) -> Iterator[FusionGroup]:
         for node in group.reads:
             if isinstance(node, Stored) and node in self.overwriter:
                 maker = self.maker[self.overwriter[node]]

@@ -61,22 +61,15 @@ def capture_inference_step(
     return fold_constants(captured)
 
 
-def lower_inference(captured: CapturedStep, target: Target, apart: Collection[str] = frozenset()) -> Program:
-    """Return the Program of a captured inference; a target of half precision stores weights in it, too.
+def lower_inference(captured: CapturedStep, target: Target, apart: Collection[str] = frozenset()) -> Lowered:
+    """Return the Program of a captured inference, and the values that each of its launches fuses.
 
-    apart: values of the step, by name, to compute by kernels of their own.
+    A target of half precision stores weights in it, too. apart: values of the step, by name, to compute by
+    kernels of their own, as adaptive fusion does (FlashMem, section 4.3).
 
     Raises:
         InputError: `apart` names no element-wise value.
         LoweringError: operators without a rule, or a request that no kernel supports.
-    """
-    return lower_fused(captured, target, apart).program
-
-
-def lower_fused(captured: CapturedStep, target: Target, apart: Collection[str] = frozenset()) -> Lowered:
-    """Return the Program as `lower_inference` does, with the values that each launch fuses.
-
-    Adaptive fusion (FlashMem, section 4.3) lowers again with some of these values apart.
     """
     return lower_step(captured.step, replace(target, half_weights=target.half), apart=apart)
 
@@ -124,4 +117,4 @@ def lower_model(
     Raises what `capture_model` raises, and LoweringError for operators without kernels.
     """
     target = target_of_device(device, precision=precision)
-    return lower_inference(capture_model(model, example, input_size=input_size, name=name), target)
+    return lower_inference(capture_model(model, example, input_size=input_size, name=name), target).program

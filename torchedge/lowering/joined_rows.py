@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, inverse, of
+from torchedge.expressions.indices import Axis, Fetched, atoms_of, axes_of, inverse, of
 from torchedge.expressions.scalars import Read, Scalar, reads_of, substitute
 from torchedge.lowering.fusion import Expander, choose_kept
 from torchedge.lowering.nodes import (
@@ -110,8 +110,8 @@ def _join(host: Rows, node: Pointwise, body: Scalar, place: Mapping[Node, int]) 
     here = indices_of(host.outer)
     if any(tuple(i.substitute(moved) for i in read.indices) != here for read in results):
         return
-    loops = [_only_axis(moved[axis]) if axis.extent > 1 else axes((1,))[0] for axis in node.axes]
-    output_axes = tuple([axis for axis in loops if axis is not None])
+    loops = [moved[axis].atom if axis.extent > 1 else axes((1,))[0] for axis in node.axes]
+    output_axes = tuple([axis for axis in loops if isinstance(axis, Axis)])
     if len(output_axes) != len(loops):
         return
 
@@ -122,11 +122,3 @@ def _join(host: Rows, node: Pointwise, body: Scalar, place: Mapping[Node, int]) 
     host.outputs = (*host.outputs, Output(output_axes, substitute(body, moved, result), node.dtype))
     element = RowsResult(node.shape, node.dtype, host, len(host.outputs) - 1, scope=node.scope)
     node.body = element.at(*indices_of(node.axes))
-
-
-def _only_axis(index: Index) -> Axis | None:
-    """Return the axis that an index is; None for any other index."""
-    if len(index.terms) == 1 and index.terms[0][1] == 1 and not index.const:
-        atom = index.terms[0][0]
-        return atom if isinstance(atom, Axis) else None
-    return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from torchedge.errors import InputError, PlanError
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.kernel_texts import Parameters, check_arguments, read_parameters
-from torchedge.lowering.programs import MAX_SIZE, Kernel, Launch, Program, StoredTensor
+from torchedge.lowering.programs import MAX_SIZE, Kernel, Launch, Program
 from torchedge.storage import Document
 from torchedge.storage.codecs import Codec
 from torchedge.storage.documents import first_repeated
@@ -69,7 +69,12 @@ def _with_sources(
 def _check_program(program: Program) -> None:
     """Check what concerns several entries: indices, names, roles, layouts, the arena against the launches."""
     for number, tensor in enumerate(program.tensors):
-        _check_tensor(f"tensors[{number}]", tensor)
+        _check_layout(f"tensors[{number}].layout", tensor.layout, tensor.shape)
+        if max(prod(tensor.shape), tensor.nbytes) > MAX_SIZE:
+            raise InputError(
+                f"tensors[{number}]: shape {list(tensor.shape)} is too large; "
+                f"expected at most {MAX_SIZE} bytes"
+            )
     parameters = [
         _check_kernel(f"kernels[{number}]", kernel) for number, kernel in enumerate(program.kernels)
     ]
@@ -109,14 +114,6 @@ PROGRAMS = Codec(
 )
 read_program, write_program = PROGRAMS.read, PROGRAMS.write
 """A program with its kernels' texts as one file: .json or .json.gz."""
-
-
-def _check_tensor(where: str, tensor: StoredTensor) -> None:
-    _check_layout(f"{where}.layout", tensor.layout, tensor.shape)
-    if prod(tensor.shape) > MAX_SIZE or tensor.nbytes > MAX_SIZE:
-        raise InputError(
-            f"{where}: shape {list(tensor.shape)} is too large; expected at most {MAX_SIZE} bytes"
-        )
 
 
 def _check_layout(where: str, layout: Layout, shape: tuple[int, ...]) -> None:

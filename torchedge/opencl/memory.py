@@ -137,24 +137,24 @@ def wait(context: DeviceContext, queue: Any) -> None:
 
 def upload(context: DeviceContext, queue: Any, target: Any, packed: npt.NDArray[Any]) -> None:
     """Copy a C-contiguous array, (height, width, 4) for an image, to the device and wait for it."""
-    wait(context, queue)
-    with translated("copying to the device", device=context.device):
-        if isinstance(target, context.cl.Image):
-            height, width = packed.shape[:2]
-            context.cl.enqueue_copy(queue, target, packed, origin=(0, 0), region=(width, height))
-        elif packed.nbytes:
-            context.cl.enqueue_copy(queue, target, packed)
+    _copy(context, queue, "to", target, (target, packed), packed)
 
 
 def download(context: DeviceContext, queue: Any, source: Any, packed: npt.NDArray[Any]) -> None:
     """Fill a C-contiguous array, (height, width, 4) for an image, from the device and wait for it."""
+    _copy(context, queue, "from", source, (packed, source), packed)
+
+
+def _copy(
+    context: DeviceContext, queue: Any, way: str, memory: Any, ends: tuple[Any, Any], packed: npt.NDArray[Any]
+) -> None:
     wait(context, queue)
-    with translated("copying from the device", device=context.device):
-        if isinstance(source, context.cl.Image):
+    with translated(f"copying {way} the device", device=context.device):
+        if isinstance(memory, context.cl.Image):
             height, width = packed.shape[:2]
-            context.cl.enqueue_copy(queue, packed, source, origin=(0, 0), region=(width, height))
+            context.cl.enqueue_copy(queue, *ends, origin=(0, 0), region=(width, height))
         elif packed.nbytes:
-            context.cl.enqueue_copy(queue, packed, source)
+            context.cl.enqueue_copy(queue, *ends)
 
 
 def fill(context: DeviceContext, queue: Any, target: Any, byte: int) -> None:

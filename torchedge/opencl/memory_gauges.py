@@ -1,4 +1,4 @@
-"""The memory that a driver says is in use: NVIDIA's management library, or the resident set on processors."""
+"""Memory in use and memory that is free, as drivers and the host tell, and whether a program's need fits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchedge.errors import DeviceMemoryError
 from torchedge.opencl.contexts import DeviceContext
+from torchedge.opencl.platforms import ClDevice
 
 _PCI_BUS, _PCI_SLOT = 0x4008, 0x4009  # of cl_nv_device_attribute_query
-_RESIDENT = Path("/proc/self/statm")
+_RESIDENT, _MEMINFO, _CGROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +79,44 @@ def _nvidia_gauge(nvml: Any, place: tuple[int, int]) -> MemoryGauge | None:
     if own_bytes() is None:
         return MemoryGauge("NVML, whole device", device_bytes)
     return MemoryGauge("NVML, this process", lambda: own_bytes() or 0)
+
+
+def admit(device: ClDevice, device_bytes: int, host_bytes: int, what: str) -> None:
+    """Raise DeviceMemoryError where a device or the host has less memory than `what` needs.
+
+    Drivers hand out memory that is not there (PoCL's buffers are the host's pages, taken when they are
+    written): a program that is too large would be killed in the middle of a step. So it is refused before.
+    device_bytes: of all its tensors on the device. host_bytes: of the arrays that the host holds beside them.
+    On processors both are the host's.
+    """
+    _check(what, device_bytes, device.global_bytes, f"{device.name} has {device.global_bytes} in all")
+    needed = host_bytes + (device_bytes if device.kind == "cpu" else 0)
+    free = free_host_bytes()
+    if free is not None:
+        _check(what, needed, free, f"the host has {free} free")
+
+
+def _check(what: str, needed: int, available: int, where: str) -> None:
+    if needed > available:
+        raise DeviceMemoryError(
+            f"{what} needs {needed} bytes, {where}; use a smaller batch, half storage, or a memory_limit "
+            "that streams its weights",
+            nbytes=needed,
+        )
+
+
+def free_host_bytes() -> int | None:
+    """Return the memory that this process may still take, in bytes; None where the system does not say.
+
+    The least of the system's available memory and of what is left of the control group's limit.
+    """
+    left: list[int] = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+        left.append(next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        most, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        statistics = (_CGROUP / "memory.stat").read_text().splitlines()
+        cached = next(int(line.split()[1]) for line in statistics if line.startswith("inactive_file "))
+        left.append(max(0, most - used + cached))
+    return min(left, default=None)

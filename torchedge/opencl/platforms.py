@@ -186,16 +186,12 @@ def choose_device(query: str | int | None = None, devices: Sequence[ClDevice] | 
     elif wanted in KINDS:
         matches = [device for device in known if device.kind == wanted][:1]
     else:
-        matches = [device for device in known if wanted in f"{device.name}\n{_maker(device)}".casefold()]
+        matches = [d for d in known if wanted in f"{d.name}\n{d.platform}\n{d.vendor}".casefold()]
     if len(matches) == 1:
         return matches[0]
     names = "; ".join(f"{device.index}: {device.name} ({device.kind})" for device in known)
     what = f"fits {len(matches)} devices" if matches else "fits no device"
     raise DeviceError(f"OpenCL device {asked!r} {what}; expected one of {names}; name one by its number")
-
-
-def _maker(device: ClDevice) -> str:
-    return f"{device.platform}\n{device.vendor}"
 
 
 def _text(words: str) -> str:

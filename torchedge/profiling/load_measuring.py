@@ -355,7 +355,7 @@ def _key_of(row: Row) -> _Key:
 def measure_case(bench: LoadBench, case: LoadedOperator, *, quick: bool) -> dict[str, Any]:
     """Return the row of a case; where its kernel does not run here, a row with the reason."""
     inputs = [torch.zeros(shape) for shape in case.inputs]
-    program = lower_inference(capture_inference_step(case.make(), tuple(inputs)), bench.target)
+    program = lower_inference(capture_inference_step(case.make(), tuple(inputs)), bench.target).program
     row: dict[str, Any] = {"kernel": case.kernel, "size": list(case.size)}
     try:
         bound = bench.bind(program)
@@ -457,7 +457,7 @@ def host_us(context: DeviceContext) -> tuple[float, float]:
     """
     model = nn.Sequential(*[nn.Linear(_HOST_WIDTH, _HOST_WIDTH, bias=False) for _ in range(_HOST_LAYERS)])
     step = capture_inference_step(model, (torch.zeros(1, _HOST_WIDTH),))
-    program = lower_inference(step, target_for(context.device))
+    program = lower_inference(step, target_for(context.device)).program
     arrays = {
         tensor.name: tensor.layout.pack(np.zeros(tensor.shape, tensor.dtype))
         for tensor in program.tensors

@@ -344,7 +344,10 @@ class SegmentProgram:
         self, segment: Segment, settings: _Settings, values: Mapping[str, OnDevice], title: str
     ) -> None:
         self.segment, self.device = segment, settings.device
-        roles = [(name, _role(values[name])) for name in segment.inputs]
+        roles: list[tuple[str, Role]] = [
+            (name, "parameter" if isinstance(values[name], torch.nn.Parameter) else "input")
+            for name in segment.inputs
+        ]
         step, constants = step_of(segment.module, roles, name=title)
         for value in step.values:
             if not self.device.computes(value.dtype):
@@ -406,7 +409,3 @@ class SegmentProgram:
         if isinstance(value, KeptTensor):
             return value.stored.layout
         return self.device.memory.layout_of(value)
-
-
-def _role(value: OnDevice) -> Role:
-    return "parameter" if isinstance(value, torch.nn.Parameter) else "input"

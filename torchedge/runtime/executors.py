@@ -19,12 +19,11 @@ from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
-from torchedge.opencl.admission import admit
 from torchedge.opencl.build_processes import TrialRun
 from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload, wait
-from torchedge.opencl.memory_gauges import memory_gauge
+from torchedge.opencl.memory_gauges import admit, memory_gauge
 from torchedge.opencl.sharing import is_fork, serialised
 from torchedge.runtime.kernel_stores import BoundSlot, KernelStore, Slot, slots_of
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
@@ -151,7 +150,8 @@ class Executor:
         self._gauge = memory_gauge(self.context) if self._profile and schedule is not None else None
         self._before_bytes = 0 if self._gauge is None else self._gauge.read()
         self._tensors = self._residents({} if shared is None else shared._tensors)
-        parts = self._parts(kernels)
+        in_parts = [launch for launch in self.program.launches if not kernels[launch.kernel].moved]
+        parts = {index for launch in in_parts for index in launch.tensors}
         self._arena = self.memory.allocate_arena(self.program, parts, poisoned=self._checks)
         if any(kernel.checks for kernel in self.program.kernels):
             self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
@@ -197,10 +197,11 @@ class Executor:
         """Make the store of a schedule, and load what stays from run to run."""
         targets = {index: self._memory_of(index) for index in (*schedule.preload, *schedule.streamed)}
         stream = WeightStream(schedule, source, targets, self.memory, self._profile)
-        bound = {
-            launch: BoundSlot(slot.tensor, self._calls[launch][0], self._own_arguments(launch))
-            for launch, slot in slots.items()
-        }
+        bound = {}
+        for position, slot in slots.items():
+            launch = self.program.launches[position]
+            own = len(launch.tensors) + self.program.kernels[launch.kernel].checks + len(launch.sizes)
+            bound[position] = BoundSlot(slot.tensor, self._calls[position][0], own)
         store = StreamingStore(stream) if loading == "copy" else KernelStore(stream, bound)
         self._store = store
         store.preload()
@@ -238,20 +239,6 @@ class Executor:
         if whole_arena and schedule is None:
             return offset_kernels(self.program, self.context.handle.max_parameter_size)
         return [OffsetKernel(kernel, ()) for kernel in self.program.kernels]
-
-    def _parts(self, kernels: Sequence[OffsetKernel]) -> set[int]:
-        """Return the tensors of the arena's buffer that a launch gets as a part of it."""
-        return {
-            index
-            for launch in self.program.launches
-            if not kernels[launch.kernel].moved
-            for index in launch.tensors
-        }
-
-    def _own_arguments(self, position: int) -> int:
-        """Return the number of arguments of a launch without a slot."""
-        launch = self.program.launches[position]
-        return len(launch.tensors) + self.program.kernels[launch.kernel].checks + len(launch.sizes)
 
     def _bind(
         self, compiled: CompiledKernels, kernels: Sequence[OffsetKernel], slots: Mapping[int, Slot]
@@ -330,7 +317,11 @@ class Executor:
             KernelCheckError: with checks, an access outside a tensor. OpenCLError: the driver fails.
         """
         self._check_ready()
-        self._check_inputs(inputs)
+        if len(inputs) != len(self._fed):
+            names = ", ".join(t.tensor.name for t in self._fed)
+            raise InputError(
+                f"program {self.program.name} got {len(inputs)} inputs, expected {len(self._fed)} ({names})"
+            )
         for tensor, array in zip(self._fed, inputs, strict=True):
             self.memory.write(tensor, array)
         self._enqueue()
@@ -528,13 +519,6 @@ class Executor:
                     f"range; expected indices {flag.tensor.indices}: correct the data or the model, and load "
                     "the weights again if this step has updated them"
                 )
-
-    def _check_inputs(self, inputs: tuple[object, ...]) -> None:
-        if len(inputs) != len(self._fed):
-            names = ", ".join(t.tensor.name for t in self._fed)
-            raise InputError(
-                f"program {self.program.name} got {len(inputs)} inputs, expected {len(self._fed)} ({names})"
-            )
 
     def _check_ready(self) -> None:
         self._check_open()

@@ -282,7 +282,10 @@ class Trainer:
         identity = identity_of(
             unwrapped(self._model),
             self._loss,
-            tree_map(_form_of, (batch.args, dict(batch.kwargs), batch.targets)),
+            tree_map(
+                lambda leaf: (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf,
+                (batch.args, dict(batch.kwargs), batch.targets),
+            ),
             type(self._optimizer),
             groups,
             self._accumulation,
@@ -387,10 +390,6 @@ def _fit(programs: Sequence[Program], weights: Mapping[str, torch.Tensor]) -> bo
     return all(forms.get(tensor.name) == (tensor.shape, tensor.dtype) for tensor in loaded)
 
 
-def _form_of(leaf: Any) -> Any:
-    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
-
-
 @dataclass(frozen=True)
 class _Batch:
     """Arguments, keyword arguments and targets; `tensors` in their order.
@@ -416,7 +415,9 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     Raises:
         InputError: there is no tensor in it.
     """
-    inputs, targets = tree_map(_as_tensor, (inputs, targets))
+    inputs, targets = tree_map(
+        lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, (inputs, targets)
+    )
     check_tensors(as_tuple(inputs), "input")
     check_tensors(as_tuple(targets), "target")
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
@@ -466,10 +467,6 @@ def _array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return a tensor of any device as an array in main memory."""
     array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
     return array
-
-
-def _as_tensor(leaf: Any) -> Any:
-    return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _described(batch: _Batch) -> str:

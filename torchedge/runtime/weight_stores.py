@@ -177,7 +177,8 @@ class StreamingStore(WeightStore):
         self._launched: list[Any] = []  # events of launches
         self._flushed = 0, 0
         self._times: list[tuple[int, int] | None] = [None] * len(self._pass.reads)
-        self.log = self._new_log()
+        offset = clock_offset(self._context, self._uploads) if self._profile else 0
+        self.log = LoadLog(time.perf_counter_ns(), offset)
 
     def preload(self) -> None:
         """Load what stays from run to run, and wait for it."""
@@ -244,10 +245,6 @@ class StreamingStore(WeightStore):
         self._pass = chosen
         self._reset()
         self._submit(chosen.first, self._awaited)
-
-    def _new_log(self) -> LoadLog:
-        offset = clock_offset(self._context, self._uploads) if self._profile else 0
-        return LoadLog(time.perf_counter_ns(), offset)
 
     def _submit(self, numbers: Iterable[int], events: Sequence[Any]) -> None:
         """Have reads done once the events have completed that free their places."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torchedge.devices import Device
 from torchedge.errors import InputError, check_choice
 from torchedge.lowering.assembly import Lowered
-from torchedge.lowering.inference import lower_fused
+from torchedge.lowering.inference import lower_inference
 from torchedge.lowering.joining import join_programs
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import Target
@@ -271,12 +271,12 @@ def plan_model(
     that store most, and so on. Nothing is lowered again where no weight is preloaded for want of capacity.
     """
     check_choice("fusion", fusion, get_args(Fusion))
-    lowered = lower_fused(captured, target)
+    lowered = lower_inference(captured, target)
     best = plan_program(lowered.program, device, **options)
     names = _candidates(lowered) if fusion == "adaptive" and _lacks_capacity(best) else []
     while names:
         apart = frozenset(names)
-        trial = plan_program(lower_fused(captured, target, apart).program, device, **options)
+        trial = plan_program(lower_inference(captured, target, apart).program, device, **options)
         if price_ms(trial) < price_ms(best):
             return replace(trial, apart=apart)
         names = names[: len(names) // 2]

@@ -85,17 +85,14 @@ def write_contraction(
         return (_main(group, product, schedule, group.stored, layouts, target.checks),)
     sizes = (schedule.slices, *product.sizes[:3])
     scratch = Node(sizes, "float32" if host.dtype == "float16" else host.dtype)
-    element = (of(SLICE), *[_position(loops) for loops in (product.batch, product.rows, product.cols)])
+    outer = (product.batch, product.rows, product.cols)
+    element = (of(SLICE), *[flatten(list(map(of, loops)), [x.extent for x in loops]) for loops in outer])
     partial = replace(product, stores=((scratch, Computed(Local(ACCUMULATED, scratch.dtype), element)),))
     layouts = {**layouts, scratch: row_major(4)}
     return (
         _main(group, partial, schedule, {scratch: None}, layouts, target.checks),
         *_sum(group, product, scratch, element, layouts, target),
     )
-
-
-def _position(loops: Loops) -> Index:
-    return flatten([of(x) for x in loops], [x.extent for x in loops])
 
 
 def _main(
@@ -441,7 +438,7 @@ def _register(product: Product, schedule: ContractionSchedule, texts: Texts) -> 
         **_register_cut(product.inner, schedule),
     }
     across, down = -(-cols // schedule.tile_cols), -(-rows // schedule.tile_rows)
-    group = [min(m, 1 << (n - 1).bit_length()) for m, n in zip(schedule.group, (across, down), strict=True)]
+    group = [min(m, _power_above(n)) for m, n in zip(schedule.group, (across, down), strict=True)]
     sizes = (multiple(across, group[0]), multiple(down, group[1]), batch * schedule.slices)
     return _Filling(values, sizes, (group[0], group[1], 1), {})
 

@@ -350,7 +350,7 @@ def _strides(
     """
     accesses = [(s.tensor, s.indices) for s in walk(*bodies) if isinstance(s, Read)]
     accesses += [(node, item.element) for node, item in stores]
-    accesses.sort(key=lambda access: -_points(access[1]))
+    accesses.sort(key=lambda access: -prod([axis.extent for axis in axes_below(access[1])]))
     strides: dict[Axis, int] = {}
     for tensor, element in accesses:
         offset = offset_of(arguments.sites[tensor], element)
@@ -360,20 +360,13 @@ def _strides(
     return strides
 
 
-def _points(element: Sequence[Index]) -> int:
-    """Return how many elements of a tensor an access reads or writes, each counted as often as it differs."""
-    return prod([axis.extent for axis in axes_below(element)])
-
-
 def _reduce(text: _Text, stages: Sequence[tuple[Stage, Scalar]]) -> None:
     """Add one round of reductions: accumulators, loops over the row, and the join of lanes and members."""
-    body = text.body
-    accumulators = [
-        Accumulator(
-            s.name, s.kind, s.dtype, value.dtype, text.width, text.along, _is_exact(s, value, text.rounds)
-        )
-        for s, value in stages
-    ]
+    body, accumulators = text.body, []
+    for s, value in stages:
+        exact = s.kind == "sum" and COMPUTE[value.dtype] in ("float", "double") and text.rounds > LONG
+        form = (s.name, s.kind, s.dtype, value.dtype, text.width, text.along, exact)
+        accumulators.append(Accumulator(*form))
     for accumulator in accumulators:
         body.add(*accumulator.declare())
     values = [value for _, value in stages]
@@ -391,10 +384,6 @@ def _apart(text: _Text) -> int:
     """Return how far apart the members of a row are in local memory: neighbours use different banks."""
     first = next((axis for axis in text.nest.memory if axis in text.share), None)
     return 1 if first in text.nest.inner else text.group // text.members
-
-
-def _is_exact(stage: Stage, body: Scalar, rounds: int) -> bool:
-    return stage.kind == "sum" and COMPUTE[body.dtype] in ("float", "double") and rounds > LONG
 
 
 def _accumulate(
@@ -445,8 +434,10 @@ def _work_items(text: _Text, serial: bool) -> WorkItems:
     if text.schedule.members == 1:
         group = text.schedule.group
         loops = nest.rows
-        if text.slices:
-            loops, group = (Axis(PART.name, parts), *nest.rows), _with_parts(group, len(nest.rows))
+        if text.slices:  # one more loop
+            group = group[: len(loops)]
+            group = (*group, *[1] * (min(len(loops) + 1, 3) - len(group)))
+            loops = (Axis(PART.name, parts), *loops)
         counts = {axis: items[axis] for axis in nest.rows}
         return spread(loops, counts, group, serial=serial).followed(declared(own))
     share = {axis: text.share[axis] for axis in nest.memory if axis in text.share}
@@ -475,11 +466,6 @@ def _work_items(text: _Text, serial: bool) -> WorkItems:
         (prod(blocks.values()) * parts * text.group,),
         (text.group,),
     )
-
-
-def _with_parts(group: Sequence[int], rows: int) -> tuple[int, ...]:
-    """Return the work-group of a launch over some loops over rows and the slices as one more loop."""
-    return tuple([*group[:rows], *[1] * (min(rows + 1, 3) - len(group[:rows]))])
 
 
 def _number(share: Mapping[Axis, int], loops: Sequence[Axis]) -> str:

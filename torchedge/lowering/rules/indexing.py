@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from math import inf, prod
+from operator import and_
 
 import numpy as np
 
@@ -244,7 +245,7 @@ def index(result: Result, input: Node, indices: Sequence[Node | None]) -> Node:
     def element(*at: Index) -> Scalar:
         block, others = at[first : first + space], iter((*at[:first], *at[first + space :]))
         indices = [Index(()) if d in listed else next(others) for d in range(len(input.shape))]
-        places = {d: counted(_broadcast(n, block), input.shape[d]) for d, n in listed.items()}
+        places = {d: counted(n.at(*block[space - len(n.shape) :]), input.shape[d]) for d, n in listed.items()}
         return read_at(input, indices, places)
 
     return pointwise(result.shape, result.dtype, element)
@@ -266,10 +267,6 @@ def _block(listed: dict[int, Node]) -> int:
     """Return where the index tensors' dimensions stand in the result: in place if together, else first."""
     dims = list(listed)
     return dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
-
-
-def _broadcast(node: Node, at: Sequence[Index]) -> Scalar:
-    return node.at(*at[len(at) - len(node.shape) :])
 
 
 @rule("index_put")
@@ -306,15 +303,12 @@ def index_put(
 
 def _flat_row(places: Sequence[Scalar], sizes: Sequence[int]) -> Scalar:
     """Return the row-major position of places, -1 where one is outside."""
-    position: Scalar | None = None
-    inside: Scalar | None = None
-    for place, size in zip(places, sizes, strict=True):
-        index = counted(place, size)
-        good = (index >= 0) & (index < size)
-        position = index if position is None else position * size + index
-        inside = good if inside is None else inside & good
-    assert position is not None and inside is not None
-    return where(inside, position, -1)
+    indices = [counted(place, size) for place, size in zip(places, sizes, strict=True)]
+    inside = [(index >= 0) & (index < size) for index, size in zip(indices, sizes, strict=True)]
+    position = indices[0]
+    for index, size in zip(indices[1:], sizes[1:], strict=True):
+        position = position * size + index
+    return where(reduce(and_, inside), position, -1)
 
 
 def _masked(result: Result, input: Node, mask: Node, value: Node, accumulate: bool) -> Node:

@@ -198,21 +198,12 @@ def diagonal_scatter(
     return pointwise(result.shape, result.dtype, element)
 
 
-def _clamped(place: Scalar, size: int) -> Scalar:
-    return apply("maximum", apply("minimum", place, size - 1), 0)
-
-
-def _before(padding: Sequence[int], rank: int) -> dict[int, int]:
-    """Return what is added in front of each padded dimension."""
-    return {rank - 1 - k: padding[2 * k] for k in range(len(padding) // 2)}
-
-
 @rule("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
 def replication_pad_backward(result: Result, grad_output: Node, input: Node, padding: Sequence[int]) -> Node:
     """Each element's gradient, at the borders with those of its copies; one dimension after the other."""
-    gradient = grad_output
-    for dim, before in _before(padding, len(input.shape)).items():
-        gradient = _gathered_copies(gradient, dim, before, input.shape[dim])
+    gradient, last = grad_output, len(input.shape) - 1
+    for place, before in enumerate(padding[::2]):
+        gradient = _gathered_copies(gradient, last - place, before, input.shape[last - place])
     return gradient
 
 
@@ -223,7 +214,7 @@ def _gathered_copies(grad: Node, dim: int, before: int, size: int) -> Node:
 
     def body(*indices: Index) -> Scalar:
         place = indices[dim] + indices[-1] + min(before, 0)
-        origin = _clamped(Position(place - before, "int32"), size)
+        origin = apply("maximum", apply("minimum", Position(place - before, "int32"), size - 1), 0)
         value = grad.at(*indices[:dim], place, *indices[dim + 1 : -1])
         mine = where(origin.equals(Position(indices[dim], "int32")), value, 0)
         return guarded([(place, 0, padded)], mine)
@@ -318,12 +309,10 @@ def empty(result: Result, **arguments: object) -> Node:
 @rule("arange")
 def arange(result: Result, end: float, start: float = 0, step: float = 1, dtype: str | None = None) -> Node:
     """Start, start + step, ... below end."""
-    return pointwise(result.shape, result.dtype, lambda i: _spaced(i, start, step, result.dtype))
-
-
-def _spaced(index: Index, start: float, step: float, dtype: str) -> Scalar:
-    compute = dtype if is_floating(dtype) else "int64"
-    return Position(index, compute) * step + constant(start, compute)
+    compute = result.dtype if is_floating(result.dtype) else "int64"
+    return pointwise(
+        result.shape, result.dtype, lambda i: Position(i, compute) * step + constant(start, compute)
+    )
 
 
 @rule("random_uniform")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import inf, prod
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -171,14 +172,12 @@ def max_pool(space: int, result: Result, input: Node, *, lying: Lying, **setting
 
 def _offset(place: Scalar, kernel: Sequence[int], dilation: Sequence[int], pitches: Sequence[int]) -> Scalar:
     """Return how far behind a window's corner in the plane one of its places lies."""
-    total: Scalar | None = None
+    steps: list[Scalar] = []
     for dim, (size, spacing, pitch) in enumerate(zip(kernel, dilation, pitches, strict=True)):
         inner = prod(kernel[dim + 1 :])
         digit = apply("int_div", place, inner) if inner > 1 else place
-        if dim:
-            digit = apply("int_mod", digit, size)
-        total = digit * (spacing * pitch) if total is None else total + digit * (spacing * pitch)
-    return place if total is None else total
+        steps.append((apply("int_mod", digit, size) if dim else digit) * (spacing * pitch))
+    return reduce(add, steps)
 
 
 @spatial_rule("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", lying=sliding)

@@ -14,6 +14,7 @@ _TOGETHER = {
     frozenset(("uint8", "int8")): "int16",
     frozenset(("float16", "bfloat16")): "float32",
 }
+_OF_NUMBERS: dict[type, str] = {bool: "bool", int: "int64", float: "float32"}
 
 
 def is_floating(dtype: str) -> bool:
@@ -35,14 +36,8 @@ def common_dtype(*operands: Operand) -> str:
     """
     shaped = _joined([o.dtype for o in operands if isinstance(o, Node) and o.shape])
     single = _joined([o.dtype for o in operands if isinstance(o, Node) and not o.shape])
-    numbers = _joined([_of_number(o) for o in operands if not isinstance(o, Node)])
+    numbers = _joined([_OF_NUMBERS[type(o)] for o in operands if not isinstance(o, Node)])
     return _over(_over(shaped, single), numbers)
-
-
-def _of_number(value: int | float | bool) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    return "int64" if isinstance(value, int) else "float32"
 
 
 def _joined(dtypes: list[str]) -> str:

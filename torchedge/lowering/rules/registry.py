@@ -66,10 +66,7 @@ def spatial_rule(*kinds: str, **settings: Any) -> Callable[[_Function], _Functio
 
     def register(function: _Function) -> _Function:
         for kind in kinds:
-            rank = re.search(r"(\d)d", kind)
-            if rank is None:
-                raise LoweringError(f"operator {kind} names no number of dimensions; expected such as pool2d")
-            rule(kind)(partial(function, int(rank[1]), **settings))
+            rule(kind)(partial(function, int(re.sub(r"\D", "", kind)), **settings))
         return function
 
     return register

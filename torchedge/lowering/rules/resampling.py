@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from math import floor
+from operator import add, mul
 
 import numpy as np
 
@@ -150,10 +151,8 @@ def _gathered(shape: Sequence[int], dtype: str, grad: Node, scalings: dict[int, 
             at[dim] = indices[dim] * scaling.new_size // scaling.size - spans[dim][0] + turn
             bounds.append((at[dim], 0, scaling.new_size))
             weights.append(_weight(scaling.taps(at[dim]), indices[dim]))
-        value = cast(grad.at(*at), compute)
-        for weight in weights:
-            value = value if weight is None else value * cast(weight, compute)
-        return guarded(bounds, value)
+        factors = [cast(weight, compute) for weight in weights if weight is not None]
+        return guarded(bounds, reduce(mul, factors, cast(grad.at(*at), compute)))
 
     domain = (*shape, *[w for _, w in spans.values()])
     return reduction(domain, range(rank, rank + len(spans)), "resample", term, dtype)
@@ -161,14 +160,13 @@ def _gathered(shape: Sequence[int], dtype: str, grad: Node, scalings: dict[int, 
 
 def _weight(taps: Sequence[Tap], element: Index) -> Scalar | None:
     """Return with what weight taps read an element (None: one)."""
-    total: Scalar | None = None
+    parts: list[Scalar] = []
     for place, weight in taps:
         if weight is None and place == element:
             return None
         hit = Position(place, "int32").equals(Position(element, "int32"))
-        part = where(hit, constant(1, "float32") if weight is None else weight, 0)
-        total = part if total is None else total + part
-    return total
+        parts.append(where(hit, constant(1, "float32") if weight is None else weight, 0))
+    return reduce(add, parts)
 
 
 def _span(scaling: Scaling) -> tuple[int, int]:
@@ -199,14 +197,11 @@ def _forward(
 
     def element(*indices: Index) -> Scalar:
         lead, places = indices[:-space], indices[-space:]
-        total: Scalar | None = None
+        values = []
         for taps in product(*[s.taps(p) for s, p in zip(scalings, places, strict=True)]):
             value = cast(input.at(*lead, *[at for at, _ in taps]), compute)
-            for _, weight in taps:
-                value = value if weight is None else value * cast(weight, compute)
-            total = value if total is None else total + value
-        assert total is not None
-        return total
+            values.append(reduce(mul, [cast(w, compute) for _, w in taps if w is not None], value))
+        return reduce(add, values)
 
     return pointwise(result.shape, result.dtype, element)
 
