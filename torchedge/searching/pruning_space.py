@@ -74,6 +74,7 @@ class PruningSpace(SearchSpace):
             )
         self.choices = {group: self._options(groups.counts[group]) for group in free}
         self._families: dict[Mode, GraphFamily] = {}
+        self._norms: dict[str, npt.NDArray[np.float64]] = {}
 
     @staticmethod
     def _check(model: object, ratios: Sequence[object], round_to: object, strategy: str) -> None:
@@ -154,16 +155,13 @@ class PruningSpace(SearchSpace):
 
     def norms(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return a norm of each channel by group; the channels with the largest norms are kept."""
-        if self.__dict__.get("_norms") is None:
-            self._norms = self._measured_norms()
-        return self._norms
-
-    def _measured_norms(self) -> dict[str, npt.NDArray[np.float64]]:
-        if self.strategy == "random":
+        if not self._norms and self.strategy == "random":
             rng = np.random.default_rng(self.seed)
-            return {name: rng.random(self.groups.counts[name]) for name in self.choices}
-        assert self.model is not None
-        return channel_norms(self.model, list(self._maps.values()), list(self.choices))
+            self._norms = {name: rng.random(self.groups.counts[name]) for name in self.choices}
+        elif not self._norms:
+            assert self.model is not None
+            self._norms = channel_norms(self.model, list(self._maps.values()), list(self.choices))
+        return self._norms
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the weights: predictions need only the graphs."""
