@@ -73,7 +73,7 @@ def _kernels(
     from torchedge.opencl import open_context
     from torchedge.profiling.kernel_benchmark import bench_kernels, summarize
     from torchedge.profiling.operator_cases import OPERATORS, all_cases
-    from torchedge.textures.coefficients import coefficients_of, default_coefficients
+    from torchedge.textures.coefficients import coefficients_of, default_coefficients, errors_of
 
     names = tuple([name.strip() for name in operators.split(",")]) if operators else OPERATORS
     cases = all_cases(names, (min(gflop, 0.2) if quick else gflop) * 1e9)
@@ -90,7 +90,9 @@ def _kernels(
     else:
         from torchedge.devices import find_device
 
-        coefficients = coefficients_of(find_device(profile_))
+        known = find_device(profile_)
+        coefficients = coefficients_of(known)
+        target = replace(target, errors=errors_of(known))
     with Progress(len(cases), "measuring") as progress:
 
         def step(name: str) -> None:
@@ -158,6 +160,8 @@ def explain_kernel(operator: str, sizes: tuple[int, ...], device: str) -> None:
     convolutions SIDE WINDOW. Printed are the default and the tuner's choice, with the predicted terms of
     their cost.
     """
+    import numpy as np
+
     from torchedge.devices import find_device
     from torchedge.lowering.inference import target_of_device
     from torchedge.lowering.tuning import layout_options, score
@@ -177,6 +181,7 @@ def explain_kernel(operator: str, sizes: tuple[int, ...], device: str) -> None:
     document["coefficients"] = str(coefficients.provenance)
     for name, place in (("default", 0), ("chosen", scores.best())):
         choice = scores.choice(place)
+        terms = scores.terms(kernel.nest, np.array([place]), target, coefficients)
         stored = [choice.layouts[node] for node in options]
         document[name] = {
             "ms": choice.ms,
@@ -184,7 +189,7 @@ def explain_kernel(operator: str, sizes: tuple[int, ...], device: str) -> None:
             "operands": [
                 layout.storage if layout.storage == "buffer" else layout.pattern for layout in stored
             ],
-            "terms_ms": scores.terms(kernel.nest, place, target, coefficients),
+            "terms_ms": {name: float(ms[0]) for name, ms in sorted(terms.items(), key=lambda term: -term[1][0])},
         }
     answer(document, lambda: _print_choices(document))
 

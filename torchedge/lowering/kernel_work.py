@@ -72,7 +72,8 @@ class Sketch:
             several = list(dict.fromkeys(own))
             missing = [layout for layout in several if (number, layout) not in works]
             if missing:
-                added = access_works(access, walk, missing, self.candidates, coefficients)
+                writes = number >= len(self.reads)
+                added = access_works(access, walk, missing, self.candidates, coefficients, writes)
                 works.update({(number, layout): work for layout, work in zip(missing, added, strict=True)})
             return _joined([works[number, layout] for layout in several], [several.index(x) for x in own])
 
@@ -246,8 +247,8 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
         for access in accesses_of(reads_of(*part), lane, vector, times)
     ]
     writes = [(walked, Access(n, c.element, n.dtype, lane, vector, times)) for n, c in by_element]
-    once = 1 if s.along else vector
-    writes += [(walked, Access(n, c.element, n.dtype, None, 1, once / members)) for n, c in by_row]
+    across = (None, 1) if s.along else (lane, vector)
+    writes += [(walked, Access(n, c.element, n.dtype, *across, 1 / members)) for n, c in by_row]
     return Sketch(count, columns, tuple(reads), tuple(writes), slices)
 
 

@@ -12,7 +12,14 @@ from typing import Literal, get_args
 from torchedge.devices import Device, is_phone_gpu, match_device
 from torchedge.errors import InputError, check_choice
 from torchedge.opencl.platforms import ClDevice
-from torchedge.textures.coefficients import TABLE, KernelCoefficients, coefficients_of, default_coefficients
+from torchedge.textures.coefficients import (
+    TABLE,
+    KernelCoefficients,
+    KernelErrors,
+    coefficients_of,
+    default_coefficients,
+    errors_of,
+)
 from torchedge.textures.layouts import Storage
 
 DeviceClass = Literal["cpu", "gpu", "mobile"]
@@ -37,8 +44,8 @@ class Target:
     them many times faster than it turns a work-group into loops. largest_group: work-items of a work-group at
     most; local_bytes: local memory of a work-group. half: large intermediates are stored in half precision;
     half_weights: so are matrices of weights that the step does not update. coefficients: by which the tuner
-    chooses schedules and layouts; None: fixed defaults. checks: kernels report accesses outside their
-    tensors.
+    chooses schedules and layouts; None: fixed defaults. errors: of its predictions, with which it begins where
+    it measures. checks: kernels report accesses outside their tensors.
     """
 
     name: DeviceClass
@@ -60,6 +67,7 @@ class Target:
     half: bool = False
     half_weights: bool = False
     coefficients: KernelCoefficients | None = field(default=None, hash=False)
+    errors: KernelErrors = field(default=KernelErrors(), hash=False)
     checks: bool = False
 
 
@@ -114,7 +122,8 @@ def with_tuner(target: Target, profile: Device | None, tuner: Tuner | None) -> T
     if tuner == "fixed" or (tuner is None and (profile is None or TABLE not in profile.profile)):
         return target
     coefficients = default_coefficients(target.name) if profile is None else coefficients_of(profile)
-    return replace(target, coefficients=coefficients)
+    errors = errors_of(profile) if profile and tuner == "measured" else KernelErrors()
+    return replace(target, coefficients=coefficients, errors=errors)
 
 
 def target_for(device: ClDevice, tuner: Tuner | None = None) -> Target:

@@ -1,8 +1,9 @@
 """Which candidates of kernels to time next: predictions, corrected by the times that are known already.
 
-The error of a prediction, as a logarithm, is a Gaussian process over schedules: two errors are alike where
-the schedules differ in few fields, more so within one kernel. The candidate comes next whose time, by what is
-known of it, may be the least.
+The error of a prediction, as a logarithm, is a Gaussian process: two errors are alike where the schedules
+differ in few fields and the same terms of the cost decide, a little more so within one kernel. The candidate
+comes next whose time, by what is known of it, may be the least; of those timed at once, each counts as known
+for the next, so that they differ.
 """
 
 from __future__ import annotations
@@ -14,53 +15,75 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.textures.coefficients import KernelErrors
+
 Array = npt.NDArray[Any]
 
 REACH = 4.0
 """Fields in which two schedules differ until their errors have little in common."""
-COMMON, OWN = 0.08, 0.16
-"""Variances of the part of an error that all kernels share, and of the part of each kernel."""
-NOISE = 0.003
+APART = 1.0
+"""Sum of the differences of the terms' shares of the cost, with the same effect."""
+COMMON, OWN = 0.12, 0.02
+"""Variances of the part of an error that all kernels share, and of the part of each kernel. These numbers are of
+the order that the likelihood of the times of 88 operators on an H200 gives (docs/lowering.md)."""
+NOISE = 0.001
 """Variance of a measurement."""
 HOPE = 0.5
 """Standard deviations below its expected time that a candidate is hoped to reach."""
 MORE = 5
 """Candidates of a kernel that are timed at once after the default and the best prediction. Compilers of GPUs
 run in several processes, each of which opens the device: few rounds take less time than few candidates."""
+MOST = 512
+"""Candidates of a kernel among which the search chooses: those of the least predictions, and the default."""
+
+Known = tuple[Array, Array, Array]
+"""The schedules, shares of the terms, and logarithms of the errors of predictions that were timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """One kernel's candidates: fields (N, F), predicted ms (N,), and the ms of those that were timed."""
+    """One kernel's candidates, and the ms of those that were timed by their numbers; number 0 is the default.
+
+    fields: (N, F) numbers of the schedule. shares: (N, T) shares of the terms of the cost. predicted: (N,) ms.
+    """
 
     fields: Array
+    shares: Array
     predicted: Array
     times: dict[int, float]
 
-    def known(self) -> tuple[Array, Array]:
-        """Return the fields, and the logarithms of the errors, of the predictions that times judge."""
+    def known(self) -> Known:
+        """Return what is known of the errors of the predictions."""
         timed = [n for n, ms in self.times.items() if np.isfinite(ms) and np.isfinite(self.predicted[n])]
         ms = np.array([self.times[number] for number in timed])
-        return self.fields[timed], np.log(ms / self.predicted[timed])
+        return self.fields[timed], self.shares[timed], np.log(ms / self.predicted[timed])
 
 
 Timer = Callable[[list[list[int]]], list[list[float]]]
 """Returns the ms of candidates of each kernel, by their numbers."""
 
 
+def known_of(errors: KernelErrors) -> list[Known]:
+    """Return what a profile holds of the errors of predictions."""
+    return [
+        (np.array(kernel.schedules), np.array(kernel.shares) / 100, np.array(kernel.errors))
+        for kernel in errors.kernels
+    ]
+
+
 def search(
     kernels: Sequence[Trials],
     timer: Timer,
-    others: Sequence[tuple[Array, Array]] = (),
+    others: Sequence[Known] = (),
     many: int | None = None,
 ) -> None:
     """Time the default (number 0) and the best prediction, then `MORE` candidates; the trials keep the order.
 
-    others: what is known of further kernels (`Trials.known`). many: so many kernels are searched, the first
-    ones; of the others only the default is timed. None: all.
+    others: what is known of further kernels. many: so many kernels are searched, the first ones; of the others
+    only the default is timed. None: all.
     """
     searched = kernels[:many]
-    best = [[n for n in _best(kernel, kernel.predicted, 2) if n][:1] for kernel in searched]
+    best = [[n for n in numbers if n][:1] for numbers in next_trials(searched, 2, others)]
     wanted = [*[[0, *numbers] for numbers in best], *[[0] for _ in kernels[len(searched) :]]]
     for _ in range(2):
         for kernel, numbers, times in zip(kernels, wanted, timer(wanted), strict=False):
@@ -68,41 +91,52 @@ def search(
         wanted = next_trials(searched, MORE, others)
 
 
-def next_trials(
-    kernels: Sequence[Trials], count: int, others: Sequence[tuple[Array, Array]] = ()
-) -> list[list[int]]:
+def next_trials(kernels: Sequence[Trials], count: int, others: Sequence[Known] = ()) -> list[list[int]]:
     """Return the numbers of the candidates of each kernel that are to be timed next, at most so many.
 
-    others: what is known of further kernels (`Trials.known`).
+    others: what is known of further kernels.
     """
     known = [*[kernel.known() for kernel in kernels], *others]
-    owner = np.repeat(np.arange(len(known)), [len(errors) for _, errors in known])
+    owner = np.repeat(np.arange(len(known)), [len(errors) for *_, errors in known])
     if not len(owner):
-        return [_best(kernel, kernel.predicted, count) for kernel in kernels]
-    fields, errors = (np.concatenate(parts) for parts in zip(*known, strict=True))
-    inverse = np.linalg.inv(_alike(fields, owner[:, None], fields, owner) + NOISE * np.eye(len(owner)))
+        return [_first(kernel, count) for kernel in kernels]
+    fields, shares, errors = (np.concatenate(parts) for parts in zip(*known, strict=True))
+    judged = (fields, shares), owner
+    inverse = np.linalg.inv(_alike(*judged, *judged) + NOISE * np.eye(len(owner)))
     chosen = []
     for number, kernel in enumerate(kernels):
-        alike = _alike(kernel.fields, number, fields, owner)
+        places = np.array(_first(kernel, MOST), int)
+        own = (kernel.fields[places], kernel.shares[places]), np.full(len(places), number)
+        alike = _alike(*own, *judged)
         weights = alike @ inverse
-        variance = COMMON + OWN - (weights * alike).sum(axis=1)
-        least = weights @ errors - HOPE * np.sqrt(np.maximum(variance, 0.0))
-        chosen.append(_best(kernel, kernel.predicted * np.exp(least), count))
+        expected = np.log(kernel.predicted[places]) + weights @ errors
+        unknown = _alike(*own, *own) - weights @ alike.T
+        numbers: list[int] = []
+        for _ in range(min(count, len(places))):
+            hoped = expected - HOPE * np.sqrt(np.maximum(unknown.diagonal(), 0.0))
+            place = int(np.argmin(hoped))
+            numbers.append(int(places[place]))
+            expected[place] = np.inf
+            unknown = unknown - np.outer(unknown[:, place], unknown[place]) / (unknown[place, place] + NOISE)
+        chosen.append(numbers)
     return chosen
 
 
-def _alike(fields: Array, owner: Any, others: Array, owners: Array) -> Array:  # noqa: ANN401 - numbers
+def _alike(first: tuple[Array, Array], owner: Array, second: tuple[Array, Array], owners: Array) -> Array:
     """Return (N, M) the covariances of errors."""
-    differing = np.zeros((len(fields), len(others)), np.float32)
-    for column, other in zip(fields.T, others.T, strict=True):
-        differing += column[:, None] != other
-    alike: Array = np.exp(-differing / REACH) * (COMMON + OWN * (owner == owners))
+    apart = np.zeros((len(owner), len(owners)), np.float32)
+    for column, other in zip(first[0].T, second[0].T, strict=True):
+        if (column != column[:1]).any() or (other != column[:1]).any():
+            apart += (column[:, None] != other) / np.float32(REACH)
+    for column, other in zip(np.float32(first[1]).T, np.float32(second[1]).T, strict=True):
+        apart += np.abs(column[:, None] - other) / np.float32(APART)
+    alike: Array = np.exp(-apart) * (COMMON + OWN * (owner[:, None] == owners))
     return alike
 
 
-def _best(kernel: Trials, ms: Array, count: int) -> list[int]:
-    """Return the candidates of the least times that were not timed, and that can be written."""
-    untried = np.isfinite(ms)
+def _first(kernel: Trials, count: int) -> list[int]:
+    """Return the candidates of the least predictions that were not timed, and that can be written."""
+    untried = np.isfinite(kernel.predicted)
     untried[list(kernel.times)] = False
-    order = np.argsort(np.where(untried, ms, np.inf), kind="stable")
+    order = np.argsort(np.where(untried, kernel.predicted, np.inf), kind="stable")
     return [int(number) for number in order[: min(count, int(untried.sum()))]]

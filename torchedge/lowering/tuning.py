@@ -34,10 +34,10 @@ from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node
 from torchedge.lowering.schedules import RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
-from torchedge.lowering.trials import Trials, search
+from torchedge.lowering.trials import Trials, known_of, search
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import LANES, PATTERNS, Layout, image_layouts
-from torchedge.textures.model import KernelCost, predict_kernels, predict_reuse
+from torchedge.textures.model import TERMS, KernelCost, predict_kernels, predict_reuse
 
 Array = npt.NDArray[Any]
 
@@ -122,16 +122,30 @@ class Scores:
         return Choice(candidates.pick(number), self.layouts[layouts], float(self.ms.reshape(-1)[place]))
 
     def terms(
-        self, nest: Nest, place: int, target: Target, coefficients: KernelCoefficients
-    ) -> dict[str, float]:
-        """Return the ms of each term of a candidate's cost; they run side by side, launches excepted."""
-        layouts, candidates, number = self._located(place)
-        terms: dict[str, float] = {}
-        for sketch, share in sketches_of(nest, candidates.subset(np.array([number])), target):
-            cost = predict_kernels(sketch.work([self.layouts[layouts]], coefficients), coefficients)
-            for name, ms in cost.terms.items():
-                terms[name] = terms.get(name, 0.0) + float(ms[0] * np.asarray(share).reshape(-1)[0])
-        return dict(sorted(terms.items(), key=lambda term: -term[1]))
+        self, nest: Nest, places: Array, target: Target, coefficients: KernelCoefficients
+    ) -> dict[str, Array]:
+        """Return the ms of each term of some candidates' costs; they run side by side, launches excepted."""
+        terms = {name: np.zeros(len(places)) for name in TERMS}
+        located = [self._located(int(place)) for place in places]
+        alike: dict[tuple[int, int], list[int]] = {}
+        for row, (layouts, candidates, _) in enumerate(located):
+            alike.setdefault((layouts, id(candidates)), []).append(row)
+        for rows in alike.values():
+            layouts, candidates, _ = located[rows[0]]
+            chosen = candidates.subset(np.array([located[row][2] for row in rows]))
+            for sketch, share in sketches_of(nest, chosen, target):
+                cost = predict_kernels(sketch.work([self.layouts[layouts]], coefficients), coefficients)
+                for name, ms in cost.terms.items():
+                    terms[name][rows] += ms * share
+        return terms
+
+    def trials(
+        self, nest: Nest, places: Array, target: Target, coefficients: KernelCoefficients
+    ) -> Trials:
+        """Return candidates that the search may time, the first of them the default; none is timed yet."""
+        costs = np.stack(list(self.terms(nest, places, target, coefficients).values()), axis=1)
+        shares = costs / costs.sum(axis=1, keepdims=True)
+        return Trials(self.fields()[places], shares, self.ms.reshape(-1)[places], {})
 
     def order(self, cost: Array | None = None) -> Array:
         """Return the places of all candidates that can be written, the fastest first (by `ms`)."""
@@ -201,7 +215,7 @@ def tune(
         tables = copier.update_images(tables, fixed)
         tables = copier.copy_reads(tables)
     if timer is not None:
-        return _timed(tables, chosen, placed, target, timer)
+        return _timed(tables, chosen, placed, target, coefficients, timer)
     schedules = {}
     for table in tables:
         place = table.best(chosen)
@@ -246,11 +260,12 @@ class _Table:
         """Return a schedule by its number in one combination of layouts."""
         return self.scores.choice(self.row(chosen) * self.scores.ms.shape[1] + number).schedule
 
-    def trials(self, chosen: Mapping[Node, int]) -> Trials:
+    def trials(
+        self, chosen: Mapping[Node, int], target: Target, coefficients: KernelCoefficients
+    ) -> Trials:
         """Return the schedules in one combination of layouts; none is timed yet."""
         row, count = self.row(chosen), self.scores.ms.shape[1]
-        fields = self.scores.fields()[row * count : (row + 1) * count]
-        return Trials(fields, self.scores.ms[row], {})
+        return self.scores.trials(self.nest, row * count + np.arange(count), target, coefficients)
 
     def cost(self, chosen: Mapping[Node, int]) -> float:
         """Return the predicted ms of the best schedule."""
@@ -363,6 +378,7 @@ def _timed(
     chosen: Mapping[Node, int],
     layouts: Mapping[Node, Layout],
     target: Target,
+    coefficients: KernelCoefficients,
     timer: Timer,
 ) -> Tuned:
     """Measure the best few predicted schedules of each kernel, kernels that do the same once, and choose."""
@@ -374,7 +390,7 @@ def _timed(
     for same in kernels:
         many += covered <= COVERED * predicted
         covered += same[0].cost(chosen) * len(same)
-    trials = [same[0].trials(chosen) for same in kernels]
+    trials = [same[0].trials(chosen, target, coefficients) for same in kernels]
 
     def times_of(wanted: Sequence[Sequence[int]]) -> list[list[float]]:
         return timer(
@@ -384,7 +400,7 @@ def _timed(
             ]
         )
 
-    search(trials, times_of, many=many)
+    search(trials, times_of, known_of(target.errors), many)
     decided: dict[FusionGroup, Schedule] = {}
     total = default_ms = 0.0
     for same, one in zip(kernels, trials, strict=True):

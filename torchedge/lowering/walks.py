@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Remainder, axes_of
+from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Remainder, as_index, axes_of
 from torchedge.expressions.scalars import Read, reads_of
 from torchedge.graphs import ITEM_SIZES
 from torchedge.textures.coefficients import KernelCoefficients
@@ -89,15 +89,20 @@ def access_works(
     layouts: Sequence[Layout],
     candidates: int,
     coefficients: KernelCoefficients,
+    writes: bool = False,
 ) -> list[ReadWork]:
-    """Return how N candidates access one operand, for each layout in which it may lie."""
+    """Return how N candidates access one operand, for each layout in which it may lie.
+
+    GPUs access vectors that are not aligned element by element. Of writes this does not count: caches join them.
+    """
     first, group = _distinct(access, walk, candidates)
     few, width = _taken(walk, first, candidates), _rows(access.width, first, candidates)
     lane = next((r for r, loops in walk.roles.items() if access.lane in loops), None)
     neighbours = None if lane is None else _elements(access, few, {lane: np.arange(LANES)[None, :]}, {})
     lanes = _steps(few.lanes, coefficients.warp)
     warps = [_elements(access, few, lanes, _steps(few.time, 1, moment * 7)) for moment in range(MOMENTS)]
-    vectors = [_vectors(access, neighbours, layout, width) for layout in layouts]
+    scalars = coefficients.warp > 1 and not writes
+    vectors = [_vectors(access, neighbours, layout, width, scalars) for layout in layouts]
     sequences: dict[bytes, list[Array]] = {}
     places, lines, warp_lines, warp_share, columns = [], [], [], [], []
     for layout, (split, _) in zip(layouts, vectors, strict=True):
@@ -271,12 +276,12 @@ def _middle(size: int) -> int:
 
 
 def _vectors(
-    access: Access, neighbours: Sequence[Array] | None, layout: Layout, width: Array
+    access: Access, neighbours: Sequence[Array] | None, layout: Layout, width: Array, scalars: bool
 ) -> tuple[Array, Array]:
     """Return (U,) accesses that one vector takes, and how many elements of a buffer each one moves.
 
     One access where the elements are neighbours, or one element. neighbours: the elements of the first lanes;
-    None where no lane moves them.
+    None where no lane moves them. scalars: a vector in a buffer that is not aligned is read element by element.
     """
     one = np.ones_like(width)
     if neighbours is None:
@@ -287,7 +292,10 @@ def _vectors(
         return np.where(width <= LANES, 1, width // LANES) if together else width, one
     steps = np.diff(x * (UNIT_BYTES // ITEM_SIZES[access.dtype]) + z)
     if (steps == 1).all():
-        return one, width
+        offset = as_index(layout.offset(access.indices, access.tensor.shape))
+        others = [factor for atom, factor in offset.terms if atom != access.lane]
+        whole = gcd(offset.const, *others) % width == 0
+        return (one, width) if not scalars else (np.where(whole, one, width), np.where(whole, width, one))
     return one if (steps == 0).all() else width, one
 
 

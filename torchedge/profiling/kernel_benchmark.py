@@ -21,7 +21,7 @@ from torchedge.errors import InputError
 from torchedge.lowering.kernels.nests import write_kernel
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.targets import Target
-from torchedge.lowering.trials import Trials, search
+from torchedge.lowering.trials import Trials, known_of, search
 from torchedge.lowering.tuning import KernelCandidate, Scores, layout_options, score
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.compiling import cache_for
@@ -134,7 +134,7 @@ def bench_kernels(
             )
         known = {row.get("case"): row for row in rows[1:]}
         missing = [case for case in _spread(cases) if case.name not in known]
-        judged: list[Any] = []
+        judged: list[Any] = known_of(target.errors.without({case.name for case in cases}))
         for begin in range(0, len(missing), TOGETHER):
             if time.monotonic() - began > seconds:
                 break
@@ -190,7 +190,7 @@ def _scored(case: OperatorCase, target: Target, coefficients: KernelCoefficients
         },
         "groups": _same_but_group(scores),
     }
-    trials = Trials(scores.fields(), scores.ms.reshape(-1), {})
+    trials = scores.trials(kernel.nest, np.arange(scores.ms.size), target, coefficients)
     return _ScoredCase(kernel, options, scores, trials, row)
 
 

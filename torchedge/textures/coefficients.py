@@ -6,7 +6,7 @@ the figures of its `device.toml` in their place where it gives any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,8 @@ from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
 COEFFICIENTS_FILE = "kernels.toml"
 TABLE = "kernels"
 """The table of a device's `[profile]` that describes the file."""
+ERRORS_FILE = "kernel-errors.json.gz"
+ERRORS_TABLE = "kernel_errors"
 
 ARITHMETIC_WIDTHS = (1, 2, 4, 8, 16)
 """Floats of one instruction, for which arithmetic rates are given."""
@@ -134,6 +136,34 @@ class KernelCoefficients:
         return weakest(origin.provenance for origin in self.origins.values())
 
 
+@dataclass(frozen=True, slots=True)
+class TimedKernel:
+    """Schedules of a kernel that a device once timed, and the errors of their predictions.
+
+    schedules: the numbers of each (`Scores.fields`). shares: in % of the sum of the terms of its predicted
+    cost (`model.TERMS`). errors: of the prediction, as the logarithm of measured over predicted time.
+    """
+
+    name: Text
+    schedules: tuple[tuple[int, ...], ...]
+    shares: tuple[tuple[int, ...], ...]
+    errors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelErrors:
+    """Errors of the cost model on one device: what the search among timed candidates begins with.
+
+    They correct no prediction of the tuner that does not measure: its coefficients are micro-benchmarks'.
+    """
+
+    kernels: tuple[TimedKernel, ...] = ()
+
+    def without(self, names: Collection[str]) -> KernelErrors:
+        """Return the errors of kernels of other names."""
+        return KernelErrors(tuple([kernel for kernel in self.kernels if kernel.name not in names]))
+
+
 # assumed coefficients ---------------------------------------------------------------------------------------
 
 
@@ -205,6 +235,18 @@ def default_coefficients(device_class: Literal["cpu", "gpu", "mobile"]) -> Kerne
 CODEC = Codec(KernelCoefficients, "Kernel coefficients", schema="torchedge.kernels/1", error=ProfileError)
 
 
+def _check_errors(errors: KernelErrors) -> None:
+    for kernel in errors.kernels:
+        rows = {len(kernel.schedules), len(kernel.shares), len(kernel.errors)}
+        if len(rows) > 1 or len({len(row) for row in kernel.schedules}) > 1:
+            raise InputError(f"{kernel.name}: expected schedules, shares and errors of one length")
+
+
+ERRORS = Codec(
+    KernelErrors, "Errors of kernels", schema="torchedge.errors/1", verify=_check_errors, error=ProfileError
+)
+
+
 def coefficients_of(device: Device) -> KernelCoefficients:
     """Return a device's coefficients: those of its profile, else its class's with the device's figures.
 
@@ -219,6 +261,21 @@ def coefficients_of(device: Device) -> KernelCoefficients:
     phone = is_phone_gpu(device.vendor, device.title, *device.aliases)
     base = DEFAULTS["cpu" if device.kind == "cpu" else "mobile" if phone else "gpu"]
     return _with_figures(base, device)
+
+
+def errors_of(device: Device) -> KernelErrors:
+    """Return the errors of predictions that a device's profile holds; none where it has no such file.
+
+    Raises:
+        ProfileError: the profile's file breaks a rule of the format.
+    """
+    described = device.profile.get(ERRORS_TABLE)
+    if not isinstance(described, Mapping):
+        return KernelErrors()
+    path = profile_file(
+        device.folder, ERRORS_FILE, described.get("sha256"), max_bytes=MAX_DOCUMENT_BYTES
+    )
+    return ERRORS.read(path)
 
 
 def write_coefficients(folder: Path, coefficients: KernelCoefficients) -> str:

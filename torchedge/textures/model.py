@@ -17,6 +17,19 @@ import numpy.typing as npt
 from torchedge.textures.coefficients import ARITHMETIC_WIDTHS, KernelCoefficients, MemoryPath
 from torchedge.textures.work import FloatArray, KernelWork, ReadWork
 
+TERMS = (
+    "launches",
+    "latency",
+    "starts",
+    "arithmetic",
+    "image cache",
+    "buffer cache",
+    "local memory",
+    "second-level cache",
+    "main memory",
+    "writes",
+)
+"""The terms of a kernel's cost in the extended form."""
 SHARPNESS = 4.0
 """Exponent of the sum of terms that run side by side: a large one gives their maximum, 1 their sum."""
 
@@ -280,6 +293,9 @@ def _traffic(
         reread = later * np.maximum(moved - operand.distinct_bytes, 0.0) / side * ~operand.again
         from_main = left_first * left_second * operand.distinct_bytes + reread
         main += from_main / _path(operand, coefficients, "main_gb_s")
+    # Reads and writes share the memory's bandwidth, however the writes get there.
+    for operand in work.writes:
+        main += operand.distinct_bytes / coefficients.buffer.main_gb_s
     return second, main
 
 
