@@ -3,8 +3,8 @@
     python benchmarks/kernel_replay.py ROWS --profile nvidia-h200 --storage image
 
 ROWS is the folder of `torchedge bench kernels --out FOLDER`, or a packed file of its rows as in
-profiles/nvidia-h200/campaign/; nothing is measured again. Less than a second a case. The search for the fastest
-begins with the errors that the profile holds of other cases. With --learn FILE those errors are made.
+profiles/nvidia-h200/campaign/; nothing is measured again. Less than a second a case. The search for the
+fastest begins with the errors that the profile holds of other cases; --learn FILE makes them.
 """
 
 from __future__ import annotations
@@ -137,10 +137,14 @@ def search_again(rows: Sequence[dict[str, Any]], errors: KernelErrors) -> None:
 def main() -> None:
     """Print how the present model does on measured cases, by the coefficients of a profile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rows", type=Path, nargs="+", help="folders of `torchedge bench kernels --out`, or .jsonl.gz")
+    parser.add_argument(
+        "rows", type=Path, nargs="+", help="folders of `torchedge bench kernels --out`, or .jsonl.gz"
+    )
     parser.add_argument("--profile", required=True, help="the device that was measured")
     parser.add_argument("--storage", choices=["buffer", "image"], help="preferred storage")
-    parser.add_argument("--learn", type=Path, help="write the errors of the predictions into this file (.json.gz)")
+    parser.add_argument(
+        "--learn", type=Path, help="write the errors of the predictions into this file (.json.gz)"
+    )
     given = parser.parse_args()
     known = find_device(given.profile)
     target = target_of_device(known)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchedge.lowering.trials import COMMON, MORE, OWN, Trials, next_trials, search
+from torchedge.lowering.trials import COMMON, MORE, OWN, Trials, known_of, next_trials, search
+from torchedge.textures.coefficients import KernelErrors, TimedKernel
 
 
-def trials(predicted, times=None, fields=None):
+def trials(predicted, times=None, fields=None, shares=None):
     count = len(predicted)
     fields = np.arange(count)[:, None] * np.ones(12, int) if fields is None else fields
-    return Trials(np.asarray(fields), np.array(predicted, float), times or {})
+    shares = np.zeros((count, 2)) if shares is None else shares
+    return Trials(np.asarray(fields), np.asarray(shares, float), np.array(predicted, float), times or {})
 
 
 def test_without_times_the_least_predictions_come_first():
@@ -34,6 +36,37 @@ def test_an_error_is_expected_of_schedules_that_are_alike_and_of_other_kernels_t
     assert next_trials([trials(predicted, {}, fields)], 1) == [[0]]
     assert next_trials([trials(predicted, {}, fields), known], 1) == [[3], [3]]
     assert next_trials([trials(predicted, {}, fields)], 1, [known.known()]) == [[3]]
+
+
+def test_an_error_is_expected_where_the_same_term_decides():
+    # One field differs between all; where latency decides, predictions are too small.
+    shares = np.array([[1, 0], [1, 0], [0, 1], [0, 1]])
+    kernel = trials([1.0, 1.1, 1.3, 1.4], {0: 10.0}, np.arange(4)[:, None], shares)
+    assert next_trials([kernel], 1) == [[2]]
+    assert next_trials([trials([1.0, 1.1, 1.3, 1.4], {0: 10.0}, np.arange(4)[:, None])], 1) == [[1]]
+
+
+def test_candidates_that_are_timed_at_once_differ():
+    # Two families; nothing is known of either, and the second is predicted little slower.
+    fields = np.repeat([[0], [1]], 3, axis=0) * np.ones(12, int)
+    fields[:, 0] = np.arange(6)
+    kernel = trials([1.0, 1.001, 1.002, 1.05, 1.051, 1.052], {}, fields)
+    far = trials([1.0], {0: 1.0}, 9 * np.ones((1, 12), int))
+    assert next_trials([kernel, far], 2)[0] == [0, 3]
+
+
+def test_the_search_begins_with_the_errors_that_a_profile_holds():
+    fields = np.repeat([[0], [1]], 2, axis=0) * np.ones(12, int)
+    errors = KernelErrors((TimedKernel("another", ((0,) * 12,), ((0, 0),), (2.0,)),))
+    calls = []
+
+    def timer(wanted):
+        calls.append(wanted)
+        return [[1.0] * len(numbers) for numbers in wanted]
+
+    for known in (errors, errors.without(["another"])):
+        search([trials([1.0, 1.0, 1.1, 1.1], {}, fields)], timer, known_of(known))
+    assert calls == [[[0, 2]], [[3, 1]], [[0, 1]], [[2, 3]]]
 
 
 def test_the_search_finds_the_best_of_many_within_a_few_trials():

@@ -22,7 +22,7 @@ from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.tuning import LARGEST_OPERANDS, _table, layout_options, score
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, evaluate
 from torchedge.profiling.operator_cases import OperatorCase, operator_kernel
-from torchedge.textures.coefficients import default_coefficients
+from torchedge.textures.coefficients import NUMBERS, TERM_COUNT, default_coefficients
 from torchedge.textures.layouts import Layout, row_major
 from torchedge.textures.work import STRIDE_FEATURES
 
@@ -91,6 +91,47 @@ def test_reads_of_an_image_follow_its_pattern():
     x4 = STRIDE_FEATURES.index("x 4x4")  # a block of 16 texels holds 16 steps of block-4, four of a row
     assert row.strides[0, x4] == pytest.approx(1 / 4, abs=0.05)
     assert block.strides[0, x4] == pytest.approx(1 / 16, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shift", "vector", "name"),
+    [(256, 0, True, "gpu"), (254, 0, False, "gpu"), (256, 1, False, "gpu"), (254, 0, True, "cpu")],
+)
+def test_gpus_read_vectors_that_are_not_aligned_element_by_element(columns, shift, vector, name):
+    rows, cols = Axis("r", 64), Axis("c", columns)
+    tensor = Stored((64, columns + 4 * shift), "float32", "x", 0)
+    walk = Walk(
+        {"r": (rows,), "c": (cols,)}, (Digit("c", 63, 4),), (Digit("r", 32, 1),), {"r": 32, "c": columns}
+    )
+    access = Access(tensor, (of(rows), of(cols) + shift), "float32", cols, 4, 63)
+    (read,), (write,) = [
+        access_works(access, walk, [row_major(2)], 1, default_coefficients(name), writes)
+        for writes in (False, True)
+    ]
+    assert (read.count[0], read.nbytes[0]) == ((63, 16) if vector else (252, 4))
+    assert (write.count[0], write.nbytes[0]) == (63, 16)  # a cache joins the parts
+
+
+def test_rows_beside_each_other_are_written_by_vectors():
+    target, coefficients = TARGETS["gpu"], default_coefficients("gpu")
+    kernel = operator_kernel(OperatorCase("DwConv2D", (16, 3)), target)
+    candidates = candidates_of(kernel.nest.extents, target)[0]
+    assert not candidates.schedules.along
+    work = sketches_of(kernel.nest, candidates, target)[0][0].work([kernel.layouts], coefficients)
+    np.testing.assert_array_equal(work.writes[0].nbytes, 4 * np.asarray(candidates.schedules.vector))
+
+
+def test_numbers_and_shares_of_candidates_are_those_of_a_profile():
+    target, coefficients = TARGETS["gpu"], default_coefficients("gpu")
+    kernel = operator_kernel(OperatorCase("MatMul", (16, 64, 256)), target)
+    scores = score(kernel.nest, kernel.layouts, target, coefficients)
+    places = np.array([0, 5, scores.ms.size - 1])
+    trials = scores.trials(kernel.nest, places, target, coefficients)
+    assert trials.fields.shape == (3, NUMBERS) and trials.shares.shape == (3, TERM_COUNT)
+    np.testing.assert_allclose(trials.shares.sum(axis=1), 1)
+    np.testing.assert_array_equal(trials.predicted, scores.ms.reshape(-1)[places])
+    terms = scores.terms(kernel.nest, places, target, coefficients)
+    assert all(max(ms[k] for ms in terms.values()) <= trials.predicted[k] for k in range(3))
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))

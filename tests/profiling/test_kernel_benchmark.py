@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_replay import read_bench, replay_case, search_again
+from kernel_replay import errors_in, read_bench, replay_case, search_again
 
 from torchedge.errors import InputError
 from torchedge.lowering.targets import TARGETS
@@ -19,7 +19,7 @@ from torchedge.profiling.kernel_benchmark import (
     times_of,
 )
 from torchedge.profiling.operator_cases import OPERATORS, OperatorCase, all_cases
-from torchedge.textures.coefficients import default_coefficients
+from torchedge.textures.coefficients import ERRORS, KernelErrors, default_coefficients
 
 
 def row(ms, chosen, operator="MatMul", predicted=None):
@@ -87,7 +87,10 @@ def test_a_run_continues_where_it_was(tmp_path, monkeypatch):
     for measured in read_bench(tmp_path):
         replayed = replay_case(measured, target, default_coefficients("cpu"))
         assert replayed["ms"] == measured["ms"] and replayed["chosen"]["default"] == 0
-        search_again([replayed])
+        search_again([replayed], KernelErrors())
+        (timed,) = errors_in([replayed]).kernels
+        assert timed.name == measured["case"] and 2 <= len(timed.errors) <= len(measured["places"])
+        ERRORS.check(KernelErrors((timed,)))
         assert replayed["tried"][0] == 0 and set(replayed["tried"]) <= set(measured["places"])
         np.testing.assert_allclose(replayed["predicted"], measured["predicted"], atol=1e-6)
         with pytest.raises(InputError, match="measure it again"):

@@ -12,9 +12,12 @@ from torchedge.textures.coefficients import (
     CODEC,
     COEFFICIENTS_FILE,
     DEFAULTS,
+    ERRORS,
     PARTS,
+    KernelErrors,
     coefficients_of,
     default_coefficients,
+    errors_of,
     write_coefficients,
 )
 from torchedge.textures.work import STRIDE_FEATURES, KernelWork, ReadWork
@@ -31,6 +34,18 @@ def test_coefficients_come_back_from_a_file(name, tmp_path):
     assert read_coefficients(tmp_path) == coefficients
     assert coefficients.provenance is Provenance.ASSUMED
     assert set(coefficients.origins) == set(PARTS)
+
+
+def test_errors_of_a_profile_are_checked(tmp_path):
+    device = find_device("nvidia-h200")
+    errors = errors_of(device)
+    assert errors.kernels and not errors_of(find_device("adreno-640")).kernels
+    kernel = errors.kernels[0]
+    assert errors.without([kernel.name]).kernels == errors.kernels[1:]
+    for wrong in ({"errors": kernel.errors[1:]}, {"errors": (99.0, *kernel.errors[1:])}, {"shares": ((1,),)}):
+        ERRORS.write(tmp_path / "errors.json.gz", KernelErrors((replace(kernel, **wrong),)))
+        with pytest.raises(ProfileError):
+            ERRORS.read(tmp_path / "errors.json.gz")
 
 
 def test_every_device_has_coefficients():

@@ -189,7 +189,9 @@ def explain_kernel(operator: str, sizes: tuple[int, ...], device: str) -> None:
             "operands": [
                 layout.storage if layout.storage == "buffer" else layout.pattern for layout in stored
             ],
-            "terms_ms": {name: float(ms[0]) for name, ms in sorted(terms.items(), key=lambda term: -term[1][0])},
+            "terms_ms": {
+                name: float(ms[0]) for name, ms in sorted(terms.items(), key=lambda term: -term[1][0])
+            },
         }
     answer(document, lambda: _print_choices(document))
 

@@ -44,8 +44,8 @@ class Target:
     them many times faster than it turns a work-group into loops. largest_group: work-items of a work-group at
     most; local_bytes: local memory of a work-group. half: large intermediates are stored in half precision;
     half_weights: so are matrices of weights that the step does not update. coefficients: by which the tuner
-    chooses schedules and layouts; None: fixed defaults. errors: of its predictions, with which it begins where
-    it measures. checks: kernels report accesses outside their tensors.
+    chooses schedules and layouts; None: fixed defaults. errors: of its predictions, with which the search for
+    the fastest begins. checks: kernels report accesses outside their tensors.
     """
 
     name: DeviceClass

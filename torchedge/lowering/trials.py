@@ -24,8 +24,8 @@ REACH = 4.0
 APART = 1.0
 """Sum of the differences of the terms' shares of the cost, with the same effect."""
 COMMON, OWN = 0.12, 0.02
-"""Variances of the part of an error that all kernels share, and of the part of each kernel. These numbers are of
-the order that the likelihood of the times of 88 operators on an H200 gives (docs/lowering.md)."""
+"""Variances of the part of an error that all kernels share, and of each kernel's own part: about those of the
+greatest likelihood of the times of 88 operators on an H200 (docs/lowering.md)."""
 NOISE = 0.001
 """Variance of a measurement."""
 HOPE = 0.5
@@ -42,9 +42,10 @@ Known = tuple[Array, Array, Array]
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """One kernel's candidates, and the ms of those that were timed by their numbers; number 0 is the default.
+    """One kernel's candidates, and by number the ms of those that were timed; number 0 is the default.
 
-    fields: (N, F) numbers of the schedule. shares: (N, T) shares of the terms of the cost. predicted: (N,) ms.
+    fields: (N, F) numbers of the schedule. shares: (N, T) shares of the terms of the cost. predicted: (N,)
+    ms.
     """
 
     fields: Array
@@ -79,16 +80,17 @@ def search(
 ) -> None:
     """Time the default (number 0) and the best prediction, then `MORE` candidates; the trials keep the order.
 
-    others: what is known of further kernels. many: so many kernels are searched, the first ones; of the others
-    only the default is timed. None: all.
+    others: what is known of further kernels. many: so many kernels are searched, the first ones; of the
+    others only the default is timed. None: all.
     """
     searched = kernels[:many]
     best = [[n for n in numbers if n][:1] for numbers in next_trials(searched, 2, others)]
     wanted = [*[[0, *numbers] for numbers in best], *[[0] for _ in kernels[len(searched) :]]]
-    for _ in range(2):
+    for last in (False, True):
+        if last:
+            wanted = next_trials(searched, MORE, others)
         for kernel, numbers, times in zip(kernels, wanted, timer(wanted), strict=False):
             kernel.times.update(zip(numbers, times, strict=True))
-        wanted = next_trials(searched, MORE, others)
 
 
 def next_trials(kernels: Sequence[Trials], count: int, others: Sequence[Known] = ()) -> list[list[int]]:
@@ -126,7 +128,7 @@ def _alike(first: tuple[Array, Array], owner: Array, second: tuple[Array, Array]
     """Return (N, M) the covariances of errors."""
     apart = np.zeros((len(owner), len(owners)), np.float32)
     for column, other in zip(first[0].T, second[0].T, strict=True):
-        if (column != column[:1]).any() or (other != column[:1]).any():
+        if len(np.union1d(column, other)) > 1:
             apart += (column[:, None] != other) / np.float32(REACH)
     for column, other in zip(np.float32(first[1]).T, np.float32(second[1]).T, strict=True):
         apart += np.abs(column[:, None] - other) / np.float32(APART)

@@ -139,9 +139,7 @@ class Scores:
                     terms[name][rows] += ms * share
         return terms
 
-    def trials(
-        self, nest: Nest, places: Array, target: Target, coefficients: KernelCoefficients
-    ) -> Trials:
+    def trials(self, nest: Nest, places: Array, target: Target, coefficients: KernelCoefficients) -> Trials:
         """Return candidates that the search may time, the first of them the default; none is timed yet."""
         costs = np.stack(list(self.terms(nest, places, target, coefficients).values()), axis=1)
         shares = costs / costs.sum(axis=1, keepdims=True)
@@ -260,9 +258,7 @@ class _Table:
         """Return a schedule by its number in one combination of layouts."""
         return self.scores.choice(self.row(chosen) * self.scores.ms.shape[1] + number).schedule
 
-    def trials(
-        self, chosen: Mapping[Node, int], target: Target, coefficients: KernelCoefficients
-    ) -> Trials:
+    def trials(self, chosen: Mapping[Node, int], target: Target, coefficients: KernelCoefficients) -> Trials:
         """Return the schedules in one combination of layouts; none is timed yet."""
         row, count = self.row(chosen), self.scores.ms.shape[1]
         return self.scores.trials(self.nest, row * count + np.arange(count), target, coefficients)

@@ -93,7 +93,7 @@ def access_works(
 ) -> list[ReadWork]:
     """Return how N candidates access one operand, for each layout in which it may lie.
 
-    GPUs access vectors that are not aligned element by element. Of writes this does not count: caches join them.
+    GPUs access vectors that are not aligned element by element; caches join such writes.
     """
     first, group = _distinct(access, walk, candidates)
     few, width = _taken(walk, first, candidates), _rows(access.width, first, candidates)
@@ -281,7 +281,7 @@ def _vectors(
     """Return (U,) accesses that one vector takes, and how many elements of a buffer each one moves.
 
     One access where the elements are neighbours, or one element. neighbours: the elements of the first lanes;
-    None where no lane moves them. scalars: a vector in a buffer that is not aligned is read element by element.
+    None where no lane moves them. scalars: a vector in a buffer that is not aligned is read in elements.
     """
     one = np.ones_like(width)
     if neighbours is None:

@@ -33,6 +33,11 @@ ARITHMETIC_WIDTHS = (1, 2, 4, 8, 16)
 PARTS = ("image", "buffer", "occupancy", "arithmetic", "local", "launches", "copies")
 """Parts of the coefficients that have an origin of their own."""
 
+NUMBERS, TERM_COUNT = 19, 10
+"""Numbers that describe a schedule with its patterns, and terms of a cost, in `KernelErrors`."""
+
+_Number = Annotated[int, Meta(ge=0, le=2**40)]
+_Percent = Annotated[int, Meta(ge=0, le=100)]
 _Positive = Annotated[float, Meta(gt=0, le=1e9)]
 _Time = Annotated[float, Meta(ge=0, le=1e9)]
 _Count = Annotated[int, Meta(ge=1, le=2**40)]
@@ -145,9 +150,9 @@ class TimedKernel:
     """
 
     name: Text
-    schedules: tuple[tuple[int, ...], ...]
-    shares: tuple[tuple[int, ...], ...]
-    errors: tuple[float, ...]
+    schedules: tuple[Annotated[tuple[_Number, ...], Meta(min_length=NUMBERS, max_length=NUMBERS)], ...]
+    shares: tuple[Annotated[tuple[_Percent, ...], Meta(min_length=TERM_COUNT, max_length=TERM_COUNT)], ...]
+    errors: tuple[Annotated[float, Meta(ge=-30, le=30)], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +242,7 @@ CODEC = Codec(KernelCoefficients, "Kernel coefficients", schema="torchedge.kerne
 
 def _check_errors(errors: KernelErrors) -> None:
     for kernel in errors.kernels:
-        rows = {len(kernel.schedules), len(kernel.shares), len(kernel.errors)}
-        if len(rows) > 1 or len({len(row) for row in kernel.schedules}) > 1:
+        if len({len(kernel.schedules), len(kernel.shares), len(kernel.errors)}) > 1:
             raise InputError(f"{kernel.name}: expected schedules, shares and errors of one length")
 
 
@@ -272,9 +276,7 @@ def errors_of(device: Device) -> KernelErrors:
     described = device.profile.get(ERRORS_TABLE)
     if not isinstance(described, Mapping):
         return KernelErrors()
-    path = profile_file(
-        device.folder, ERRORS_FILE, described.get("sha256"), max_bytes=MAX_DOCUMENT_BYTES
-    )
+    path = profile_file(device.folder, ERRORS_FILE, described.get("sha256"), max_bytes=MAX_DOCUMENT_BYTES)
     return ERRORS.read(path)
 
 
