@@ -247,8 +247,8 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
         for access in accesses_of(reads_of(*part), lane, vector, times)
     ]
     writes = [(walked, Access(n, c.element, n.dtype, lane, vector, times)) for n, c in by_element]
-    across = (None, 1) if s.along else (lane, vector)
-    writes += [(walked, Access(n, c.element, n.dtype, *across, 1 / members)) for n, c in by_row]
+    over, width = (None, 1) if s.along else (lane, vector)  # lanes that are neighbouring rows
+    writes += [(walked, Access(n, c.element, n.dtype, over, width, 1 / members)) for n, c in by_row]
     return Sketch(count, columns, tuple(reads), tuple(writes), slices)
 
 

@@ -100,7 +100,7 @@ def next_trials(kernels: Sequence[Trials], count: int, others: Sequence[Known] =
     """
     known = [*[kernel.known() for kernel in kernels], *others]
     owner = np.repeat(np.arange(len(known)), [len(errors) for *_, errors in known])
-    if not len(owner):
+    if not len(owner) or count >= MOST:
         return [_first(kernel, count) for kernel in kernels]
     fields, shares, errors = (np.concatenate(parts) for parts in zip(*known, strict=True))
     judged = (fields, shares), owner
@@ -130,8 +130,8 @@ def _alike(first: tuple[Array, Array], owner: Array, second: tuple[Array, Array]
     for column, other in zip(first[0].T, second[0].T, strict=True):
         if len(np.union1d(column, other)) > 1:
             apart += (column[:, None] != other) / np.float32(REACH)
-    for column, other in zip(np.float32(first[1]).T, np.float32(second[1]).T, strict=True):
-        apart += np.abs(column[:, None] - other) / np.float32(APART)
+    for column, other in zip(first[1].T, second[1].T, strict=True):
+        apart += np.float32(1 / APART) * np.abs(column.astype(np.float32)[:, None] - other.astype(np.float32))
     alike: Array = np.exp(-apart) * (COMMON + OWN * (owner[:, None] == owners))
     return alike
 
