@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from kernel_replay import errors_in, read_bench, replay_case, search_again
 
+from torchedge.devices import find_device
 from torchedge.errors import InputError
+from torchedge.lowering.inference import target_of_device
 from torchedge.lowering.targets import TARGETS
 from torchedge.profiling import kernel_benchmark
 from torchedge.profiling.kernel_benchmark import (
@@ -19,7 +21,13 @@ from torchedge.profiling.kernel_benchmark import (
     times_of,
 )
 from torchedge.profiling.operator_cases import OPERATORS, OperatorCase, all_cases
-from torchedge.textures.coefficients import ERRORS, KernelErrors, default_coefficients
+from torchedge.textures.coefficients import (
+    ERRORS,
+    KernelErrors,
+    coefficients_of,
+    default_coefficients,
+    errors_of,
+)
 
 
 def row(ms, chosen, operator="MatMul", predicted=None):
@@ -99,3 +107,17 @@ def test_a_run_continues_where_it_was(tmp_path, monkeypatch):
         read_bench(tmp_path / "nowhere")
     with pytest.raises(InputError, match="choose another folder"):
         bench_kernels(cases, *more, among=5)
+
+
+@pytest.mark.parametrize("case", ["SoftMax 64 64", "MatMul 16 16 16", "DwConv2D 32 3"])
+def test_the_errors_of_a_profile_are_those_of_the_present_model(case):
+    known = find_device("nvidia-h200")
+    target = replace(target_of_device(known), storage="image")
+    rows = read_bench(known.folder / "campaign" / "kernel-bench-operators.jsonl.gz")
+    (row,) = [row for row in rows if row["case"] == case]
+    expected = errors_in([replay_case(row, target, coefficients_of(known))]).kernels
+    stored = [kernel for kernel in errors_of(known).kernels if kernel.name == case]
+    # else: python benchmarks/kernel_replay.py with --learn, as device.toml gives it
+    assert [kernel.schedules for kernel in stored] == [kernel.schedules for kernel in expected]
+    np.testing.assert_allclose(stored[0].errors, expected[0].errors, atol=2e-4)
+    np.testing.assert_allclose(stored[0].shares, expected[0].shares, atol=1)
