@@ -42,20 +42,24 @@ FEW = (SIZES[0], SIZES[7])
 
 def cases() -> Iterator[dict[str, Any]]:
     """Yield the layers to measure."""
-    names = ("dtype", "layers", "bi", "kind", "size")
-    for options in itertools.product(
-        ("float32", "float16"), (1, 2, 3), (False, True), ("LSTM", "GRU", "RNN"), SIZES
-    ):
-        row = dict(zip(names, options, strict=True))
-        row.update(zip("tnih", row.pop("size"), strict=True))
-        plain = {**row, "drop": 0.0, "proj": 0, "batch_first": False}
-        yield plain
-        if options[-1] in FEW:
-            yield {**plain, "batch_first": True}
-            if row["layers"] > 1:
-                yield {**plain, "drop": 0.2}
-            if row["kind"] == "LSTM":
-                yield {**plain, "proj": 16}
+    depths = itertools.product(("float32", "float16"), (1, 2, 3), (False, True))
+    for dtype, layers, bi in depths:
+        for kind, size in itertools.product(("LSTM", "GRU", "RNN"), SIZES):
+            row = {
+                "dtype": dtype,
+                "layers": layers,
+                "bi": bi,
+                "kind": kind,
+                **dict(zip("tnih", size, strict=True)),
+            }
+            plain = {**row, "drop": 0.0, "proj": 0, "batch_first": False}
+            yield plain
+            if size in FEW:
+                yield {**plain, "batch_first": True}
+                if layers > 1:
+                    yield {**plain, "drop": 0.2}
+                if kind == "LSTM":
+                    yield {**plain, "proj": 16}
 
 
 def module_of(row: dict[str, Any]) -> torch.nn.RNNBase:
