@@ -1,46 +1,51 @@
 """Print how fast predictions are and what they cost in memory: `python benchmarks/prediction_speed.py`.
 
-Every figure that is a ratio is measured in this one run; medians of several repetitions. Needs
-torchvision and transformers.
+Every figure that is a ratio is measured in this one run; medians of several repetitions. Times are those of
+the processor (of all threads): what an idle machine takes, wherever others use it, too. Needs torchvision and
+transformers.
 """
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 
 def median_ms(function: Callable[[int], object], times: int) -> float:
     """Return the median time of `function(i)`, ms."""
+    return statistics.median(times_ms(function, range(times)))
+
+
+def times_ms(function: Callable[[int], object], arguments: Sequence[int]) -> list[float]:
+    """Return the times of calls and of the processes that they start, ms."""
     taken = []
     gc.collect()
-    for index in range(times):
-        start = time.perf_counter()
-        function(index)
-        taken.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(taken)
+    for argument in arguments:
+        start = os.times()
+        begun = time.process_time()
+        function(argument)
+        own, end = time.process_time() - begun, os.times()
+        children = end.children_user + end.children_system - start.children_user - start.children_system
+        taken.append(1e3 * (own + children))
+    return taken
 
 
 FIRST = 25
-"""Sizes in which what a network's later sizes need is computed, and the compiled replay is loaded."""
+"""Sizes of which the median is printed apart: what later ones need is computed and loaded in them."""
 
 
 def measure_sizes(what: str, predict: Callable[[int], object], sizes: range, target: str) -> None:
     """Print the time of a network's first sizes apart from that of later ones, each predicted once."""
-    gc.collect()
-    taken = []
-    for size in sizes:
-        start = time.perf_counter()
-        predict(size)
-        taken.append(1e3 * (time.perf_counter() - start))
+    taken = times_ms(predict, sizes)
     line(f"{what}, first {FIRST}", f"{statistics.median(taken[:FIRST]):.2f} ms", "")
     line("  the slowest of them (with all that is loaded once)", f"{max(taken[:FIRST]):.0f} ms", "")
     line("  later ones", f"{statistics.median(taken[FIRST:]):.2f} ms", target)
@@ -68,82 +73,102 @@ def line(what: str, value: str, target: str) -> None:
     print(f"{what:<66}{value:>14}   {target}")
 
 
-def measure_one(device: str) -> None:
-    """Time a network never seen before against torch.fx.symbolic_trace, and another batch size."""
+VISION = ("resnet50", "mobilenet_v2", "efficientnet_b0", "convnext_tiny", "vit_b_16")
+
+
+def measure_vision(device: str) -> None:
+    """Time networks never seen before against torch.fx.symbolic_trace, and other batch sizes of one."""
     import torch
 
     import torchedge
     from torchedge.tracing.vision import import_torchvision
 
-    models = [import_torchvision().models.resnet50() for _ in range(9)]
     predictor = torchedge.Predictor(device)
-    predictor.predict(models[0], 32)
-    torch.fx.symbolic_trace(models[0])
-    pairs = []
-    for model in models[1:]:
-        pairs.append(
-            (
-                median_ms(lambda _, m=model: torch.fx.symbolic_trace(m), 3),
-                median_ms(lambda _, m=model: predictor.predict(m, 32), 3),
+    for name in VISION:
+        models = [getattr(import_torchvision().models, name)() for _ in range(9)]
+        predictor.predict(models[0], 32)
+        torch.fx.symbolic_trace(models[0])
+        pairs = []
+        for model in models[1:]:
+            pairs.append(
+                (
+                    median_ms(lambda _, m=model: torch.fx.symbolic_trace(m), 3),
+                    median_ms(lambda _, m=model: predictor.predict(m, 32), 3),
+                )
             )
-        )
-    traced, predicted = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(p / t for t, p in pairs)
-    line("torch.fx.symbolic_trace(resnet50)", f"{traced:.1f} ms", "")
-    line("Predictor.predict(resnet50, 32), never seen before", f"{predicted:.1f} ms", "")
-    line("  ratio", f"{ratio:.2f}", "at most 1.5")
-    graph = torchedge.capture(models[0])
+        print_ratio(name, "torch.fx.symbolic_trace", pairs, "at most 1.5")
+    with torch.device("meta"):
+        graph = torchedge.capture(import_torchvision().models.resnet50())
     measure_sizes(
-        "another batch size of a captured graph",
+        "another batch size of a captured resnet50",
         lambda batch: predictor.predict(graph, batch),
         range(4, 130),
         "under 1 ms",
     )
 
 
+def print_ratio(name: str, tracer: str, pairs: list[tuple[float, float]], target: str) -> None:
+    """Print the medians of (traced, predicted) ms, and of their ratios."""
+    traced, predicted = (statistics.median(column) for column in zip(*pairs, strict=True))
+    line(f"{tracer}({name})", f"{traced:.1f} ms", "")
+    line(f"Predictor.predict({name}), never seen before", f"{predicted:.1f} ms", "")
+    line("  ratio", f"{statistics.median(p / t for t, p in pairs):.2f}", target)
+
+
 def measure_language(device: str) -> None:
-    """Time a GPT-2-medium never seen before."""
+    """Time language models never seen before against make_fx; torch.fx.symbolic_trace fails on them."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
     import torchedge
 
-    models, example = gpt2_medium(6)
     ids = torch.zeros(1, 512, dtype=torch.int64, device="meta")
+    example = {"input_ids": ids.new_zeros(ids.shape, device="cpu")}
     predictor = torchedge.Predictor(device)
-    predictor.predict(models[0], 4, example=example)
-    traced = median_ms(lambda _: make_fx(lambda x: models[0](input_ids=x, labels=x).loss)(ids), 3)
-    predicted = median_ms(lambda i: predictor.predict(models[1 + i], 4, example=example), 5)
-    forward = median_ms(lambda _: models[0](input_ids=ids, labels=ids), 5)
-    line("GPT-2-medium's forward pass on meta tensors", f"{forward:.0f} ms", "")
-    line("make_fx of it (torch.fx.symbolic_trace fails)", f"{traced:.0f} ms", "")
-    line("Predictor.predict(GPT-2-medium, 4), never seen before", f"{predicted:.0f} ms", "")
-    line("  ratio to make_fx", f"{predicted / traced:.2f}", "at most 2")
+    for name, build in language_models().items():
+        with torch.device("meta"):
+            models = [build() for _ in range(4)]
+        predictor.predict(models[0], 4, example=example)
+        pairs = []
+        for model in models[1:]:
+            pairs.append(
+                (
+                    median_ms(lambda _, m=model: make_fx(lambda x: m(input_ids=x)[0])(ids), 1),
+                    median_ms(lambda _, m=model: predictor.predict(m, 4, example=example), 3),
+                )
+            )
+        print_ratio(name, "make_fx", pairs, "at most 2")
 
 
-def gpt2_medium(count: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return so many modules without values, and an example."""
-    import torch
-
+def language_models() -> dict[str, Callable[[], Any]]:
+    """Return how to build each language model from a configuration."""
     from torchedge.tracing.vision import prepare_torchvision
 
     prepare_torchvision()  # transformers imports torchvision
     import transformers
 
-    config = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16)
-    with torch.device("meta"):
-        models = [transformers.GPT2LMHeadModel(config) for _ in range(count)]
-    ids = torch.zeros(1, 512, dtype=torch.int64)
-    return models, {"input_ids": ids, "labels": ids}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 4}
+    llama = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 16, **heads}
+    return {
+        "GPT-2-medium": lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16)
+        ),
+        "BERT-base": lambda: transformers.BertForSequenceClassification(transformers.BertConfig()),
+        "Llama, 16 layers": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama)),
+    }
 
 
 def measure_lengths(device: str) -> None:
     """Time other batch sizes and lengths of a GPT-2-medium, in a process that has predicted nothing else."""
+    import torch
+
     import torchedge
 
-    models, example = gpt2_medium(1)
+    with torch.device("meta"):
+        model = language_models()["GPT-2-medium"]()
+    ids = torch.zeros(1, 512, dtype=torch.int64)
     predictor = torchedge.Predictor(device)
-    family = torchedge.capture_lengths(models[0], example)
+    family = torchedge.capture_lengths(model, {"input_ids": ids, "labels": ids})
     predictor.predict(family, 2, seq_len=500)
     measure_sizes(
         "another batch size of a captured GPT-2-medium",
@@ -206,7 +231,7 @@ def main(device: str = "jetson-tx2") -> None:
     """Print the table."""
     warnings.filterwarnings("ignore")
     line("what", "measured", "target")
-    measure_one(device)
+    measure_vision(device)
     measure_language("nvidia-h200")
     fresh = multiprocessing.get_context("spawn").Process(target=measure_lengths, args=("nvidia-h200",))
     fresh.start()

@@ -14,6 +14,7 @@ from torchedge.errors import InputError
 from torchedge.prediction import demand
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.lengths import _through
+from torchedge.prediction.memory import compiled_replay
 from torchedge.tracing.sequence_lengths import example_length, with_length
 from torchedge.tracing.vision import import_torchvision
 
@@ -291,3 +292,14 @@ def test_simulations_and_advice_take_a_length_and_the_dimension_of_the_batch():
     first = torchedge.simulate(layer, 16, example=x, batch_dim=1)
     assert first.allocated_mib == torchedge.simulate(layer, 16, example=torch.zeros(50, 16, 8)).allocated_mib
     assert torchedge.advise(layer, 16, example=x, batch_dim=1, **H200).fits
+
+
+def test_the_second_prediction_of_a_family_loads_the_compiled_replay(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compiled_replay, "_asked", 0)
+    monkeypatch.setattr(compiled_replay, "_compiled", lambda: asked.append(True))
+    family = torchedge.capture_lengths(encoder(), torch.zeros(2, 48, 32))
+    torchedge.predict(family, 2, seq_len=100, **H200)
+    assert not asked
+    torchedge.predict(family, 3, seq_len=100, **H200)
+    assert asked

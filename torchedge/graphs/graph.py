@@ -164,11 +164,6 @@ class ForwardGraph:
         """The parameters the graph reads, each once."""
         return parameters_of(self.values)
 
-    @cached_property
-    def sizes(self) -> tuple[Poly, ...]:
-        """Bytes of each value as a polynomial of the batch size."""
-        return tuple([value.nbytes for value in self.values])
-
     def check_batch_sizes(self, batch_sizes: Iterable[int]) -> None:
         """Raise InputError for a batch size that the graph is not valid for."""
         for size in batch_sizes:

@@ -21,7 +21,6 @@ class _GraphResults:
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
     works: dict[tuple[str | None, UpdateCost | None], Workload] = field(default_factory=dict)
     traits: GraphTraits | None = None
-    dtype: str | None = None
 
 
 _results: WeakKeyDictionary[ForwardGraph, _GraphResults] = WeakKeyDictionary()
@@ -50,7 +49,7 @@ class Analysis:
 
     @property
     def traits(self) -> GraphTraits:
-        """Parameters, and whether the graph multiplies matrices."""
+        """Parameters and their dtype, and whether the graph multiplies matrices."""
         if self._results.traits is None:
             self._results.traits = graph_traits(self.graph)
         return self._results.traits
@@ -63,13 +62,7 @@ class Analysis:
     @property
     def dtype(self) -> str:
         """The dtype of most of the parameters' elements."""
-        if self._results.dtype is None:
-            elements: dict[str, int] = {}
-            for value, (size, _, _) in zip(self.graph.values, self.graph.sizes, strict=True):
-                if value.role == "parameter":
-                    elements[value.dtype] = elements.get(value.dtype, 0) + size // value.item_size
-            self._results.dtype = max(elements, key=lambda dtype: elements[dtype], default="float32")
-        return self._results.dtype
+        return self.traits.dtype
 
     def tape(self, settings: StepSettings) -> Tape:
         """Return the allocations of one step under these settings."""

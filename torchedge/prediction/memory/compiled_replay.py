@@ -26,8 +26,8 @@ _WORTH = 150_000
 _FREE_BLOCKS = 1024
 """Free blocks a pool may have in the kernel; Python replays a row that has more."""
 
-_LIST_BYTES = 1 << 28
-"""Of all lists of free blocks; for very many rows they are shorter."""
+_ITEMS = 256
+"""Work-items at most, each with memory for one row; they share the rows."""
 
 _LARGEST = 1 << 31
 """Units from which on a storage is too large for the kernel's 32 bits."""
@@ -67,31 +67,22 @@ void drop(__global uint *list, const uint n, const uint place) {
 
 ulong pair(const uint high, const uint low) { return (ulong)high << 32 | low; }
 
-/* One work-item replays one row of sizes: persistent storages first, then the events (+s allocates storage
-   s - 1, -s frees it). rows: for each where its events begin and how many there are, the same of its
-   persistent storages, where its sizes begin, from which event on the allocated peak counts. Pool 0 holds
-   requests up to 1 MiB, pool 1 larger ones; lists: the free blocks of each. A block is a number above 0 with
-   its key (width, start; TAKEN while a storage has it) and its neighbours in the segment, before and after;
-   `at` has the block of each storage, `spare` begins the chain of numbers that no block has any more. out:
-   allocated and reserved peak; -1 where a list is full or an address passes 32 bits. */
-__kernel void replay(__global const int *rows, __global const int *events, __global const int *persistent,
-                     __global const uint *units, __global uint *at, __global ulong *keys,
-                     __global uint *before, __global uint *after, __global uint *lists, const uint room,
-                     __global long *out) {
-  const long row = get_global_id(0);
-  events += rows[6 * row];
-  const int event_count = rows[6 * row + 1];
-  persistent += rows[6 * row + 2];
-  const int persistent_count = rows[6 * row + 3];
-  const int first = rows[6 * row + 4];
-  const int counted_from = persistent_count + rows[6 * row + 5];
-  units += first;
-  at += first;
-  keys += first + row * (2 * room + 1);
-  before += first + row * (2 * room + 1);
-  after += first + row * (2 * room + 1);
-  lists += 2 * row * room;
-  out += 2 * row;
+/* Replays a row of sizes: persistent storages first, then the events (+s allocates storage s - 1, -s frees
+   it). row: where its events begin and how many there are, the same of its persistent storages, where its
+   sizes begin, from which event on the allocated peak counts. Pool 0 holds requests up to 1 MiB, pool 1
+   larger ones; lists: the free blocks of each. A block is a number above 0 with its key (width, start; TAKEN
+   while a storage has it) and its neighbours in the segment, before and after; `at` has the block of each
+   storage, `spare` begins the chain of numbers that no block has any more. out: allocated and reserved peak;
+   -1 where a list is full or an address passes 32 bits. */
+void replay_row(__global const int *row, __global const int *events, __global const int *persistent,
+                __global const uint *units, __global uint *at, __global ulong *keys, __global uint *before,
+                __global uint *after, __global uint *lists, const uint room, __global long *out) {
+  events += row[0];
+  const int event_count = row[1];
+  persistent += row[2];
+  const int persistent_count = row[3];
+  units += row[4];
+  const int counted_from = persistent_count + row[5];
   keys[0] = TAKEN;
   uint count[2] = {0, 0};
   uint top = 0, blocks = 1, spare = 0;
@@ -175,6 +166,18 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
   out[0] = peak;
   out[1] = reserved;
 }
+
+/* Each work-item replays every so many rows. storages: the most that a row has. */
+__kernel void replay(__global const int *rows, __global const int *events, __global const int *persistent,
+                     __global const uint *units, __global uint *at, __global ulong *keys,
+                     __global uint *before, __global uint *after, __global uint *lists, const uint room,
+                     const uint storages, const uint count, __global long *out) {
+  const ulong item = get_global_id(0), first = item * (storages + 2 * room + 1);
+  for (uint row = item; row < count; row += get_global_size(0)) {
+    replay_row(rows + 6 * row, events, persistent, units, at + item * storages, keys + first,
+               before + first, after + first, lists + 2 * item * room, room, out + 2 * row);
+  }
+}
 """
 )
 
@@ -190,16 +193,17 @@ class CpuKernel:
         self._kernel = compile_kernels(self._context, {"replay": SOURCE}).kernel("replay")
         self._lock = threading.Lock()  # a kernel's arguments are part of the kernel
 
-    def run(
-        self, inputs: Sequence[npt.NDArray[np.generic]], scratch: Sequence[int], room: int, out: Peaks
-    ) -> None:
-        """Fill `out`, one work-item for each row; scratch: bytes of buffers behind the inputs."""
+    def run(self, inputs: Sequence[npt.NDArray[np.generic]], storages: int, out: Peaks) -> None:
+        """Fill `out`, a row for each of the first input; storages: the most that one has."""
         cl, context, queue = self._context.cl, self._context.context, self._context.queue
+        items, blocks = min(len(out), _ITEMS), storages + 2 * _FREE_BLOCKS + 1
+        scratch = [items * n for n in (4 * storages, 8 * blocks, 4 * blocks, 4 * blocks, 8 * _FREE_BLOCKS)]
         read = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
         buffers = [cl.Buffer(context, read, hostbuf=array) for array in inputs]
         buffers += [cl.Buffer(context, cl.mem_flags.READ_WRITE, size) for size in (*scratch, out.nbytes)]
+        numbers = [np.uint32(n) for n in (_FREE_BLOCKS, storages, len(out))]
         with self._lock:
-            self._kernel(queue, (len(out),), (1,), *buffers[:-1], np.uint32(room), buffers[-1])
+            self._kernel(queue, (items,), (1,), *buffers[:-1], *numbers, buffers[-1])
             cl.enqueue_copy(queue, out, buffers[-1])
 
 
@@ -231,9 +235,6 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
     filler = np.zeros(1, dtype=np.int32)  # no empty buffers
     table = np.concatenate(rows)
     out = np.empty((len(table), 2), dtype=np.int64)
-    room = min(_FREE_BLOCKS, _LIST_BYTES // (40 * len(table)))
-    storages = int(firsts[2]) + 1
-    blocks = storages + len(table) * (2 * room + 1)
     kernel.run(
         [
             table,
@@ -241,8 +242,7 @@ def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
             np.concatenate([*(batch.persistent for batch in batches), filler]),
             np.concatenate([*(batch.units.reshape(-1) for batch in batches), filler]).astype(np.uint32),
         ],
-        [4 * storages, 8 * blocks, 4 * blocks, 4 * blocks, 8 * len(table) * room],
-        room,
+        1 + max(batch.units.shape[1] for batch in batches),
         out,
     )
     return out * ALIGNMENT

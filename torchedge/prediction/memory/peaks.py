@@ -59,19 +59,25 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class GraphTraits:
-    """Inputs of Γ beside a graph's tape: parameters in MiB, and whether the graph multiplies matrices."""
+    """Inputs of a prediction beside a graph's tape and work.
+
+    parameters in MiB, whether the graph multiplies matrices, the dtype of most of the parameters' elements.
+    """
 
     parameters_mib: float
     multiplies: bool
+    dtype: str
 
 
 def graph_traits(graph: ForwardGraph) -> GraphTraits:
     """Return the traits of a graph."""
-    read = [
-        n for value, (n, _, _) in zip(graph.values, graph.sizes, strict=True) if value.role == "parameter"
-    ]
-    unread = [v.nbytes[0] for v in parameters_of(graph.unread)]
-    return GraphTraits((sum(read) + sum(unread)) / 2**20, multiplies(graph))
+    total, elements = sum([v.nbytes[0] for v in parameters_of(graph.unread)]), dict[str, int]()
+    for value in graph.parameters:
+        size, dtype = value.nbytes[0], value.dtype
+        total += size
+        elements[dtype] = elements.get(dtype, 0) + size // value.item_size
+    most = max(elements, key=lambda dtype: elements[dtype], default="float32")
+    return GraphTraits(total / 2**20, multiplies(graph), most)
 
 
 def simulate_peaks(

@@ -121,7 +121,7 @@ class StepWriter:
         self.tape = TapeWriter()
         self.differentiable = gradient_needs(self.graph)
         self._sliced = {op.inputs[1] for op in self.graph.ops if op.kind == "copy_slices"}
-        self._sizes = self.graph.sizes
+        self._sizes = [value.nbytes for value in self.graph.values]
         self._storage = [-1] * len(self.graph.values)
         self._releases = releases_of(self.graph)
         self._forgotten = record_ends(self.graph, self.differentiable, self._releases)
