@@ -23,7 +23,7 @@ from torchedge.graphs import Mode
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
-from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, matrix_excess, prior_mean
+from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
 from torchedge.prediction.memory.settings import AMP_DTYPES
 from torchedge.storage import REBUILD, file_sha256, profile_file
@@ -125,6 +125,7 @@ KINDS_TABLE, KINDS_FILE = "kinds", "kinds.safetensors"
 CONVOLUTIONS, CHANNELS_LAST, MATRICES = "convolutions", "channels-last", "matrices"
 Kind = tuple[str, str | None]
 """What most operations of a step are, one of the three above, and the precision of its products."""
+_KIND_NAMES = (*COEFFICIENT_NAMES, *LAYER_NAMES)
 _UNMEASURED_LAYOUT = "latency in channels_last was not measured: it is that of the default memory format"
 
 
@@ -140,7 +141,7 @@ def read_kinds(device: Device) -> Mapping[Kind, LatencyModel]:
 def _read_kinds(folder: Path, digest: str) -> Mapping[Kind, LatencyModel]:
     path = profile_file(folder, KINDS_FILE, digest, max_bytes=_MOST_BYTES)
     tensors, metadata = read_tensors(path, max_bytes=_MOST_BYTES)
-    if metadata.get("coefficients") != feature_hash(COEFFICIENT_NAMES):
+    if metadata.get("coefficients") != feature_hash(_KIND_NAMES):
         raise ProfileError(f"{path} was made for another version of torchedge; {REBUILD}")
     kinds: list[Kind] = [
         (p, precision) for p in (CONVOLUTIONS, CHANNELS_LAST, MATRICES) for precision in (None, *AMP_DTYPES)
@@ -159,7 +160,7 @@ def write_kinds(folder: Path, kinds: Mapping[Kind, LatencyModel]) -> str:
     tensors: dict[str, npt.NDArray[np.float64]] = {}
     for kind, model in kinds.items():
         tensors.update(_latency_tensors(_kind_name(kind), model))
-    write_tensors(folder / KINDS_FILE, tensors, {"coefficients": feature_hash(COEFFICIENT_NAMES)})
+    write_tensors(folder / KINDS_FILE, tensors, {"coefficients": feature_hash(_KIND_NAMES)})
     return file_sha256(folder / KINDS_FILE, max_bytes=_MOST_BYTES)
 
 
@@ -357,7 +358,10 @@ def _read_latency(
         centre, spread = (_tensor(source, tensors, f"{name}.scale.{p}", count) for p in ("centre", "spread"))
         reference = _tensor(source, tensors, f"{name}.scale.reference")
         scale = DistanceScale(float(law[0]), float(law[1]), centre, spread, reference)
-    coefficients = _tensor(source, tensors, f"{name}.coefficients", len(COEFFICIENT_NAMES))
+    stored = tensors.get(f"{name}.coefficients")
+    of_layers = name != "latency" and stored is not None and stored.size == len(_KIND_NAMES)
+    count = len(_KIND_NAMES if of_layers else COEFFICIENT_NAMES)
+    coefficients = _tensor(source, tensors, f"{name}.coefficients", count)
     return LatencyModel(coefficients, _read_errors(source, tensors, f"{name}.errors"), forest, scale, amp)
 
 
@@ -461,6 +465,7 @@ def under_precision(models: StepModels, device: Device, precision: str | None) -
     if measured == precision:
         return models
     shift = prior_mean(device, precision) - prior_mean(device, measured)
+    shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
     excess = matrix_excess(device, precision) - matrix_excess(device, measured)
     if None not in (measured, precision) and not shift.any():
         note = f"latency was measured in {measured} and taken to be the same in {precision}"

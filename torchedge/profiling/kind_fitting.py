@@ -8,7 +8,7 @@ and what products cost in half precision.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torchedge.prediction.intervals import fit_errors
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import (
     COEFFICIENT_NAMES,
+    LAYER_TERMS,
     WorkRows,
     named,
     pack,
@@ -43,6 +44,7 @@ from torchedge.prediction.profiles import (
 )
 from torchedge.profiling.datasets import Dataset, read_dataset
 from torchedge.profiling.latency_fitting import RIDGE, fit_coefficients
+from torchedge.profiling.layer_fitting import LayerTimes, Layout, fit_layers, read_layer_times
 from torchedge.profiling.memory_fitting import FEWEST_ROWS
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import DataSource, network_groups
@@ -81,11 +83,15 @@ class _Rows:
 
 @dataclass(frozen=True)
 class MeasuredKinds:
-    """What a campaign measured of each kind of training steps that has enough rows for a fit."""
+    """What a campaign measured of each kind of training steps that has enough rows for a fit.
+
+    layers: times of single convolutions.
+    """
 
     source: DataSource
     device: Device
     rows: Mapping[Kind, _Rows]
+    layers: Mapping[Layout, LayerTimes] = field(default_factory=dict)
 
     @property
     def fits(self) -> int:
@@ -102,7 +108,8 @@ def read_kind_rows(folder: Path, device: Device) -> MeasuredKinds:
             f"{folder}: no kind of training steps has {FEWEST_ROWS} rows with latency; expected a campaign "
             "of transformers or in half precision"
         )
-    return MeasuredKinds(DataSource(dataset.name, dataset.digest, dataset.provenance), device, rows)
+    source = DataSource(dataset.name, dataset.digest, dataset.provenance)
+    return MeasuredKinds(source, device, rows, read_layer_times(folder))
 
 
 def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lambda: None) -> PartFit:
@@ -113,7 +120,7 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     """
     models, accuracy = {}, {}
     for kind, rows in measured.rows.items():
-        prior = _prior(measured.device, kind)
+        prior = _informed(_prior(measured.device, kind), kind, measured.layers)
         spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD)
         errors = _left_out(rows, prior, spread, step)
         coefficients = _fit(rows, prior, spread)
@@ -126,6 +133,7 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
         measured.source,
         f"torchedge fit kinds {name} --device {measured.device.name} --out {out.resolve().name}",
         accuracy=accuracy,
+        convolutions=sum(times.rows.count for times in measured.layers.values()),
     )
     return PartFit(models, described)
 
@@ -172,16 +180,38 @@ def _prior(device: Device, kind: Kind) -> FloatArray:
     return latency.coefficients + latency.excess * matrix
 
 
+def _informed(prior: FloatArray, kind: Kind, layers: Mapping[Layout, LayerTimes]) -> FloatArray:
+    """Return the prior of a kind with what times of single convolutions say, where there are any.
+
+    In channels_last all coefficients of convolutions come from them, with terms (`LAYER_TERMS`) for what the
+    library's kernels there depend on. In the default layout single convolutions depend little on these,
+    and only depthwise ones, for which PyTorch has kernels of its own, come from them; float32 has the
+    device's own fit there.
+    """
+    products, precision = kind
+    times = layers.get((precision, products == CHANNELS_LAST))
+    if times is None or kind in ((CONVOLUTIONS, None), (MATRICES, None)):
+        return prior
+    if products == CHANNELS_LAST:
+        return fit_layers(times, prior)
+    depthwise = np.array([name.startswith("depthwise") for name in COEFFICIENT_NAMES])
+    return np.where(depthwise, fit_layers(times, prior, terms=False), prior)
+
+
 def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
     """Return the coefficients (K,); host_spread: how far those of launches may move from the prior."""
-    host = np.array([name.startswith("launch_") or name == "step" for name in COEFFICIENT_NAMES])
+    spread = prior_spread() * [
+        host_spread if name.startswith("launch_") or name == "step" else 1.0 for name in COEFFICIENT_NAMES
+    ]
+    if len(prior) > len(spread):
+        spread = np.append(spread, [term.spread for term in LAYER_TERMS])
     return fit_coefficients(
         rows.packed(),
         rows.phi,
         _weights(rows),
         prior,
         ridge=RIDGE,
-        spread=np.diag(prior_spread() * np.where(host, host_spread, 1.0)),
+        spread=np.diag(spread),
     )
 
 

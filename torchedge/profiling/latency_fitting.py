@@ -5,7 +5,7 @@ The coefficients are the maximum a posteriori under priors from the hardware's f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -191,11 +191,28 @@ def fit_coefficients(
     then join the loss.
     """
     fitted = rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
-    moves = torch.from_numpy(np.diag(prior_spread()) if spread is None else spread)
-    mean = torch.from_numpy(prior)
     target = torch.from_numpy(np.log(measured))
     share = torch.from_numpy(weights / weights.sum())
     by_kind = None if layers is None else torch.from_numpy(np.log(layers))
+
+    def loss(coefficients: torch.Tensor) -> torch.Tensor:
+        p = named(coefficients)
+        times = work_times(fitted, p, torch, _torch_segments)
+        error = (torch.log(step_time(times.busy, times.launch, p, torch)) - target) / DELTA
+        steps = (share * (torch.sqrt(1 + error * error) - 1)).sum()
+        return steps if by_kind is None else steps + LAYERS * _layers_loss(fitted, times, by_kind, share)
+
+    return most_likely(prior, np.diag(prior_spread()) if spread is None else spread, ridge, loss)
+
+
+def most_likely(
+    prior: FloatArray, spread: FloatArray, ridge: float, loss: Callable[[torch.Tensor], torch.Tensor]
+) -> FloatArray:
+    """Return the coefficients (K,) that minimise the loss plus `ridge` times the squared distance.
+
+    prior: (K,); spread: (K, Z), in whose units the mean squared distance from it counts.
+    """
+    mean, moves = torch.from_numpy(prior), torch.from_numpy(spread)
     distance = torch.zeros(moves.shape[1], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [distance],
@@ -210,14 +227,9 @@ def fit_coefficients(
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        p = named(coefficients())
-        times = work_times(fitted, p, torch, _torch_segments)
-        error = (torch.log(step_time(times.busy, times.launch, p, torch)) - target) / DELTA
-        loss = (share * (torch.sqrt(1 + error * error) - 1)).sum() + ridge * (distance * distance).mean()
-        if by_kind is not None:
-            loss = loss + LAYERS * _layers_loss(fitted, times, by_kind, share)
-        loss.backward()
-        return loss
+        total = loss(coefficients()) + ridge * (distance * distance).mean()
+        total.backward()
+        return total
 
     with one_thread():
         optimizer.step(closure)

@@ -84,6 +84,18 @@ def _catalogue() -> tuple[Coefficient, ...]:
 COEFFICIENTS = _catalogue()
 COEFFICIENT_NAMES = tuple(c.name for c in COEFFICIENTS)
 
+LAYER_TERMS = tuple(
+    Coefficient(f"{term}_{phase}", 0.0, 0.5)
+    for term in ("uneven", "width", "uneven_width", "image", "window", "strided", "uneven_depthwise")
+    for phase in PHASES
+)
+"""Factors of the time of convolutions that only fits with times of single ones have, elsewhere one: for each
+side whose channels are no multiple of eight; by the width of a group, in powers of two from 16, and for
+widths that are no power of two; for images of at most four channels; for depthwise convolutions with windows
+above 7 x 7, with a stride, and with channels that are no multiple of eight."""
+LAYER_NAMES = tuple(c.name for c in LAYER_TERMS)
+_WIDEST_GROUP, _WIDEST_WINDOW, _WIDEST_IMAGE = 64, 49, 4
+
 
 _HALVED = frozenset(
     f"{kind}_{phase}" for kind in ("traffic", "weights", "depthwise_traffic") for phase in PHASES
@@ -303,10 +315,33 @@ def _product_terms(
         for side, size in (("m", m), ("n", n))
     )
     often = table[:, 7] * table[:, {"fwd": 12, "bwd_x": 6, "bwd_w": 11}[phase]]
-    special = (table[:, 9] > 1) * p[f"grouped_{phase}"] + table[:, 10] * p[f"matrix_{phase}"]
+    grouped = (table[:, 9] > 1) * 1.0
+    special = grouped * p[f"grouped_{phase}"] + table[:, 10] * p[f"matrix_{phase}"]
+    special = special + _layer_factors(m, n, grouped, (1 - table[:, 10]) * (1 - grouped), phase, p, xp)
     scale = xp.exp(uneven + special) * often
     latency = xp.exp(p[f"latency_{phase}"]) * often / table[:, 9]
     return on_positions * scale, on_batch * scale, constant * scale + latency
+
+
+def _layer_factors(
+    m: Array,
+    n: Array,
+    grouped: Array,
+    dense: Array,
+    phase: str,
+    p: Mapping[str, Any],
+    xp: Any,  # noqa: ANN401
+) -> Array:
+    """Return (U,) the logarithm of the factors of `LAYER_TERMS` that a line has."""
+    image = (m <= _WIDEST_IMAGE) * dense
+    width = xp.minimum(m, n)
+    octaves = xp.log2(xp.minimum(width, xp.full_like(width, _WIDEST_GROUP)) / 16)
+    odd_width = (width != 2 ** xp.round(xp.log2(width))) * 1.0
+    return (
+        image * p[f"image_{phase}"]
+        + (dense - image) * ((m % 8 != 0) * 1.0 + (n % 8 != 0)) * p[f"uneven_{phase}"]
+        + grouped * (octaves * p[f"width_{phase}"] + odd_width * p[f"uneven_width_{phase}"])
+    )
 
 
 def _chosen(p: Mapping[str, Any], pattern: str, kinds: Sequence[Array]) -> Array:
@@ -322,8 +357,8 @@ def _tiled(size: Array, p: Mapping[str, Any], phase: str, xp: Any) -> Array:  # 
     return best
 
 
-def depthwise_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> Array:  # noqa: ANN401
-    """Time of each depthwise convolution over all phases, ms."""
+def depthwise_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> dict[str, Array]:  # noqa: ANN401
+    """Time (D,) of each depthwise convolution by phase, ms."""
     n, k, stride, ip, op, input_grad, count, weight_grad, runs = (
         rows.depthwise[rows.depthwise_line, i] for i in range(9)
     )
@@ -331,14 +366,20 @@ def depthwise_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> Array:  # 
     read, written = n * ip * batch, n * op * batch
     work = {"fwd": written * k, "bwd_x": read * k, "bwd_w": written * k}
     often = {"fwd": runs, "bwd_x": input_grad, "bwd_w": weight_grad}
-    total: Any = 0.0
+    times = {}
     for phase in PHASES if rows.training else PHASES[:1]:
-        time = xp.exp(p[f"depthwise_{phase}"]) * work[phase]
+        factor = (
+            p[f"depthwise_{phase}"]
+            + (k > _WIDEST_WINDOW) * p[f"window_{phase}"]
+            + (stride > 1) * p[f"strided_{phase}"]
+            + (n % 8 != 0) * p[f"uneven_depthwise_{phase}"]
+        )
+        time = xp.exp(factor) * work[phase]
         if phase == "bwd_x":
             time = time * xp.where(stride > 1, xp.exp(p["depthwise_strided"]), xp.ones_like(stride))
         traffic = xp.exp(p[f"depthwise_traffic_{phase}"]) * (read + written)
-        total = total + (time + traffic) * often[phase]
-    return total * count
+        times[phase] = (time + traffic) * often[phase] * count
+    return times
 
 
 def pass_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> list[Array]:  # noqa: ANN401
@@ -373,7 +414,7 @@ def work_times(
     line_terms = product_terms(rows, p, xp) if terms is None else terms
     products, passes = product_times(rows, line_terms, xp), pass_times(rows, p, xp)
     busy = sum(passes) + segments(sum(products.values()), rows.product_row, rows.count)
-    depthwise = depthwise_times(rows, p, xp) if len(rows.depthwise) else None
+    depthwise = sum(depthwise_times(rows, p, xp).values()) if len(rows.depthwise) else None
     if depthwise is not None:
         busy = busy + segments(depthwise, rows.depthwise_row, rows.count)
     counted = [j for j, name in enumerate(LAUNCHES) if rows.training or name.endswith("fwd")]
@@ -389,5 +430,11 @@ def step_time(busy: Array, launch: Array, p: Mapping[str, Any], xp: Any = np) ->
 
 
 def named(vector: Any, excess: float = 0.0) -> dict[str, Any]:  # noqa: ANN401
-    """Return a coefficient vector (K,) as a mapping by name, with a `matrix_excess` beside it."""
-    return dict(zip(COEFFICIENT_NAMES, vector, strict=True)) | {MATRIX_EXCESS: excess}
+    """Return coefficients as a mapping by name, with a `matrix_excess` beside them.
+
+    vector: (K,) of `COEFFICIENTS`, or (K + L,) with `LAYER_TERMS` behind them.
+    """
+    layers = vector[len(COEFFICIENT_NAMES) :]
+    terms = dict(zip(LAYER_NAMES, layers if len(layers) else [0.0] * len(LAYER_NAMES), strict=True))
+    base = dict(zip(COEFFICIENT_NAMES, vector[: len(COEFFICIENT_NAMES)], strict=True))
+    return base | terms | {MATRIX_EXCESS: excess}
