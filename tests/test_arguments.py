@@ -37,7 +37,8 @@ def test_the_batch_of_a_recurrent_network_is_where_its_layer_takes_it(kind):
     predictor = torchedge.Predictor("nvidia-a100")
     for batch in (4, 32):
         one, other = (predictor.predict(graph, batch) for graph in (first, time))
-        assert other.allocated.value == pytest.approx(one.allocated.value, rel=0.02)
+        copies = batch * 50 * (32 + 64) * 4 / 2**20  # of its input and output, step by step
+        assert one.allocated.value - 2 * copies < other.allocated.value <= one.allocated.value * 1.02
     assert any("dimension 1 of the example is taken as the batch" in note for note in time.notes)
     assert not any("dimension 1" in note for note in first.notes)
 
