@@ -90,7 +90,7 @@ def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoef
         "chosen": chosen,
         "predicted": predicted,
         "tuning_s": tuning,
-        "trials": scores.trials(kernel.nest, places[order], target, coefficients),
+        "trials": scores.trials(places[order], target, coefficients),
     }
 
 

@@ -112,6 +112,15 @@ def test_gpus_read_vectors_that_are_not_aligned_element_by_element(columns, shif
     assert (write.count[0], write.nbytes[0]) == (63, 16)  # a cache joins the parts
 
 
+def test_vectors_within_heads_are_aligned():
+    lane, rows = Axis("c", 768), Axis("r", 8)
+    tensor = Stored((12, 8, 64), "float32", "x", 0)
+    walk = Walk({"r": (rows,), "c": (lane,)}, (Digit("c", 192, 4),), (Digit("r", 8, 1),), {"r": 8, "c": 768})
+    access = Access(tensor, (of(lane) // 64, of(rows), of(lane) % 64), "float32", lane, 4, 192)
+    (read,) = access_works(access, walk, [row_major(3)], 1, default_coefficients("gpu"))
+    assert (read.count[0], read.nbytes[0]) == (192, 16)
+
+
 def test_rows_beside_each_other_are_written_by_vectors():
     target, coefficients = TARGETS["gpu"], default_coefficients("gpu")
     kernel = operator_kernel(OperatorCase("DwConv2D", (16, 3)), target)
@@ -126,11 +135,11 @@ def test_numbers_and_shares_of_candidates_are_those_of_a_profile():
     kernel = operator_kernel(OperatorCase("MatMul", (16, 64, 256)), target)
     scores = score(kernel.nest, kernel.layouts, target, coefficients)
     places = np.array([0, 5, scores.ms.size - 1])
-    trials = scores.trials(kernel.nest, places, target, coefficients)
+    trials = scores.trials(places, target, coefficients)
     assert trials.fields.shape == (3, NUMBERS) and trials.shares.shape == (3, TERM_COUNT)
     np.testing.assert_allclose(trials.shares.sum(axis=1), 1)
     np.testing.assert_array_equal(trials.predicted, scores.ms.reshape(-1)[places])
-    terms = scores.terms(kernel.nest, places, target, coefficients)
+    terms = scores.terms(places, target, coefficients)
     assert all(max(ms[k] for ms in terms.values()) <= trials.predicted[k] for k in range(3))
 
 
@@ -254,3 +263,17 @@ def test_kernels_that_do_the_same_share_scores_only_where_their_tensors_have_the
         last = dict.fromkeys(one.nodes, count - 1)
         assert len(one.scores.layouts) == count ** len(one.nodes)
         assert one.scores.choice(one.best(last)).layouts == one.scores.layouts[one.row(last)]
+
+
+def test_kernels_that_do_the_same_are_searched_by_one_s_scores_over_tensors_of_their_own():
+    target, coefficients = TARGETS["mobile"], default_coefficients("mobile")
+    known = {}
+    tables = []
+    for _ in range(2):
+        kernel = operator_kernel.__wrapped__(OperatorCase("MatMul", (64, 64, 64)), target)
+        free = {n: layout_options(n, kernel.layouts[n], target)[:2] for n in kernel.group.reads}
+        tables.append(_table(kernel.group, kernel.nest, kernel.layouts, free, target, coefficients, known))
+    first, second = tables
+    assert first.scores is second.scores and not set(first.nodes) & set(second.nodes)
+    one, other = (table.trials(dict.fromkeys(table.nodes, 1), target, coefficients) for table in tables)
+    np.testing.assert_array_equal(one.shares, other.shares)

@@ -181,7 +181,7 @@ def explain_kernel(operator: str, sizes: tuple[int, ...], device: str) -> None:
     document["coefficients"] = str(coefficients.provenance)
     for name, place in (("default", 0), ("chosen", scores.best())):
         choice = scores.choice(place)
-        terms = scores.terms(kernel.nest, np.array([place]), target, coefficients)
+        terms = scores.terms(np.array([place]), target, coefficients)
         stored = [choice.layouts[node] for node in options]
         document[name] = {
             "ms": choice.ms,

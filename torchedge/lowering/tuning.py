@@ -94,12 +94,13 @@ class Choice:
 class Scores:
     """All candidates of one kernel: C choices of layouts, and N schedules for each.
 
-    sets: candidates by template, with what is known of their operands' work. operands: the tensors whose
-    layouts are chosen. ms: (C, N) predicted times, infinite where a result's image cannot be written.
-    others: (C, N) costs by the levels of the model alone and by the reuse-distance baseline. The default is
-    (0, 0). launch_ms: part of all times, a launch.
+    nest: its loops; kernels that do the same share the scores. sets: candidates by template, with what is
+    known of their operands' work. operands: the tensors whose layouts are chosen. ms: (C, N) predicted times,
+    infinite where a result's image cannot be written. others: (C, N) costs by the levels of the model alone
+    and by the reuse-distance baseline. The default is (0, 0). launch_ms: part of all times, a launch.
     """
 
+    nest: Nest
     sets: tuple[tuple[Candidates, _Works], ...]
     operands: tuple[Node, ...]
     layouts: tuple[Mapping[Node, Layout], ...]
@@ -121,9 +122,7 @@ class Scores:
         layouts, candidates, number = self._located(place)
         return Choice(candidates.pick(number), self.layouts[layouts], float(self.ms.reshape(-1)[place]))
 
-    def terms(
-        self, nest: Nest, places: Array, target: Target, coefficients: KernelCoefficients
-    ) -> dict[str, Array]:
+    def terms(self, places: Array, target: Target, coefficients: KernelCoefficients) -> dict[str, Array]:
         """Return the ms of each term of some candidates' costs; they run side by side, launches excepted."""
         terms = {name: np.zeros(len(places)) for name in TERMS}
         located = [self._located(int(place)) for place in places]
@@ -133,15 +132,15 @@ class Scores:
         for rows in alike.values():
             layouts, candidates, _ = located[rows[0]]
             chosen = candidates.subset(np.array([located[row][2] for row in rows]))
-            for sketch, share in sketches_of(nest, chosen, target):
+            for sketch, share in sketches_of(self.nest, chosen, target):
                 cost = predict_kernels(sketch.work([self.layouts[layouts]], coefficients), coefficients)
                 for name, ms in cost.terms.items():
                     terms[name][rows] += ms * share
         return terms
 
-    def trials(self, nest: Nest, places: Array, target: Target, coefficients: KernelCoefficients) -> Trials:
+    def trials(self, places: Array, target: Target, coefficients: KernelCoefficients) -> Trials:
         """Return candidates that the search may time, the first of them the default; none is timed yet."""
-        costs = np.stack(list(self.terms(nest, places, target, coefficients).values()), axis=1)
+        costs = np.stack(list(self.terms(places, target, coefficients).values()), axis=1)
         shares = costs / costs.sum(axis=1, keepdims=True)
         return Trials(self.fields()[places], shares, self.ms.reshape(-1)[places], {})
 
@@ -261,7 +260,7 @@ class _Table:
     def trials(self, chosen: Mapping[Node, int], target: Target, coefficients: KernelCoefficients) -> Trials:
         """Return the schedules in one combination of layouts; none is timed yet."""
         row, count = self.row(chosen), self.scores.ms.shape[1]
-        return self.scores.trials(self.nest, row * count + np.arange(count), target, coefficients)
+        return self.scores.trials(row * count + np.arange(count), target, coefficients)
 
     def cost(self, chosen: Mapping[Node, int]) -> float:
         """Return the predicted ms of the best schedule."""
@@ -555,7 +554,9 @@ def score(
     parts = [_score_set(nest, *of, placed, target, coefficients, ablations) for of in sets]
     costs = {way: np.concatenate([part[way] for part in parts], axis=1) for way in parts[0]}
     launch_ms = coefficients.launch_us / 1e3
-    return Scores(tuple(sets), tuple(options or ()), tuple(placed), costs.pop("tuner"), costs, launch_ms)
+    return Scores(
+        nest, tuple(sets), tuple(options or ()), tuple(placed), costs.pop("tuner"), costs, launch_ms
+    )
 
 
 def _promising(

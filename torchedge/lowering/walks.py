@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Remainder, as_index, axes_of
+from torchedge.expressions.dialect import aligned
+from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Remainder, as_index, axes_of, of
 from torchedge.expressions.scalars import Read, reads_of
 from torchedge.graphs import ITEM_SIZES
 from torchedge.textures.coefficients import KernelCoefficients
@@ -292,10 +293,17 @@ def _vectors(
         return np.where(width <= LANES, 1, width // LANES) if together else width, one
     steps = np.diff(x * (UNIT_BYTES // ITEM_SIZES[access.dtype]) + z)
     if (steps == 1).all():
-        offset = as_index(layout.offset(access.indices, access.tensor.shape))
-        others = [factor for atom, factor in offset.terms if atom != access.lane]
-        whole = gcd(offset.const, *others) % width == 0
-        return (one, width) if not scalars else (np.where(whole, one, width), np.where(whole, width, one))
+        lane = access.lane
+        if not scalars or lane is None:
+            return one, width
+        offset, whole = (
+            as_index(layout.offset(access.indices, access.tensor.shape)),
+            np.ones(len(width), bool),
+        )
+        for number in set(width.tolist()):
+            begin = of(Axis("vector", max(1, lane.extent // number))) * number
+            whole[width == number] = aligned(offset.substitute({lane: begin}), number)
+        return np.where(whole, one, width), np.where(whole, width, one)
     return one if (steps == 0).all() else width, one
 
 

@@ -190,7 +190,7 @@ def _scored(case: OperatorCase, target: Target, coefficients: KernelCoefficients
         },
         "groups": _same_but_group(scores),
     }
-    trials = scores.trials(kernel.nest, np.arange(scores.ms.size), target, coefficients)
+    trials = scores.trials(np.arange(scores.ms.size), target, coefficients)
     return _ScoredCase(kernel, options, scores, trials, row)
 
 
