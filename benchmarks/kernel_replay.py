@@ -151,9 +151,9 @@ def main() -> None:
     target = replace(target, storage=given.storage) if given.storage else target
     rows = [row for path in given.rows for row in read_bench(path)]
     replayed = [replay_case(row, target, coefficients_of(known)) for row in rows]
+    search_again(replayed, errors_of(known))
     if given.learn:
         ERRORS.write(given.learn, errors_in(replayed))
-    search_again(replayed, errors_of(known))
     print_summary(known.name, summarize(replayed), len(rows))
 
 

@@ -131,14 +131,6 @@ def test_a_copy_is_bound_by_main_memory():
     assert cost.terms["main memory"][0] == pytest.approx(nbytes / (ADRENO.buffer.main_gb_s * 1e6))
 
 
-def test_reads_and_writes_share_the_bandwidth_of_main_memory():
-    nbytes = 256 * 2**20
-    buffer = reads(image=False, count=1, distinct_bytes=nbytes, warp_lines=16, group_bytes=1024)
-    columns = {"items": np.array([nbytes / 16]), "flops": 0}
-    alone, both = (predict_kernels(work(buffer, writes=w, **columns), ADRENO) for w in ((), (buffer,)))
-    assert both.terms["main memory"][0] == pytest.approx(2 * alone.terms["main memory"][0])
-
-
 def test_arithmetic_is_as_fast_as_its_vectors():
     device = replace(DEFAULTS["cpu"], gflops=(1.0, 2.0, 4.0, 8.0, 16.0))
     vectors = np.array([1, 4, 16, 64])

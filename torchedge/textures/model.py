@@ -293,9 +293,6 @@ def _traffic(
         reread = later * np.maximum(moved - operand.distinct_bytes, 0.0) / side * ~operand.again
         from_main = left_first * left_second * operand.distinct_bytes + reread
         main += from_main / _path(operand, coefficients, "main_gb_s")
-    # Reads and writes share the memory's bandwidth, however the writes get there.
-    for operand in work.writes:
-        main += operand.distinct_bytes / coefficients.buffer.main_gb_s
     return second, main
 
 
