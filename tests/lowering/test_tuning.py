@@ -275,5 +275,6 @@ def test_kernels_that_do_the_same_are_searched_by_one_s_scores_over_tensors_of_t
         tables.append(_table(kernel.group, kernel.nest, kernel.layouts, free, target, coefficients, known))
     first, second = tables
     assert first.scores is second.scores and not set(first.nodes) & set(second.nodes)
-    one, other = (table.trials(dict.fromkeys(table.nodes, 1), target, coefficients) for table in tables)
+    one, other = (table.trials(dict.fromkeys(table.nodes, 1), target, coefficients, 9) for table in tables)
     np.testing.assert_array_equal(one.shares, other.shares)
+    assert len(one.shares) == 9

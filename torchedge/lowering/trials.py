@@ -33,7 +33,7 @@ HOPE = 0.5
 MORE = 5
 """Candidates of a kernel that are timed at once after the default and the best prediction. Compilers of GPUs
 run in several processes, each of which opens the device: few rounds take less time than few candidates."""
-MOST = 512
+MOST = 256
 """Candidates of a kernel among which the search chooses: those of the least predictions, and the default."""
 
 Known = tuple[Array, Array, Array]

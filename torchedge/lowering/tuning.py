@@ -8,6 +8,7 @@ a timer, the best few predicted schedules of each kernel run on the device, and 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -257,10 +258,12 @@ class _Table:
         """Return a schedule by its number in one combination of layouts."""
         return self.scores.choice(self.row(chosen) * self.scores.ms.shape[1] + number).schedule
 
-    def trials(self, chosen: Mapping[Node, int], target: Target, coefficients: KernelCoefficients) -> Trials:
-        """Return the schedules in one combination of layouts; none is timed yet."""
+    def trials(
+        self, chosen: Mapping[Node, int], target: Target, coefficients: KernelCoefficients, most: int
+    ) -> Trials:
+        """Return the schedules in one combination of layouts, the first ones; none is timed yet."""
         row, count = self.row(chosen), self.scores.ms.shape[1]
-        return self.scores.trials(row * count + np.arange(count), target, coefficients)
+        return self.scores.trials(row * count + np.arange(min(most, count)), target, coefficients)
 
     def cost(self, chosen: Mapping[Node, int]) -> float:
         """Return the predicted ms of the best schedule."""
@@ -385,7 +388,10 @@ def _timed(
     for same in kernels:
         many += covered <= COVERED * predicted
         covered += same[0].cost(chosen) * len(same)
-    trials = [same[0].trials(chosen, target, coefficients) for same in kernels]
+    trials = [
+        same[0].trials(chosen, target, coefficients, sys.maxsize if number < many else 1)
+        for number, same in enumerate(kernels)
+    ]
 
     def times_of(wanted: Sequence[Sequence[int]]) -> list[list[float]]:
         return timer(
