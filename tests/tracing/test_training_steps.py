@@ -22,6 +22,7 @@ from oracles.step_networks import FSRCNN, SmallCNN, SmallGPT, SmallViT
 from torch import nn
 from torch.nn import functional as F
 
+from torchedge.tracing.joint_graphs import _PlainKernels
 from torchedge.tracing.objectives import default_loss
 from torchedge.tracing.steps import capture_step
 from torchedge.tracing.vision import import_torchvision
@@ -308,3 +309,19 @@ def test_boolean_masks_of_attention_shut_positions_out():
     captured = capture_step(Masked(), (x, mask), training=False, keep=KEEP)
     (result,) = Interpreter(captured.tensors).run(captured.step, x, mask)
     torch.testing.assert_close(result, Masked()(x, mask))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_padding_of_a_multilabel_margin_loss_is_no_class(reduction):
+    scores = torch.randn(3, 4, requires_grad=True)
+    target = torch.tensor([[2, -1, 0, 1], [-1, 0, 1, 2], [3, 0, 1, 2]])
+
+    def loss(x, y):
+        return torch.nn.functional.multilabel_margin_loss(x, y, reduction=reduction)
+
+    expected = loss(scores, target)
+    with _PlainKernels():
+        found = loss(scores, target)
+    assert found.item() == pytest.approx(expected.item())
+    gradients = [torch.autograd.grad(each, scores)[0] for each in (found, expected)]
+    torch.testing.assert_close(*gradients)

@@ -17,6 +17,7 @@ from torch._decomp import decompositions as rules
 from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.nn import _reduction
 from torch.nn import functional as F
 from torch.nn.utils import stateless
 from torch.overrides import TorchFunctionMode
@@ -234,7 +235,34 @@ def _lstm(
     return output, *[torch.stack(parts, 0) for parts in zip(*last, strict=True)]
 
 
+def _multilabel_margin(scores: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """Compute multilabel_margin_loss of (C) or (N, C); PyTorch's rule takes the padding of -1 for a class."""
+    classes = scores.shape[-1]
+    counted = (target < 0).long().cumsum(-1) == 0
+    chosen = torch.where(counted, target, 0)
+    margins = (1 - scores.gather(-1, chosen).unsqueeze(-1) + scores.unsqueeze(-2)).clamp_min(0)
+    named = chosen.unsqueeze(-1) == torch.arange(classes, device=scores.device)
+    others = (named & counted.unsqueeze(-1)).any(-2).logical_not()
+    wanted = counted.unsqueeze(-1) & others.unsqueeze(-2)
+    loss = torch.where(wanted, margins, torch.zeros_like(margins)).sum((-2, -1)) / classes
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+def _multilabel_margin_loss(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    return _multilabel_margin(scores, target, _reduction.get_enum(reduction))
+
+
 _PLAIN: dict[Any, Callable[..., Any]] = {
+    F.multilabel_margin_loss: _multilabel_margin_loss,
+    torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     F.scaled_dot_product_attention: _attention,
     torch.ops.aten.scaled_dot_product_attention: _attention,
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
