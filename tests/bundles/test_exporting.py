@@ -135,6 +135,64 @@ def test_outputs_have_the_keys_of_what_the_model_returns(tmp_path):
     assert [float(array[0, 0]) for array in bundle.run(np.zeros((2, 3), np.float32))] == [0, 1, -1, -2]
 
 
+def test_every_tensor_that_a_model_returns_is_an_onnx_output_of_its_own(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    class Everything(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, inputs):
+            x, z = inputs["x"], inputs["z"]
+            y = x * self.weight
+            z.add_(1)
+            named = {"same": x, "again": x.contiguous(), "weight": self.weight, "one": y, "two": y, "sum": z}
+            named |= {"mul": y + 1, "same_output": y - 1}  # names of values within, and of no value
+            return {**named, "count": x.dim(), "text": "t", "none": None}
+
+    x, z = torch.randn(2, 3), torch.zeros(2, 3)
+    bundle = torchedge.export(Everything(), ({"x": x, "z": z},), out=tmp_path / "b", device="local-cpu")
+    assert not z.any()
+    session = runtime.InferenceSession(str(tmp_path / "b" / "model.onnx"))
+    names = [port.name for port in bundle.outputs]
+    assert names == ["same", "again", "weight", "one", "two", "sum", "mul", "same_output"]
+    names[2] += "_output"  # the weight itself has this name
+    assert names == [port.name for port in session.get_outputs()]
+    fed = {port.name: tensor.numpy() for port, tensor in zip(session.get_inputs(), (x, z), strict=True)}
+    expected = [x, x, torch.ones(3), x, x, z + 1, x + 1, x - 1]
+    for arrays in (session.run(None, fed), bundle.run(x, z)):
+        for array, tensor in zip(arrays, expected, strict=True):
+            np.testing.assert_array_equal(array, tensor)
+
+
+def test_lstms_with_projections_are_steps_in_onnx(tmp_path):
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    layer = nn.LSTM(2, 3, proj_size=1, bidirectional=True)
+    bundle = torchedge.export(layer, torch.randn(2, 1, 2), out=tmp_path / "b", device="local-cpu")
+    assert 0 <= bundle.manifest.onnx["largest_difference"] < 1e-5
+    graph = onnx.load(tmp_path / "b" / "model.onnx").graph
+    assert "LSTM" not in {node.op_type for node in graph.node}  # it has no input for the projection
+
+
+def test_an_onnx_model_that_onnxruntime_cannot_run_is_refused(model, batch, tmp_path, monkeypatch):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    def refuse(*_, **__):
+        raise RuntimeError("no kernel for it")
+
+    monkeypatch.setattr(runtime, "InferenceSession", refuse)
+    with pytest.raises(
+        CaptureError, match=r"onnxruntime cannot run model.onnx of Small \(RuntimeError: no k"
+    ):
+        torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_onnx_model_that_computes_something_else_is_refused(model, batch, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -117,6 +117,26 @@ def test_what_cannot_be_used_is_refused_in_one_line(options, kind, message):
     assert "\n" not in str(caught.value)
 
 
+def _halved(output, target):
+    loss = F.mse_loss(output, target)
+    return loss / 2 if loss > 1 else loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "name", "call"),
+    [
+        (nn.GaussianNLLLoss(), [torch.ones(2, 3)] * 2, "GaussianNLLLoss", "gaussian_nll_loss: "),
+        (lambda o, t: F.ctc_loss(o[:, None], t, t[0], t[0]), torch.tensor([[1]]), "<lambda>", "ctc_loss: "),
+        (_halved, torch.ones(2, 3), "_halved", "aten"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_reads_values_is_named_in_place_of_the_model(loss, targets, name, call):
+    with pytest.raises(
+        CaptureError, match=rf"^the loss {name} decides by values of tensors \({call}.*alone: "
+    ):
+        capture_step(nn.Linear(3, 3), torch.randn(2, 3), targets=targets, loss=loss)
+
+
 def test_models_that_cannot_be_captured_are_refused():
     x, y = torch.randn(2, 3), classes(2, of=3)
     with pytest.raises(CaptureError, match="decides by values"):

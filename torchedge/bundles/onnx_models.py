@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchedge.bundles.manifests import Plain
 from torchedge.errors import CaptureError, first_line, needed
 from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.copies import isolated
+from torchedge.tracing.decompositions import UnrolledProjections
 from torchedge.tracing.vision import prepare_torchvision
 
 METADATA = "torchedge.streaming_plan"
@@ -37,6 +39,7 @@ def eager_outputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
     """Return the output tensors of the model in evaluation, computed by PyTorch on a copy."""
+    args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, dict(kwargs)))  # a model may change them
     with torch.no_grad(), isolated(model, False) as twin:
         try:
             outputs = twin(*args, **kwargs)
@@ -45,7 +48,11 @@ def eager_outputs(
                 f"{type(model).__name__} raised {type(error).__name__} on the example: {first_line(error)}; "
                 "expected an example that PyTorch runs"
             ) from error
-    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    return _tensors(outputs)
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def write_onnx(
@@ -69,7 +76,8 @@ def write_onnx(
     import onnx
 
     title = type(model).__name__
-    exported = _exported(model, args, kwargs, *ports)
+    exported = _exported(model, args, kwargs, ports[0])
+    _name_outputs(exported.model.graph, ports[1])
     for node in exported.model.graph.all_nodes():
         node.metadata_props.clear()  # stack traces: paths of this machine, different from run to run
     if streaming is not None:
@@ -86,13 +94,20 @@ def write_onnx(
         import onnxruntime
     except ImportError:
         return {**facts, "run_by": "nothing: onnxruntime is not installed"}
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    wanted = [item.name for item in session.get_inputs()]
-    fed = {n: t.detach().cpu().numpy() for n, t in zip(ports[0], tensors, strict=True) if n in wanted}
-    outputs = session.run(None, fed)
+    arrays = [leaf.detach().cpu().numpy() for leaf in _tensors((args, kwargs))]
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        wanted = {item.name for item in session.get_inputs()}
+        fed = {name: array for name, array in zip(ports[0], arrays, strict=True) if name in wanted}
+        outputs = session.run(None, fed)
+    except Exception as error:  # onnxruntime's own have no common base
+        raise CaptureError(
+            f"onnxruntime cannot run model.onnx of {title} ({_line(error)}); pass onnx=False (--no-onnx) for "
+            "a bundle without it"
+        ) from error
     apart = max(
-        [_difference(a, b.cpu().numpy()) for a, b in zip(outputs, expected, strict=True)], default=0.0
+        [_difference(a, b.detach().cpu().numpy()) for a, b in zip(outputs, expected, strict=True)],
+        default=0.0,
     )
     if not apart <= TOLERANCE:
         raise CaptureError(
@@ -111,23 +126,48 @@ def _reorder(graph: Any, order: Sequence[str]) -> None:  # noqa: ANN401 - a grap
         initializers[name] = values[name]
 
 
+def _name_outputs(graph: Any, names: Sequence[str]) -> None:  # noqa: ANN401 - a graph of onnx_ir
+    """Give the outputs these names (none: their own); one of an input or a weight gets an ending."""
+    taken = {*graph.initializers, *[value.name for value in graph.inputs]}
+    inner = [value for node in graph.all_nodes() for value in node.outputs]
+    names = names or [value.name for value in graph.outputs]
+    for value, name in zip(graph.outputs, names, strict=True):
+        value.name = _free(name, "_output", taken)
+    for value in inner:
+        if value not in graph.outputs:
+            value.name = _free(value.name, "_inner", taken)
+
+
+def _free(name: str, ending: str, taken: set[str]) -> str:
+    """Return a name with as many endings as make it a new one; add it to those taken."""
+    while name in taken:
+        name += ending
+    taken.add(name)
+    return name
+
+
 def _exported(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: Sequence[str]
 ) -> Any:  # noqa: ANN401 - an ONNXProgram
     prepare_torchvision()
     silent = contextlib.redirect_stdout(io.StringIO())
     try:
-        with warnings_ignored(), silent, isolated(model, False) as twin:
+        with warnings_ignored(), silent, isolated(model, False) as twin, UnrolledProjections():
+            forward = twin.forward
+
+            @wraps(forward)
+            def copied(*args: Any, **kwargs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - as the model
+                # The exporter renames a value that is several outputs, or an input as well.
+                return [leaf.clone() for leaf in _tensors(forward(*args, **kwargs))]
+
+            twin.forward = copied
+            if args and isinstance(args[-1], dict):  # else it counts as keyword arguments
+                args = (*args, {})
             return torch.onnx.export(
                 twin,
                 args,
                 kwargs=dict(kwargs),
                 input_names=list(inputs),
-                output_names=[f"{name}_output" if name in inputs else name for name in outputs],
                 dynamo=True,
                 optimize=False,
                 verbose=False,
@@ -139,7 +179,8 @@ def _exported(
         ) from error
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
+    error = error.__cause__ or error  # PyTorch's exporter raises its own from what went wrong
     return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 

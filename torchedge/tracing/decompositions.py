@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._decomp.decompositions import lstm_impl
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 Table = dict[Any, Callable[..., Any]]
 
@@ -46,6 +48,20 @@ def _table(keep: frozenset[str]) -> Table:
     beyond = {op: rule for op, rule in decomposition_table.items() if base_name(op) in _BEYOND_CORE}
     table = {**core_aten_decompositions(), **beyond, **_OWN}
     return {op: rule for op, rule in table.items() if base_name(op) not in whole}
+
+
+class UnrolledProjections(TorchFunctionMode):
+    """Run LSTMs with projections, for which ONNX has no operator, as the steps of their sequence inside."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function of PyTorch."""
+        if func is torch.lstm and isinstance(args[1], (tuple, list)):  # not of a packed sequence
+            hidden, cell = args[1]
+            if hidden.shape[-1] != cell.shape[-1]:
+                return lstm_impl(*args)
+        return func(*args, **(kwargs or {}))
 
 
 def base_name(op: Any) -> str:

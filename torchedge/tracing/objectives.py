@@ -20,7 +20,7 @@ from torchedge.tracing.interception import flat_result, output_names
 
 def check_loss(loss: object) -> None:
     """Raise InputError unless a loss is a function of the outputs alone, "default" or None."""
-    name = getattr(loss, "__name__", type(loss).__name__)
+    name = _name_of(loss)
     if isinstance(loss, type):
         raise InputError(
             f"loss is the class {name}; expected a function of the outputs: pass "
@@ -45,6 +45,10 @@ def check_loss(loss: object) -> None:
             f"loss is {name}, which takes {', '.join(needed)}; expected a function of the outputs alone: "
             "pass lambda outputs: loss(outputs, target), or omit it for cross entropy"
         )
+
+
+def _name_of(loss: object) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def default_loss(outputs: Any) -> torch.Tensor | None:
@@ -106,7 +110,8 @@ _TENSOR = object()
 class Objective(torch.nn.Module):
     """The model and its loss as one module from tensors to tensors; both keep their modes.
 
-    output_names: a name for each tensor that `forward` returned last.
+    output_names: a name for each tensor that `forward` returned last. running: the model, or the loss while
+    it runs, as errors name them.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class Objective(torch.nn.Module):
         self.leaves, self.structure = tree_flatten((args, kwargs, targets))
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
         self.output_names: list[str] = []
+        self.running = type(model).__name__
         self._result: tuple[list[Any], Any] = ([], None)
         self._leaking: list[Any] | None = None
 
@@ -173,7 +179,9 @@ class Objective(torch.nn.Module):
         if self.loss == "model":
             value = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         else:
+            model, self.running = self.running, f"the loss {_name_of(self.loss)}"
             value = self.loss(outputs, *targets)  # type: ignore[misc]
+            self.running = model
         if not isinstance(value, torch.Tensor):
             title = "the model's own loss" if self.loss == "model" else "the loss"
             raise InputError(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from traceback import extract_tb
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.nn import functional as F
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.graph import Role
@@ -154,15 +156,22 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
 
 
 def _explained(error: Exception, objective: Objective) -> TorchedgeError:
-    reason, name, kind = first_line(error), type(objective.model).__name__, type(error).__name__
+    reason, kind = first_line(error), type(error).__name__
+    name, part = type(objective.model).__name__, objective.running
     if kind in _READS_VALUES:
-        return CaptureError(
-            f"{name} decides by values of tensors ({reason}), which are unknown during capture; "
+        calls = [f.name for f in extract_tb(error.__traceback__) if f.filename == F.__file__]
+        step = (
             "use torch.where, or make the choice an argument"
+            if part == name
+            else "pass a loss of tensor operators alone: torch.where in place of if, no checks of values"
+        )
+        return CaptureError(
+            f"{part} decides by values of tensors ({': '.join([*calls[:1], reason])}), which are unknown "
+            f"during capture; {step}"
         )
     if isinstance(error, TypeError) and "argument" in reason:
         return InputError(f"{reason}; expected args, kwargs and targets to fit {name} and its loss")
-    return CaptureError(f"tracing {name} on these arguments raised {kind}: {reason}")
+    return CaptureError(f"tracing {part} on these arguments raised {kind}: {reason}")
 
 
 def _filled(node: Node, number: float) -> torch.Tensor:
