@@ -261,8 +261,11 @@ def test_what_is_no_path_is_refused_by_name(path):
     ):
         with pytest.raises(InputError, match="expected a path"):
             function(path)
-    with pytest.raises(InputError, match="is no bundle"):
+    with pytest.raises(InputError, match="File name too long; expected a path"):
         torchedge.load_bundle("a" * 5000)
+    if path:
+        with pytest.raises(InputError, match=r"device is .*; expected a path"):
+            torchedge.find_device(path)
 
 
 def test_what_is_no_function_or_size_is_refused_by_name():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral
 from os import PathLike, fspath
 from pathlib import Path
@@ -34,6 +34,10 @@ __all__ = [
 
 
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+
+
+_SHOWN = 60
+"""Characters of an over-long path that a message shows."""
 
 
 def _printable(text: str) -> str:
@@ -149,12 +153,23 @@ def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1)
 
 
 def check_path(name: str, value: object) -> Path:
-    """Return a path; raises InputError for another type and for an empty text."""
+    """Return a path; raises InputError for another type, and for a text that can be no path here.
+
+    That is: empty, with a name that is too long, with a NUL, through a loop of links, of an unknown user.
+    """
     if not isinstance(value, (str, PathLike)) or not isinstance(text := fspath(value), str):
         raise InputError(f"{name} is {value!r}; expected a path")
     if not text:
         raise InputError(f"{name} is empty; expected a path")
-    return Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.stat()
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise InputError(f"{name} is {short!r}: {reason}; expected a path that can be used") from error
+    return path
 
 
 def check_function(name: str, value: object) -> None:

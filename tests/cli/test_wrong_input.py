@@ -146,6 +146,56 @@ def test_an_input_size_that_does_not_suit_is_told_in_the_users_sizes(size, capsy
     assert sizes <= {1, 3, 4, 8} and not re.search(r"\bs\d+\b", line), line
 
 
+LIMITS = ("--training-memory", "4GiB", "-d", "tx2")
+PLACES = {
+    "bundle": lambda path: ("export", *FINE[1:], "--out", path),
+    "weights": lambda path: ("export", *FINE[1:], "--out", "new", "--weights", path),
+    "model": lambda path: ("predict", f"{path}.py:fine"),
+    "model file": lambda path: ("predict", f"{path}.onnx"),
+    "configuration": lambda path: ("predict", f"hf:{path}.json"),
+    "device": lambda path: ("predict", "nets.py:fine", "-d", f"./{path}"),
+    "device's name": lambda path: ("devices", path),
+    "picture": lambda path: ("simulate", *FINE[1:], "--plot", f"{path}.png"),
+    "search": lambda path: ("search", "nets.py:fine", *LIMITS, "--out", path),
+    "score": lambda path: ("search", "nets.py:fine", *LIMITS, "--score", f"{path}.py:fine"),
+    "plan": lambda path: ("plan", "model", *FINE[1:], "--out", f"{path}.json"),
+    "instance": lambda path: ("plan", "instance", path),
+    "bundle to run": lambda path: ("run", path),
+    "campaign plan": lambda path: ("campaign", "show", path),
+    "campaign": lambda path: ("campaign", "run", "me", "--plan", "quick", "--tables-only", "--out", path),
+    "dataset": lambda path: ("fit", "all", path, "-d", "tx2", "--out", "new"),
+    "profile": lambda path: ("fit", "all", "data", "-d", "tx2", "--out", path),
+    "source of accuracy": lambda path: ("accuracy", path),
+}
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "é" * 200, "/".join(["x" * 200] * 25), "a\0b"])
+@pytest.mark.parametrize("use", PLACES)
+def test_a_path_that_can_be_none_is_refused(use, path, capsys):
+    names = sorted(os.listdir())
+    refused(capsys, *PLACES[use](path))
+    assert sorted(os.listdir()) == names
+
+
+@pytest.mark.parametrize("use", ["plan", "picture"])
+def test_an_output_in_place_of_a_pipe_is_refused(use, capsys):
+    pipes = Path("pipe.json"), Path("pipe.png")
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    refused(capsys, *PLACES[use]("pipe"))
+    assert all(pipe.is_fifo() for pipe in pipes)
+
+
+def test_a_plan_takes_the_place_of_no_other_file(capsys):
+    assert ".json or .json.gz" in refused(capsys, "plan", "model", *FINE[1:], "--out", "nets.py")
+    assert Path("nets.py").read_text() == NETS
+
+
+def test_a_campaign_plan_that_is_no_text(capsys):
+    line = refused(capsys, "campaign", "show", "binary.py")
+    assert "binary.py: is not UTF-8 text (byte 1), expected a campaign plan as TOML" in line
+
+
 def test_an_unreadable_factory_file(capsys):
     Path("nets.py").chmod(0)
     if os.access("nets.py", os.R_OK):
@@ -249,6 +299,32 @@ def test_an_unforeseen_error_is_one_line_too(monkeypatch, capsys):
     monkeypatch.setenv("TORCHEDGE_DEBUG", "1")
     assert main(["devices"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_under_the_output(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        status = main(["devices", "tx2"])
+        monkeypatch.undo()
+    assert (status, capsys.readouterr().err) == (
+        2,
+        "torchedge: error: the output cannot be written (No space left on device); free some space, or send "
+        "it to another place\n",
+    )
+
+
+def test_a_system_error_of_a_file_names_it(monkeypatch, capsys):
+    def fails(*_):
+        raise PermissionError(13, "Permission denied", "profiles/x")
+
+    monkeypatch.setattr("torchedge.devices.scan_profiles", fails)
+    assert "profiles/x: Permission denied; expected a path" in refused(capsys, "devices")
+
+
+def test_streams_that_the_shell_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["devices", "tx2"]) == 0 and main(["devices", "tx9"]) == 2
 
 
 def test_an_interrupt(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Folders that replace others: a process killed at any step leaves the old one or the new one."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,15 @@ def test_folders_without_a_name_are_recovered_and_no_file(path, tmp_path, monkey
     recover(Path(path))
     with pytest.raises(ProfileError, match="cannot be written"), new_file(path):
         pass
+
+
+def test_a_link_stays_and_no_pipe_is_replaced(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    with new_file(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+    with pytest.raises(ProfileError, match="it is no regular file"), new_file(tmp_path / "pipe"):
+        pass
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 3

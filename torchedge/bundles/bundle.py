@@ -72,7 +72,7 @@ def _is_bundle(folder: Path) -> bool:
     try:
         recover(folder)
         return folder.is_dir() and (folder / MANIFEST).exists()
-    except OSError:  # a name that is too long
+    except OSError:  # its folder may not be searched
         return False
 
 

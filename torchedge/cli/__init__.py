@@ -110,12 +110,14 @@ _root.params += verbosity_options()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 - in place of streams that the shell closed (2>&-)
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr] # Γ on a terminal without it
     try:
         status = _run(sys.argv[1:] if argv is None else list(argv))
-        sys.stdout.flush()
+        PrintableStream(sys.stdout).flush()
     except BrokenPipeError:
         _close_stdout()
         return NO_READER
@@ -128,6 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _report(f"error: {_usage(error)}", BAD_INPUT, error)
     except Exception as error:
+        if isinstance(error, OSError) and error.filename:
+            step = "expected a path that can be used: check it, its permissions and the free space"
+            return _report(f"error: {error.filename}: {error.strerror}; {step}", BAD_INPUT, error)
         step = f"run with {DEBUG_VARIABLE}=1 for the traceback"
         return _report(f"error: {type(error).__name__}: {error}; {step}", UNFORESEEN, error)
     return status
@@ -160,8 +165,10 @@ def _usage(error: click.ClickException) -> str:
 
 def _report(message: str, status: int, error: BaseException | None = None) -> int:
     """Write one line to stderr (after the traceback, with TORCHEDGE_DEBUG=1) and return the status."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         sys.stdout.flush()
+    except (OSError, ValueError):
+        _close_stdout()
     with contextlib.suppress(OSError, ValueError):
         if error is not None and debugging():
             import traceback

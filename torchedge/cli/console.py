@@ -6,12 +6,13 @@ answer is always the same text. Tables shorten long names, never numbers; paths 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchedge.errors import InputError
 from torchedge.texts import printable, shorten
 
 if TYPE_CHECKING:
@@ -63,9 +65,27 @@ class PrintableStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, and return its length."""
-        self._stream.write(printable(text))
+        """Write a text, and return its length; raises InputError where the output takes no more."""
+        with self._checked():
+            self._stream.write(printable(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Write all; raises InputError where the output takes no more."""
+        with self._checked():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise InputError(
+                f"the output cannot be written ({error.strerror or error}); free some space, or send it to "
+                "another place"
+            ) from error
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the stream
         return getattr(self._stream, name)

@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchedge.cli.console import JSON, VERBOSITY, verbosity, warn
-from torchedge.errors import CaptureError, InputError, TorchedgeWarning
+from torchedge.errors import CaptureError, InputError, TorchedgeWarning, check_path
 from torchedge.storage.amounts import MOST_BYTES, bytes_of
 from torchedge.storage.pictures import check_picture
 
@@ -153,14 +153,15 @@ DEVICE = _Device()
 
 
 class _NamedPath(click.Path):
-    """A path, refused where it is empty: Path("") would be the current folder."""
+    """A path, refused where it can be none: Path("") would be the current folder."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:  # noqa: ANN401 - as click's
-        if not os.fspath(value):
-            self.fail("the path is empty; expected a name", param, ctx)
-        return super().convert(value, param, ctx)
+        try:
+            return super().convert(check_path("the path", value), param, ctx)
+        except InputError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class OutputFile(_NamedPath):
@@ -181,9 +182,9 @@ class OutputFile(_NamedPath):
 
     def check(self, option: str, path: Path) -> None:
         """Raise InputError for a file that cannot be written."""
-        if self.suffixes and path.suffix.lower() not in self.suffixes:
+        if self.suffixes and not path.name.lower().endswith(self.suffixes):
             raise InputError(f"{option} is {path}; expected a file that ends in {' or '.join(self.suffixes)}")
-        if path.is_dir() or not path.absolute().parent.is_dir():
+        if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
             raise InputError(f"{option} is {path}; expected a file in a folder that exists; correct the path")
 
 

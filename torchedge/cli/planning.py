@@ -108,7 +108,11 @@ _strategy = click.option(
     "--strategy", type=click.Choice(STRATEGIES), help="A strategy to compare with, in place of the solver."
 )
 _out = click.option(
-    "--out", "-o", type=OutputFile(), metavar="PLAN", help="Write the plan (.json, .json.gz)."
+    "--out",
+    "-o",
+    type=OutputFile(".json", ".json.gz"),
+    metavar="PLAN",
+    help="Write the plan (.json, .json.gz).",
 )
 
 
@@ -139,7 +143,10 @@ _out = click.option(
 @click.option("--layers", is_flag=True, help="Also print what each layer loads.")
 @_out
 @click.option(
-    "--write-instance", type=OutputFile(), metavar="FILE", help="Write the overlap problem it solves."
+    "--write-instance",
+    type=OutputFile(".json", ".json.gz"),
+    metavar="FILE",
+    help="Write the overlap problem it solves.",
 )
 @click.option(
     "--picture",

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchedge.devices.device import DEVICE_FILE, Device, Figure, Provenance, freeze, read_device
-from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeWarning
+from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeWarning, check_path
 from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
 
 LOCAL_DEVICE = "local-cpu"
@@ -21,7 +21,7 @@ LOCAL_DEVICE = "local-cpu"
 
 DEVICE_VARIABLE = "TORCHEDGE_DEVICE"
 CONFIG_FILE = "config.toml"
-MAX_NAME = 512
+MAX_NAME = 255
 MAX_PROFILES = 1024
 BOARD_FILE = Path("/proc/device-tree/model")
 MEMORY_TOLERANCE = 0.25
@@ -60,12 +60,12 @@ def find_device(name: str | Path) -> Device:
     Raises:
         DeviceError: no such device; the message suggests the nearest names.
         ProfileError: its profile is malformed.
-        InputError: `name` is empty or over-long.
+        InputError: `name` is no text, empty or over-long, or can be no path here.
     """
-    if isinstance(name, Path) or any(separator in name for separator in (os.sep, os.altsep or os.sep)):
-        return _read_folder(Path(name))
+    if not isinstance(name, str) or any(separator in name for separator in (os.sep, os.altsep or os.sep)):
+        return _read_folder(check_path("device", name))
     wanted = name.strip()
-    if not wanted or len(wanted) > MAX_NAME or not wanted.isprintable():
+    if not wanted or len(wanted.encode(errors="replace")) > MAX_NAME or not wanted.isprintable():
         raise InputError(
             f"device {name[:40]!r}: expected a name of 1 to {MAX_NAME} characters; see torchedge devices"
         )

@@ -25,7 +25,7 @@ import torch
 from msgspec import Meta
 
 from torchedge.devices import Provenance
-from torchedge.errors import InputError, ProfileError
+from torchedge.errors import InputError, ProfileError, check_path
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.profiling.topologies import build_network, build_topology, example_inputs, set_up
@@ -143,7 +143,7 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
 
     input_size: of the public format's networks, which that format does not record.
     """
-    root = Path(folder)
+    root = check_path("dataset", folder)
     if not root.is_dir():
         raise ProfileError(
             f"{root} is no folder; expected one with {MEASUREMENTS} and {NETWORKS} (or {TOPOLOGIES})"

@@ -108,6 +108,15 @@ def read_unpacked(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> b
     return unpacked
 
 
+def read_text(path: str | Path, kind: str) -> str:
+    """Read a UTF-8 text; `kind` is named in errors.
+
+    Raises:
+        ProfileError: as `read_bytes`, or it is not UTF-8.
+    """
+    return _decode(path, read_bytes(path), kind)
+
+
 def read_toml(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
     """Read a TOML document; dates and times come back as ISO 8601 text.
 

@@ -63,7 +63,7 @@ def check_picture(option: str, path: Path) -> None:
         InputError: the path that `option` gives is of no known format or in no folder.
         MissingExtraError: matplotlib is not installed.
     """
-    if path.suffix.lower() not in FORMATS or path.is_dir():
+    if path.suffix.lower() not in FORMATS or (path.exists() and not path.is_file()):
         raise InputError(f"{option} is {path}; expected a file that ends in {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise InputError(f"{option} is {path}; expected it in a folder that exists: create {path.parent}")

@@ -27,12 +27,16 @@ _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
 def new_file(path: str | Path) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of `path`, on the disk, if the block ends without an error.
 
+    A link stays: the file that it names is replaced.
+
     Raises:
-        ProfileError: the folder is missing or cannot be written.
+        ProfileError: the folder is missing or cannot be written, or `path` is a folder, a device or a pipe.
     """
-    target = Path(path).absolute()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            raise ValueError("it is no regular file")  # a rename would replace a device or a pipe
         temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
         try:
             with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:

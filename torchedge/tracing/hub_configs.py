@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import InputError, ProfileError, did_you_mean, needed
+from torchedge.errors import InputError, ProfileError, check_path, did_you_mean, needed
 from torchedge.storage.documents import Document, read_json
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -44,9 +44,9 @@ def split_config(text: str) -> tuple[Path, str]:
     if not rest:
         raise InputError("hf: names no file; expected hf:CONFIG.json, a configuration file of transformers")
     path, _, name = rest.rpartition(":")
-    return (
-        (Path(path), name) if path and name.isidentifier() and not Path(rest).exists() else (Path(rest), "")
-    )
+    if path and name.isidentifier() and not check_path("the model", rest).exists():
+        return Path(path), name
+    return Path(rest), ""
 
 
 def build_from_config(path: Path, architecture: str = "") -> torch.nn.Module:
@@ -59,7 +59,7 @@ def build_from_config(path: Path, architecture: str = "") -> torch.nn.Module:
         InputError: the file is none, or what it describes is unknown, too large or cannot be built.
         MissingExtraError: transformers is not installed.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if check_path("the model", path).is_dir() else path
     try:
         document = read_json(file)
     except ProfileError as error:

@@ -16,6 +16,7 @@ from torchedge.errors import (
     InputError,
     MissingExtraError,
     TorchedgeError,
+    check_path,
     did_you_mean,
     first_line,
 )
@@ -56,7 +57,7 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
     if suffix in (".onnx", ".pt2"):
         return _from_file(Path(text), suffix), Path(text).name
     if suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors"):
-        if not Path(text).is_file():
+        if not check_path("the model", text).is_file():
             raise InputError(f"{text}: there is no such file; expected {_FORMS}")
         raise InputError(f"{text} holds weights, not a model; expected {_FORMS}")
     if suffix in (".py", ".py:"):
@@ -68,7 +69,7 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
 
 
 def _from_file(path: Path, suffix: str) -> torch.nn.Module:
-    if not path.is_file():
+    if not check_path("the model", path).is_file():
         raise InputError(f"{path}: there is no such file; check the path")
     if suffix == ".onnx":
         from torchedge.tracing.onnx_files import load_onnx
@@ -81,7 +82,7 @@ def _from_file(path: Path, suffix: str) -> torch.nn.Module:
 
 def python_attribute(path: Path, name: str) -> Any:
     """Run a Python file and return its attribute `name`; raises InputError if it defines none."""
-    if not path.is_file():
+    if not check_path("the file", path).is_file():
         raise InputError(f"{path}: there is no such file; check the path")
     label = f"_torchedge_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(label, path)

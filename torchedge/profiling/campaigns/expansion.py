@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from torchedge.errors import InputError, ProfileError, TorchedgeError
 from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_plan
-from torchedge.storage.documents import read_bytes
+from torchedge.storage.documents import read_text
 from torchedge.storage.journals import Journal, read_rows
 
 JOBS, PLAN = "jobs.jsonl", "plan.toml"
@@ -40,7 +40,7 @@ def expand(folder: Path, start: Callable[[str], Any] = lambda _: None) -> None:
     """
     from torchedge.profiling.topologies import check_recipe, recipe_of
 
-    plan = parse_plan(PLAN, read_bytes(folder / PLAN).decode())
+    plan = parse_plan(PLAN, read_text(folder / PLAN, "TOML"))
     for network in plan.networks:  # before anything is measured
         check_recipe(recipe_of(network.name, network.kwargs))
     with Journal(folder / JOBS, wait=True) as jobs:  # an expansion whose controller was killed ends soon

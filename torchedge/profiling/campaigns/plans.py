@@ -11,10 +11,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from torchedge.errors import InputError, ProfileError
+from torchedge.errors import InputError, ProfileError, check_path
 from torchedge.graphs import Mode
 from torchedge.storage.codecs import OUTSIDE, Codec, OneOf
-from torchedge.storage.documents import parse_toml, read_bytes
+from torchedge.storage.documents import parse_toml, read_text
 
 PACKAGED: Mapping[str, str] = {
     "standard": """\
@@ -175,12 +175,12 @@ def read_plan(plan: str | Path) -> CampaignPlan:
     """
     if str(plan) in PACKAGED:
         return parse_plan(str(plan), PACKAGED[str(plan)])
-    if not Path(plan).is_file():
+    if not check_path("plan", plan).is_file():
         raise InputError(f"plan {str(plan)!r} is no file; expected {', '.join(PACKAGED)} or a TOML file")
     try:
-        text = read_bytes(plan).decode("utf-8")
-    except (ProfileError, UnicodeDecodeError) as error:
-        raise InputError(f"plan {plan}: {error}") from error
+        text = read_text(plan, "a campaign plan as TOML")
+    except ProfileError as error:
+        raise InputError(f"plan {error}") from error
     return parse_plan(str(plan), text)
 
 

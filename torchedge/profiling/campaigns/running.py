@@ -27,7 +27,7 @@ from torchedge.profiling.campaigns.recording import (
 )
 from torchedge.profiling.campaigns.transports import Run, Transport, explain, row_of
 from torchedge.storage import data_folder
-from torchedge.storage.documents import read_bytes, write_bytes, writing
+from torchedge.storage.documents import read_text, write_bytes, writing
 from torchedge.storage.replacing import make_folder, new_file
 
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
@@ -103,7 +103,7 @@ def _check_same(campaign: Campaign, journal: CampaignJournal) -> None:
     """Raise InputError for a folder with measurements of another plan or device; store the plan."""
     path = campaign.folder / PLAN
     if path.exists():
-        stored = parse_plan(str(path), read_bytes(path).decode("utf-8", "replace"))
+        stored = parse_plan(str(path), read_text(path, "TOML"))
         if stored.digest != campaign.plan.digest:
             raise InputError(
                 f"{campaign.folder} holds measurements of another plan; expected the one in its {path.name}: "
