@@ -1,6 +1,6 @@
 """Hold predictions against the H200 campaign over settings: transformers and CNNs as people train them today.
 
-    python benchmarks/accuracy/settings.py [--by setting|network|point] [--only WORD] [--without WORD]
+    python benchmarks/accuracy/settings.py [--fresh] [--by setting|network|point] [--only WORD]
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step.
 """
@@ -31,11 +31,12 @@ def main() -> int:
     parser.add_argument("--by", choices=("setting", "network", "point"), default="setting")
     parser.add_argument("--only", default="", help="settings whose name holds this word")
     parser.add_argument("--without", default=None, help="leave out networks whose name holds this word")
+    parser.add_argument("--fresh", action="store_true", help="networks of families that no fit has seen")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     device = find_device("nvidia-h200")
-    folder = device.folder / "campaign" / "settings"
+    folder = device.folder / "campaign" / ("settings-fresh" if arguments.fresh else "settings")
     dataset = read_dataset(folder)
     errors: dict[str, list[list[float]]] = defaultdict(list)
     for place in np.flatnonzero(dataset["fits"] == 1).tolist():

@@ -6,6 +6,7 @@
     python benchmarks/accuracy/settings_jobs.py --rows rows.jsonl.gz --out FOLDER     # the tables of it
     python benchmarks/accuracy/settings_jobs.py --limits > limits.jsonl               # runs near their limit
     python hooks/training_probe.py limits.jsonl --out limits-rows.jsonl --memory
+    python benchmarks/accuracy/settings_jobs.py --fresh > fresh.jsonl                 # never fitted: to judge
 
 Transformers are built from configurations with random weights and trained on the loss they return, at several
 sequence lengths, in float32, autocast, bfloat16 weights, with checkpoints, frozen parameters and optimizers;
@@ -115,6 +116,65 @@ OTHERS: list[Model] = [
     ("swin-tiny", "swin", "image", "SwinForImageClassification", {"num_labels": 1000}),
 ]  # fmt: skip
 
+FRESH: list[Model] = [
+    ("gemma2-400m", "gemma2", "text-large", "Gemma2ForCausalLM", {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 64000}),
+    ("roberta-base", "roberta", "text-512", "RobertaForMaskedLM", {"max_position_embeddings": 1024}),
+    ("falcon-300m", "falcon", "text-large", "FalconForCausalLM", {
+        "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 65024}),
+    ("deit-base", "deit", "image", "DeiTForImageClassification", {"num_labels": 1000}),
+    ("deberta-base", "deberta", "text-512", "DebertaV2ForMaskedLM", {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "relative_attention": True, "position_buckets": 256, "pos_att_type": ["p2c", "c2p"],
+        "vocab_size": 128100}),
+    ("gpt-neo-200m", "gpt-neo", "text", "GPTNeoForCausalLM", {
+        "hidden_size": 768, "num_layers": 12, "num_heads": 12,
+        "attention_types": [[["global", "local"], 6]]}),
+    ("hubert-base", "hubert", "sound", "HubertForSequenceClassification", {
+        "apply_spec_augment": False, "layerdrop": 0.0, "num_labels": 10}),
+    ("phi3-500m", "phi3", "text-large", "Phi3ForCausalLM", {
+        "hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 20, "num_attention_heads": 20,
+        "num_key_value_heads": 20, "vocab_size": 32064}),
+    ("mbart-200m", "mbart", "text-512", "MBartForConditionalGeneration", {
+        "d_model": 768, "encoder_layers": 8, "decoder_layers": 8, "encoder_attention_heads": 12,
+        "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
+        "vocab_size": 50265, "decoder_start_token_id": 2}),
+    ("segformer-b0", "segformer", "image", "SegformerForImageClassification", {"num_labels": 1000}),
+    ("olmo2-400m", "olmo2", "text-large", "Olmo2ForCausalLM", {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "vocab_size": 50304}),
+    ("mpnet-base", "mpnet", "text-512", "MPNetForMaskedLM", {"max_position_embeddings": 1024}),
+    ("gptj-250m", "gptj", "text", "GPTJForCausalLM", {
+        "n_embd": 1024, "n_layer": 12, "n_head": 16, "rotary_dim": 32, "n_positions": 2048}),
+    ("wavlm-base", "wavlm", "sound", "WavLMForSequenceClassification", {
+        "apply_spec_augment": False, "layerdrop": 0.0, "num_labels": 10}),
+    ("xlnet-base", "xlnet", "text-512", "XLNetLMHeadModel", {
+        "d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072, "vocab_size": 32000}),
+    ("mpt-200m", "mpt", "text", "MptForCausalLM", {
+        "d_model": 768, "n_layers": 12, "n_heads": 12, "vocab_size": 50368}),
+    ("convnextv2-tiny", "convnextv2", "image", "ConvNextV2ForImageClassification", {"num_labels": 1000}),
+    ("granite-350m", "granite", "text-large", "GraniteForCausalLM", {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 20, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "vocab_size": 49152}),
+    ("pegasus-300m", "pegasus", "text-512", "PegasusForConditionalGeneration", {
+        "d_model": 768, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 12,
+        "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
+        "vocab_size": 96103}),
+    ("stablelm-400m", "stablelm", "text-large", "StableLmForCausalLM", {
+        "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "vocab_size": 50304}),
+    ("beit-base", "beit", "image", "BeitForImageClassification", {"num_labels": 1000}),
+    ("fnet-base", "fnet", "text-512", "FNetForMaskedLM", {"vocab_size": 32000}),
+    ("biogpt", "biogpt", "text", "BioGptForCausalLM", {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "vocab_size": 42384,
+        "max_position_embeddings": 2048}),
+    ("mixtral-200m", "mixtral", "text-large", "MixtralForCausalLM", {
+        "hidden_size": 512, "intermediate_size": 1792, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 32000}),
+]  # fmt: skip
+"""Families that no campaign has, measured once to judge a frozen model."""
+
 TEXT = [(8, 128), (2, 512), (16, 64), (4, 1024), (1, 2048), (4, 256)]
 TEXT_LARGE = [(4, 128), (1, 512), (8, 64), (2, 1024), (1, 2048), (2, 256)]
 SHORT = [(8, 128), (4, 512), (32, 64), (16, 256), (2, 384), (8, 512)]
@@ -163,9 +223,28 @@ timm:selecsls42b timm:deit_small_patch16_224 timm:mixer_s32_224 timm:starnet_s1 
 timm:fastvit_t8 timm:coat_tiny
 """
 CNNS = tuple(_NAMES.split())
+_FRESH_NAMES = """
+timm:tf_efficientnet_lite0 timm:mobileone_s1 timm:regnety_032 timm:resnest26d timm:inception_resnet_v2
+timm:convnextv2_nano timm:darknet53 timm:cs3darknet_s timm:res2next50 timm:repvit_m1 timm:vovnet39a
+timm:tresnet_m timm:mnasnet_small timm:efficientnet_es timm:legacy_seresnext26_32x4d timm:rdnet_tiny
+timm:eca_resnet33ts timm:gcresnet33ts timm:skresnext50_32x4d timm:hgnet_tiny timm:fasternet_t0
+timm:dm_nfnet_f0 timm:ghostnetv3_100 timm:mambaout_tiny timm:efficientvit_m1 timm:shvit_s1
+timm:visformer_tiny timm:nextvit_small timm:botnet26t_256 timm:halonet26t timm:mobilenetv4_hybrid_medium
+timm:coatnet_0_rw_224 timm:tiny_vit_5m_224 timm:davit_tiny timm:mixer_b16_224 timm:swinv2_tiny_window8_256
+timm:twins_svt_small timm:vit_small_patch16_224 timm:pvt_v2_b0 timm:volo_d1_224 timm:focalnet_tiny_srf
+timm:xcit_tiny_12_p8_224 timm:hiera_tiny_224 timm:mvitv2_tiny timm:sequencer2d_s
+"""
+FRESH_CNNS = tuple(_FRESH_NAMES.split())
 OPTIONS = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": False},
+}
+SIDES = {
+    "inception_v3": 299,
+    "timm:mobilevit_s": 256,
+    "timm:inception_resnet_v2": 299,
+    "timm:halonet26t": 256,
+    "timm:dm_nfnet_f0": 192,
 }
 FEW_CACHED = {"use_cache": False}
 
@@ -190,7 +269,8 @@ def transformer_jobs(model: Model, chosen: dict[str, tuple[int, ...]]) -> Iterat
     """Yield the jobs of one model: settings, each at some of the points."""
     label, family, kind, name, options = model
     vocabulary = {"bert": 30522, "electra": 30522, "distilbert": 30522, "modernbert": 50368, "t5": 32128,
-                  "bart": 50265, "albert": 30000, "opt": 50272, "phi": 51200, "whisper": 51865}  # fmt: skip
+                  "bart": 50265, "roberta": 50265, "mpnet": 30527, "albert": 30000, "opt": 50272,
+                  "phi": 51200, "whisper": 51865}  # fmt: skip
     vocab = options.get("vocab_size", vocabulary.get(family, 50257))
     config = {**options, **(FEW_CACHED if kind.startswith("text") or kind == "speech" else {})}
     config.update({"max_position_embeddings": 2048} if family in ("llama", "phi", "opt") else {})
@@ -252,7 +332,9 @@ def merged(jobs: Iterator[Job]) -> Iterator[Job]:
         yield last
 
 
-def cnn_jobs(name: str) -> Iterator[Job]:
+def cnn_jobs(
+    name: str, settings: dict[str, Job] = CNN_SETTINGS, batch_sizes: tuple[int, ...] = (8, 32, 128)
+) -> Iterator[Job]:
     """Yield the jobs of one network of torchvision or timm."""
     library = "timm" if name.startswith("timm:") else "torchvision"
     build = {
@@ -260,8 +342,8 @@ def cnn_jobs(name: str) -> Iterator[Job]:
         "name": name.removeprefix("timm:"),
         "kwargs": OPTIONS.get(name, {}),
     }
-    side = {"inception_v3": 299, "timm:mobilevit_s": 256}.get(name, 224)
-    for setting, options in CNN_SETTINGS.items():
+    side = SIDES.get(name, 256 if name.endswith("256") else 224)
+    for setting, options in settings.items():
         yield {
             "id": f"{name}-{setting}",
             "network": name,
@@ -270,7 +352,7 @@ def cnn_jobs(name: str) -> Iterator[Job]:
             "build": build,
             "input_size": [3, side, side],
             **options,
-            "points": [["train", batch] for batch in (8, 32, 128)],
+            "points": [["train", batch] for batch in batch_sizes],
         }
 
 
@@ -286,6 +368,14 @@ def every_job() -> Iterator[Job]:
         yield from limit_jobs(model)
     for model in models:
         yield from merged(transformer_jobs(model, LAST))
+
+
+def fresh_jobs() -> Iterator[Job]:
+    """Yield a point of every setting of the fresh networks, those of one network in a row."""
+    for n, (name, model) in enumerate(itertools.zip_longest(FRESH_CNNS, FRESH)):
+        if model is not None:
+            yield from transformer_jobs(model, {way: ((n + k) % 2,) for k, way in enumerate(SETTINGS)})
+        yield from cnn_jobs(name, {"float32": SGD, **CNN_SETTINGS}, (64 if n % 2 else 16,))
 
 
 def jobs_again() -> Iterator[Job]:
@@ -315,7 +405,7 @@ def write_tables(rows: list[Path], folder: Path) -> None:
     alone; frozen models of text among them also trained their embeddings, and are left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = {job["id"]: job for job in (*every_job(), *near_limit_jobs())}
+    jobs = {job["id"]: job for job in (*every_job(), *near_limit_jobs(), *fresh_jobs())}
     points: dict[tuple[str, str, int], Job] = {}
     for file in rows:
         with gzip.open(file, "rt") as lines:
@@ -360,6 +450,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the tables")
     parser.add_argument("--without", type=Path, nargs="+", default=[], help="rows of points to leave out")
     parser.add_argument("--limits", action="store_true", help="runs near their limit instead")
+    parser.add_argument("--fresh", action="store_true", help="networks that no fit has seen")
     parser.add_argument("--again", action="store_true", help="the jobs of the third call")
     parser.add_argument("--tiny", action="store_true", help="two layers, small inputs: a trial on a CPU")
     arguments = parser.parse_args()
@@ -372,7 +463,9 @@ def main() -> int:
         for row in map(json.loads, file.read_text().splitlines())
         if row["row"] == "point"
     }
-    jobs = near_limit_jobs() if arguments.limits else jobs_again() if arguments.again else every_job()
+    chosen = [way for way in ("limits", "again", "fresh") if getattr(arguments, way)]
+    ways = {"limits": near_limit_jobs, "again": jobs_again, "fresh": fresh_jobs}
+    jobs = ways[chosen[0]]() if chosen else every_job()
     for job in jobs:
         job = tiny(job) if arguments.tiny else job
         job["points"] = [point for point in job["points"] if (job["id"], point[1]) not in done]

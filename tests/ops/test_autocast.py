@@ -25,7 +25,7 @@ LISTS = {
     "AT_FORALL_LOWER_PRECISION_FP": {"lower"},
     "AT_FORALL_FP32": {"float32", "float32_on_cuda"},
     "AT_FORALL_FP32_SET_OPT_DTYPE": {"float32", "float32_on_cuda"},
-    "AT_FORALL_PROMOTE": {"widest", "join"},
+    "AT_FORALL_PROMOTE": {"widest", "join", "join_on_cuda"},
 }
 ON_CPU_TOO = {"grid_sampler"}  # float32 on the CPU
 
@@ -45,6 +45,69 @@ def test_operators_run_in_the_precision_of_pytorchs_lists(name):
         kind: registry()[kind].autocast for kind in operators if registry()[kind].autocast not in LISTS[name]
     }
     assert not other
+
+
+@pytest.mark.skipif(not HEADER.exists(), reason="this PyTorch has no headers, or keeps the lists elsewhere")
+def test_operators_that_are_asked_for_float32_read_half_precision():
+    casting = {"cumsum", "cumprod"}  # PyTorch casts their input itself
+    operators = listed("AT_FORALL_FP32_SET_OPT_DTYPE") - casting
+    assert {"sum", "softmax", "linalg_vector_norm", "prod"} <= operators
+    assert all(registry()[kind].widens for kind in operators)
+
+
+MIXED = {
+    "scaled": lambda x, weight, bias: x + weight * x,
+    "divided": lambda x, weight, bias: x / weight,
+    "larger": lambda x, weight, bias: torch.maximum(x, weight),
+    "addcmul": lambda x, weight, bias: torch.addcmul(bias, weight, x),
+    "normalized": lambda x, weight, bias: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight,
+    "unit length": lambda x, weight, bias: nn.functional.normalize(x, dim=-1) * weight,
+    "product": lambda x, weight, bias: x * x.prod(-1, keepdim=True),
+    "joined": lambda x, weight, bias: torch.cat([x[:, :64], (x * weight)[:, 64:]], 1),
+}
+
+
+class Mixed(nn.Module):
+    """Half precision beside float32 parameters, between linear layers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.before, self.after = nn.Linear(32, 128), nn.Linear(128, 32)
+        self.weight, self.bias = nn.Parameter(torch.ones(128)), nn.Parameter(torch.ones(128))
+        self.function = function
+
+    def forward(self, x):
+        return self.after(self.function(self.before(x), self.weight, self.bias)).float().sum()
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_gradients_are_computed_in_the_widest_precision_and_cast_behind_the_call(name):
+    recipe = OPTIMIZERS["bfloat16"]
+    with torch.device("meta"):
+        model = Mixed(MIXED[name])
+    graph = capture(model, torch.zeros(2, 32), loss=lambda out: out)
+    tape = write_tape(graph, StepSettings(backend="cpu", **recipe.settings))
+    feed = ((torch.zeros(4096, 32, device="meta"),), {})
+    count = run_training_on_fake_cpu(model, feed, lambda out: out, recipe.make, **recipe.loop)
+    assert int(tape.peak_bytes(np.array([4096]))[0]) == pytest.approx(count.peak, rel=0.01)
+
+
+def test_a_norm_keeps_half_precision_on_cuda():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.after = nn.Linear(32, 128), nn.Linear(128, 32)
+
+        def forward(self, x):
+            x = self.before(x)
+            return self.after(x * torch.linalg.vector_norm(x, dim=-1, keepdim=True).to(x.dtype)).float().sum()
+
+    graph = capture(Net(), torch.zeros(2, 32), loss=lambda out: out)
+    low = lower_precision(graph, StepSettings(amp="bfloat16", backend="cuda"))
+    low.verify()
+    (norm,) = [op for op in low.ops if op.kind == "linalg_vector_norm"]
+    assert low.values[norm.inputs[0]].dtype == "bfloat16"
+    assert low.values[norm.outputs[0]].dtype == "float32"
 
 
 class Polynomial(nn.Module):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from torchedge.graphs.sizes import Poly
@@ -45,6 +46,37 @@ class Footprint:
     forward: tuple[int, ...]
     saved: tuple[int, ...]
     backward: tuple[tuple[FootprintEvent, int, int, int], ...]
+
+    def widened(self, item_size: int, narrow: Collection[int]) -> Footprint:
+        """Return the footprint where some inputs and outputs have narrower elements than the others.
+
+        item_size: bytes of the widest elements, which temporaries and gradients take. narrow: places of
+        the narrower inputs and outputs; the gradients of such inputs are cast once the call has returned.
+        """
+        sizes = [
+            size if size.item_size or number in self.tensors else replace(size, item_size=item_size)
+            for number, size in enumerate(self.sizes)
+        ]
+        events: list[tuple[FootprintEvent, int, int, int]] = []
+        casts: dict[int, list[int]] = {}
+        dropped = {number for event, number, _, _ in self.backward if event is FootprintEvent.DROP}
+        ends = [
+            (FootprintEvent.DROP, number, 0, 0)
+            for event, number, place, _ in self.backward
+            if event is FootprintEvent.GRADIENT and place in narrow and number not in dropped
+        ]
+        for event, number, place, dense in (*self.backward, *dict.fromkeys(ends)):
+            if event is FootprintEvent.GRADIENT and place in narrow:
+                casts.setdefault(number, []).append(place)
+                continue
+            if event is FootprintEvent.DROP:
+                for cast in casts.pop(number, ()):
+                    like = sizes[self.tensors[cast]]
+                    events.append((FootprintEvent.NEW, len(sizes), 0, 0))
+                    events.append((FootprintEvent.GRADIENT, len(sizes), cast, 1))
+                    sizes.append(StorageSize(cast, like.elements, 0))
+            events.append((event, number, place, dense))
+        return replace(self, sizes=tuple(sizes), backward=tuple(events))
 
 
 @dataclass(frozen=True, slots=True)

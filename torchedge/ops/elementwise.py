@@ -100,7 +100,14 @@ OPS = (
     spec("where", "condition input other", broadcasts=True, replayed=True),
     spec("masked_fill", "input mask value", replayed=True),
     spec("lerp", "input end weight", broadcasts=True, replayed=True),
-    spec("addcmul", "input tensor1 tensor2 value", "addcdiv", broadcasts=True, replayed=True),
+    spec(
+        "addcmul",
+        "input tensor1 tensor2 value",
+        "addcdiv",
+        broadcasts=True,
+        autocast="join_on_cuda",
+        replayed=True,
+    ),
     spec(
         "eq",
         "input other",

@@ -169,7 +169,7 @@ OPS = (
     _softmax("log_softmax", "input dim dtype", "_log_softmax"),
     _softmax("softmin", "input dim dtype", flops=flops_each(6), replayed=True),
     _softmax("_safe_softmax", "input dim dtype"),
-    _wide("sum", "input dim keepdim dtype", "nansum", grads=("view",)),
+    _wide("sum", "input dim keepdim dtype", "nansum", grads=("view",), widens=True),
     _reduce("mean", "input dim keepdim dtype", "nanmean", autocast="keep"),
     _reduce("var", "input dim unbiased keepdim", "std var_mean std_mean", autocast="keep", replayed=True),
     _reduce(
@@ -192,14 +192,10 @@ OPS = (
         "input p dim keepdim dtype",
         "linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm",
         replayed=True,
+        widens=True,
     ),
     _wide("logsumexp", "input dim keepdim", replayed=True),
-    _wide(
-        "prod",
-        "input dim keepdim dtype",
-        saves=keep(0, -1),
-        backward_scratch=partial(masked_scratch, copies=1),
-    ),
+    _reduce("prod", "input dim keepdim dtype", autocast="float32", widens=True, replayed=True),
     _wide("cumsum", "input dim dtype", replayed=True),
     _wide(
         "cumprod", "input dim dtype", saves=keep(0, -1), backward_scratch=partial(masked_scratch, copies=3)

@@ -61,7 +61,7 @@ class Work(Enum):
         return self in (Work.PRODUCT, Work.ADDED_PRODUCT, Work.ATTENTION)
 
 
-Autocast = Literal["lower", "float32", "float32_on_cuda", "widest", "join", "keep"]
+Autocast = Literal["lower", "float32", "float32_on_cuda", "widest", "join", "join_on_cuda", "keep"]
 Composite = Literal["", "product", "einsum", "attention", "recurrent"]
 
 
@@ -212,7 +212,7 @@ class OpSpec:
     through a view; "folded": from three dimensions on), "none". The last entry holds for all further inputs.
     autocast: "lower" (runs in the low precision), "float32", "float32_on_cuda" (the CPU leaves it in the
     precision of its inputs), "widest" (its output has the widest input dtype), "join" (casts half-precision
-    inputs to float32 where one input is float32) or "keep".
+    inputs to float32 where one input is float32), "join_on_cuda" (the same; "widest" on the CPU) or "keep".
     widens: CUDA's kernel reads half precision and writes float32, so that float32 needs no cast of its input.
     view: its output shares the storage of input 0.
     strides: strides of the output from those of input 0 (None: the output is contiguous).

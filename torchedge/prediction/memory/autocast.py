@@ -6,9 +6,10 @@ The casts that `torch.autocast` runs, inserted as operators.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
-from torchedge.graphs import FLOATING, ForwardGraph, Op, Value
+from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, Op, Value
 from torchedge.ops import OpSpec, registry
 from torchedge.prediction.memory.rewriting import Rewriter, releases_of
 from torchedge.prediction.memory.settings import StepSettings
@@ -50,7 +51,7 @@ class _AutocastPass:
             if (not op.inputs and "dtype" in op.attrs) or (op.inputs and self.weak.issuperset(op.inputs)):
                 self.weak.update(op.outputs)
             self._retype(op, spec, wanted)
-            self.out.emit(replace(op, inputs=inputs))
+            self.out.emit(self._widened(original, replace(op, inputs=inputs)))
             released = self.releases[position]
             self.out.release(*casts, *released, *[self.exact[i] for i in released if i in self.exact])
             self._cast_exact(op)
@@ -83,10 +84,36 @@ class _AutocastPass:
             return self.low
         if spec.autocast == "float32" or (spec.autocast == "float32_on_cuda" and not self.on_cpu):
             return "float32"
-        if spec.autocast == "join":
+        if spec.autocast == "join" or (spec.autocast == "join_on_cuda" and not self.on_cpu):
             kinds = {self.out.values[i].dtype for i in op.inputs if i is not None}
             return "float32" if "float32" in kinds and kinds & _LOW else None
         return None
+
+    def _widened(self, original: Op, op: Op) -> Op:
+        """Return an operator that now mixes precisions with its memory: a footprint is of one precision.
+
+        PyTorch computes in the widest one, and casts the gradients of narrower inputs behind the call.
+        """
+        footprint = op.footprint
+        if footprint is None or len(self._precisions(self.graph.values, original)) > 1:
+            return op
+        present = [index for index in (*op.inputs, *op.outputs) if index is not None]
+        kinds = self._precisions(self.out.values, op)
+        if len(kinds) < 2:
+            return op
+        widest = max(ITEM_SIZES[kind] for kind in kinds)
+        narrow = {
+            place
+            for place, index in enumerate(present)
+            if (value := self.out.values[index]).dtype in kinds and value.item_size < widest
+        }
+        return replace(op, footprint=footprint.widened(widest, narrow))
+
+    @staticmethod
+    def _precisions(values: Sequence[Value], op: Op) -> set[str]:
+        """Return the floating dtypes of an operator's inputs and outputs."""
+        dtypes = {values[index].dtype for index in (*op.inputs, *op.outputs) if index is not None}
+        return dtypes & _CASTABLE
 
     def _casts(self, op: Op, wanted: str | None) -> tuple[tuple[int | None, ...], list[int]]:
         """Return the inputs an operator reads, and the casts made for it alone."""

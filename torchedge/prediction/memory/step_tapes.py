@@ -543,7 +543,7 @@ class StepWriter:
             category = WORKSPACE if spec.load is LoadClass.REUSABLE else TEMPORARY
             scratch = [tape.new(poly(n), category, label) for n in spec.backward_scratch(call) if n]
         gradients: list[tuple[int, int]] = []
-        broadcast: list[tuple[int, int]] = []
+        behind: list[tuple[int, int]] = []
         out, permuted = values[op.outputs[0]], op.attrs.get("permuted")
         for slot, index in enumerate(op.inputs):
             if index is None or not record.needs[slot]:
@@ -553,14 +553,21 @@ class StepWriter:
                 continue
             value = values[index]
             label = f"gradient of {value.name}"
-            if mode == "view" or (mode == "pass" and value.shape == out.shape and value.dtype == out.dtype):
+            shared = mode == "view" or (mode == "pass" and value.shape == out.shape)
+            if shared and value.dtype == out.dtype:
                 tape.hold(incoming)
                 gradients.append((index, incoming))
                 if mode == "view":
                     self._viewed.add(incoming)
             elif spec.broadcasts and mode == "new" and value.shape != out.shape:
                 storage = tape.new(sizes[op.outputs[0]], TEMPORARY, f"{label} (broadcast)")
-                broadcast.append((len(gradients), storage))
+                behind.append((len(gradients), storage))
+                gradients.append((index, -1))
+            elif mode == "new" and out.item_size > value.item_size and spec.autocast == "widest":
+                c0, c1, c2 = value.numel
+                item = out.item_size
+                storage = tape.new((c0 * item, c1 * item, c2 * item), TEMPORARY, f"{label} (not yet cast)")
+                behind.append((len(gradients), storage))
                 gradients.append((index, -1))
             else:
                 storage = tape.new(sizes[index], TEMPORARY, label)
@@ -573,7 +580,7 @@ class StepWriter:
                     self._permuted.add(storage)
         self._start_blas(spec)
         self._drop_all(scratch)
-        for place, storage in broadcast:  # the engine sums broadcast dimensions after the node has returned
+        for place, storage in behind:  # the engine sums and casts after the node has returned
             index = gradients[place][0]
             gradients[place] = index, tape.new(sizes[index], TEMPORARY, f"gradient of {values[index].name}")
             tape.drop(storage)
