@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torchedge.graphs import ForwardGraph
     from torchedge.prediction import Estimate, Prediction
     from torchedge.prediction.advice import Advice
+    from torchedge.profiling.hosts import measure_operator_us
     from torchedge.runtime.backends import program_reports
     from torchedge.runtime.model_plans import ModelPlan
     from torchedge.runtime.trainers import Trainer
@@ -88,6 +89,7 @@ __all__ = [
     "find_device",
     "list_devices",
     "load_bundle",
+    "measure_operator_us",
     "plan",
     "predict",
     "program_reports",
@@ -128,6 +130,7 @@ _HOMES = {
     "torchedge.graphs": ("ForwardGraph",),
     "torchedge.prediction": ("Estimate", "Prediction"),
     "torchedge.prediction.advice": ("Advice",),
+    "torchedge.profiling.hosts": ("measure_operator_us",),
     "torchedge.runtime.backends": ("program_reports",),
     "torchedge.runtime.model_plans": ("ModelPlan",),
     "torchedge.runtime.trainers": ("Trainer",),

@@ -1,6 +1,6 @@
 """Hold predictions against the H200 campaign over settings: transformers and CNNs as people train them today.
 
-    python benchmarks/accuracy/settings.py [--fresh] [--by setting|network|point] [--only WORD]
+    python benchmarks/accuracy/settings.py [--fresh] [--hosts] [--by setting|network|point] [--only WORD]
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step.
 """
@@ -32,12 +32,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="settings whose name holds this word")
     parser.add_argument("--without", default=None, help="leave out networks whose name holds this word")
     parser.add_argument("--fresh", action="store_true", help="networks of families that no fit has seen")
+    parser.add_argument("--hosts", action="store_true", help="predict each point on its own host")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     device = find_device("nvidia-h200")
     folder = device.folder / "campaign" / ("settings-fresh" if arguments.fresh else "settings")
     dataset = read_dataset(folder)
+    assert dataset.launch_us is not None
     errors: dict[str, list[list[float]]] = defaultdict(list)
     for place in np.flatnonzero(dataset["fits"] == 1).tolist():
         label, batch_size = str(dataset.id[place]), int(dataset.batch[place])
@@ -48,7 +50,9 @@ def main() -> int:
             continue
         try:
             graph = dataset.graph_of(label, "train")
-            prediction = predict_graph(graph, batch_size, device, network.settings)
+            launch = float(dataset.launch_us[place])
+            host = device.on_host(launch) if arguments.hosts and isfinite(launch) else device
+            prediction = predict_graph(graph, batch_size, host, network.settings)
         except TorchedgeError as error:
             sys.stderr.write(f"{label}: {error}\n")
             continue

@@ -203,6 +203,12 @@ PICTURE = _Picture()
 
 _DEVICE_HELP = "Name, alias or profile folder of the device; `torchedge devices` lists them."
 device = click.option("--device", "-d", type=DEVICE, help=f"{_DEVICE_HELP} [default: this machine]")
+operator_us = click.option(
+    "--operator-us",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Microseconds of your host for one launch of eager PyTorch (`torchedge.measure_operator_us()`). "
+    "[default: the host that was measured]",
+)
 batch_sizes = click.option(
     "--batch-size",
     "-b",

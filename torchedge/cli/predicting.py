@@ -50,6 +50,7 @@ _LEAST_MIB = 0.05
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @options.batch_sizes
 @options.device
+@options.operator_us
 @options.step
 @options.fit
 @click.option("--max-batch-size", is_flag=True, help="Also print the largest batch size that fits.")
@@ -57,6 +58,7 @@ def predict(
     models: tuple[str, ...],
     batch_size: tuple[int, ...],
     device: str | None,
+    operator_us: float | None,
     mode: Mode,
     input_size: tuple[int, ...] | None,
     seq_len: int | None,
@@ -75,6 +77,8 @@ def predict(
     from torchedge.tracing.sequence_lengths import LengthFamily
 
     predictor = Predictor(device)
+    if operator_us is not None:
+        predictor = Predictor(predictor.device.on_host(operator_us))
     limit = None if memory_limit is None else memory_limit / MIB
     documents: list[dict[str, Any]] = []
     for place, text in enumerate(models):

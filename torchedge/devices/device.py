@@ -172,6 +172,41 @@ class Device:
         """
         return self.figure(name).value
 
+    def on_host(self, operator_us: float) -> Device:
+        """Return the device in a host that takes another time for each launch of eager PyTorch.
+
+        operator_us: microseconds of the host's thread for one tiny operator, as
+        `torchedge.measure_operator_us` returns it on that host. Where the host sets the pace of a step,
+        predictions of latency follow it.
+
+        Raises:
+            InputError: the time is no positive number, or the profile does not say how fast the host of its
+                measurements was.
+        """
+        rule = KNOWN_FIGURES["eager_operator_us"]
+        if isinstance(operator_us, bool) or not isinstance(operator_us, (int, float)):
+            raise InputError(f"operator_us is {operator_us!r}; expected microseconds, a number")
+        if not rule.low <= operator_us <= rule.high:
+            raise InputError(
+                f"operator_us is {operator_us!r}; expected {rule.low:g} to {rule.high:g} microseconds"
+            )
+        if self.profile.get("training") and self.measured_operator_us is None:
+            raise InputError(
+                f"{self.name}: its profile does not say how fast the host of its measurements was, so that "
+                "no other host can be predicted; expected a device whose profile gives kinds.operator_us"
+            )
+        figure = Figure(float(operator_us), rule.unit, Provenance.MEASURED, "given for the host in use")
+        mark = hashlib.sha256(f"{self.fingerprint} {operator_us!r}".encode()).hexdigest()
+        figures = MappingProxyType({**self.figures, "eager_operator_us": figure})
+        return replace(self, figures=figures, fingerprint=mark)
+
+    @property
+    def measured_operator_us(self) -> float | None:
+        """The `eager_operator_us` of the host that the measured latencies are of; None: unknown."""
+        kinds = self.profile.get("kinds")
+        known = kinds.get("operator_us") if isinstance(kinds, Mapping) else None
+        return float(known) if isinstance(known, (int, float)) and known > 0 else None
+
     def _known(self, table: Mapping[str, _Item], name: str, what: str) -> _Item:
         if name in table:
             return table[name]

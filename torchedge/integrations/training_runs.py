@@ -32,6 +32,7 @@ from torchedge.errors import (
 )
 from torchedge.prediction.advice import Advice
 from torchedge.prediction.results import CONFIDENCE, Prediction, checked_confidence, checked_limit
+from torchedge.profiling.hosts import measure_operator_us
 from torchedge.texts import number, span
 from torchedge.tracing.interception import batch_of
 
@@ -75,8 +76,9 @@ class TrainingRun:
     """One training run on this machine: its settings, its prediction, and what it took.
 
     example: a batch; by default the largest samples among a dataset's first ones. device: as in
-    `torchedge.predict`. limit_mib: by default the device's memory. misfit: raise LimitError or warn if the
-    run will not fit. advise: then also look for settings that would (some seconds). report: gets the
+    `torchedge.predict`; by default this machine's, in this machine's host, whose launches are timed for some
+    10 ms where CUDA is in use. limit_mib: by default the device's memory. misfit: raise LimitError or warn
+    if the run will not fit. advise: then also look for settings that would (some seconds). report: gets the
     comparison at the end of the run as text.
     """
 
@@ -135,6 +137,8 @@ class TrainingRun:
         self._accumulation, self._times = accumulation, []
         options: dict[str, Any] = {"optimizer": optimizer, "amp": amp, "loss": loss, "example": example}
         device = self.device if isinstance(self.device, Device) else api.choose_device(self.device)
+        if self.device is None and device.measured_operator_us is not None and torch.cuda.is_initialized():
+            device = device.on_host(measure_operator_us())
         self.prediction = prediction = api.predict(
             model, batch_size, device=device, accumulation=accumulation, **options
         )

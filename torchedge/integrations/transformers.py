@@ -26,7 +26,7 @@ class PredictionCallback(TrainerCallback):
     Batch size, accumulation, autocast, label smoothing, optimizer and checkpointing are those of the Trainer.
     compute_loss: called as compute_loss(model, inputs) for the loss of a batch, for a Trainer with a method
     or a function of its own: ``callback.compute_loss = trainer.compute_loss``. The other arguments are those
-    of `TrainingRun`. Nothing runs on the GPU.
+    of `TrainingRun`. The model does not run on the GPU.
     """
 
     def __init__(self, *, compute_loss: Callable[[Any, Any], Any] | None = None, **run: Any) -> None:

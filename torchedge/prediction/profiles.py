@@ -102,10 +102,13 @@ def _loaded(
         if not any(products == CHANNELS_LAST for products, _ in kinds):
             convolved = replace(convolved, notes=(*convolved.notes, _UNMEASURED_LAYOUT))
     predicted = under_precision(convolved, device, precision)
-    if not any(products == MATRICES for products, _ in kinds):
-        return predicted
-    matrices = under_precision(_of_kind(models, device, kinds, MATRICES, precision), device, precision)
-    return replace(predicted, latency=replace(predicted.latency, matrices=matrices.latency))
+    given, measured = device.figures.get("eager_operator_us"), device.measured_operator_us
+    host = given.value / measured if given is not None and measured is not None else 1.0
+    latency = replace(predicted.latency, host=host)
+    if any(products == MATRICES for products, _ in kinds):
+        matrices = under_precision(_of_kind(models, device, kinds, MATRICES, precision), device, precision)
+        latency = replace(latency, matrices=replace(matrices.latency, host=host))
+    return replace(predicted, latency=latency)
 
 
 def read_models(device: Device, mode: Mode) -> FittedModels | None:

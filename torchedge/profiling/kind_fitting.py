@@ -85,13 +85,14 @@ class _Rows:
 class MeasuredKinds:
     """What a campaign measured of each kind of training steps that has enough rows for a fit.
 
-    layers: times of single convolutions.
+    layers: times of single convolutions. operator_us: the probe's control of the host at the median row.
     """
 
     source: DataSource
     device: Device
     rows: Mapping[Kind, _Rows]
     layers: Mapping[Layout, LayerTimes] = field(default_factory=dict)
+    operator_us: float | None = None
 
     @property
     def fits(self) -> int:
@@ -109,7 +110,10 @@ def read_kind_rows(folder: Path, device: Device) -> MeasuredKinds:
             "of transformers or in half precision"
         )
     source = DataSource(dataset.name, dataset.digest, dataset.provenance)
-    return MeasuredKinds(source, device, rows, read_layer_times(folder))
+    launch = dataset.launch_us
+    known = launch is not None and np.isfinite(launch).any()
+    operator_us = round(float(np.nanmedian(launch)), 3) if launch is not None and known else None
+    return MeasuredKinds(source, device, rows, read_layer_times(folder), operator_us)
 
 
 def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lambda: None) -> PartFit:
@@ -134,6 +138,7 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
         f"torchedge fit kinds {name} --device {measured.device.name} --out {out.resolve().name}",
         accuracy=accuracy,
         convolutions=sum(times.rows.count for times in measured.layers.values()),
+        **({} if measured.operator_us is None else {"operator_us": measured.operator_us}),
     )
     return PartFit(models, described)
 

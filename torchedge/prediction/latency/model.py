@@ -72,8 +72,9 @@ class LatencyModel:
     coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `SHARE_NAMES`, or over a registered
     feature set, predicting log(measured / analytic). amp: the autocast dtype of the steps it describes; count
     their work in it (`Analysis.work_under`). excess: how much slower matrix products compute than the
-    coefficients say, in log, where these were scaled to another device or precision. matrices: the model of
-    steps that mostly multiply matrices (transformers), where one was fitted apart.
+    coefficients say, in log, where these were scaled to another device or precision. host: times as long as
+    the coefficients say that a launch takes on the host in use. matrices: the model of steps that mostly
+    multiply matrices (transformers), where one was fitted apart.
     """
 
     coefficients: FloatArray
@@ -82,6 +83,7 @@ class LatencyModel:
     scale: DistanceScale | None = None
     amp: str | None = None
     excess: float = 0.0
+    host: float = 1.0
     known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
     matrices: LatencyModel | None = None
 
@@ -107,7 +109,7 @@ class LatencyModel:
         times = work_times(rows, p, terms=terms)
         described = self.forest is not None or self.scale is not None
         features = time_shares(rows, times) if described else np.zeros((rows.count, 0))
-        return np.asarray(step_time(times.busy, times.launch, p)), features
+        return np.asarray(step_time(times.busy, times.launch * self.host, p)), features
 
     def predict(
         self,

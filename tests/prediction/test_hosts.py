@@ -1,0 +1,81 @@
+"""Steps whose pace the host sets take as long as the host in use says."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.errors import DeviceError, InputError
+from torchedge.integrations import training_runs
+from torchedge.integrations.training_runs import TrainingRun
+
+
+def small():
+    """Many small layers."""
+    return nn.Sequential(*[nn.Linear(16, 16) for _ in range(100)])
+
+
+def large():
+    """One layer that takes the device long."""
+    return nn.Linear(8192, 8192)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("amp", [None, "bfloat16"])
+def test_launches_take_the_time_of_the_host_and_products_that_of_the_device(mode, amp):
+    device = torchedge.find_device("nvidia-h200")
+    measured = device.measured_operator_us
+
+    def step(model, size, on):
+        example = torch.zeros(1, next(model.parameters()).shape[1])
+        return torchedge.predict(model, size, on, example=example, mode=mode, amp=amp)
+
+    usual, same, slow = (
+        step(small(), 1, d) for d in (device, device.on_host(measured), device.on_host(2 * measured))
+    )
+    assert same.latency.value == pytest.approx(usual.latency.value)
+    share = 0.5 if mode == "train" else 0.1  # a part of every step is neither
+    assert (1 + share) * usual.latency.value < slow.latency.value <= 2.01 * usual.latency.value
+    assert slow.memory == usual.memory
+    busy, busy_slow = (step(large(), 16384, d).latency.value for d in (device, device.on_host(2 * measured)))
+    assert busy_slow == pytest.approx(busy, rel=0.02)
+
+
+def test_a_device_on_another_host_is_another_device():
+    device = torchedge.find_device("nvidia-h200")
+    slow = device.on_host(9)
+    assert slow != device
+    assert slow.fingerprint != device.fingerprint
+    assert pickle.loads(pickle.dumps(slow)) == slow
+    assert slow.on_host(7) != slow
+
+
+@pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), True, "9", None])
+def test_a_time_that_is_none_is_refused(given):
+    with pytest.raises(InputError, match="microseconds"):
+        torchedge.find_device("nvidia-h200").on_host(given)
+
+
+def test_a_profile_that_does_not_know_its_host_says_so():
+    with pytest.raises(InputError, match="jetson-tx2: its profile does not say how fast the host"):
+        torchedge.find_device("jetson-tx2").on_host(5)
+
+
+def test_the_control_runs_on_any_device_of_the_machine():
+    assert torchedge.measure_operator_us("cpu") > 0
+    with pytest.raises(DeviceError, match="expected a device of this machine"):
+        torchedge.measure_operator_us("meta:broken")
+
+
+def test_a_run_on_this_machine_is_predicted_on_its_host(monkeypatch):
+    device = torchedge.find_device("nvidia-h200")
+    monkeypatch.setenv("TORCHEDGE_DEVICE", device.name)
+    monkeypatch.setattr(training_runs, "measure_operator_us", lambda: 3 * device.measured_operator_us)
+    predictions = []
+    for in_use in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda in_use=in_use: in_use)
+        predictions.append(TrainingRun().check(small(), torch.zeros(2, 16), 2, optimizer="sgd"))
+    usual, here = predictions
+    assert here.latency.value > 2 * usual.latency.value
