@@ -115,3 +115,15 @@ def test_a_link_stays_and_no_pipe_is_replaced(tmp_path):
     with pytest.raises(ProfileError, match="it is no regular file"), new_file(tmp_path / "pipe"):
         pass
     assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "\N{GRINNING FACE}" * 63])
+def test_names_as_long_as_the_system_takes(tmp_path, name):
+    for content in ("old", "new"):
+        with new_file(tmp_path / f"{name[:-1]}f") as file:
+            file.write(content.encode())
+        recover(tmp_path / name)
+        with new_folder(tmp_path / name) as folder:
+            (folder / "entry").write_text(content)
+    assert sorted(p.read_text() for p in tmp_path.rglob("*") if p.is_file()) == ["new", "new"]
+    assert len(list(tmp_path.iterdir())) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.errors import InputError, needed
-from torchedge.storage.documents import writing
+from torchedge.storage.documents import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +83,5 @@ def picture_bytes(figure: Figure, form: str = "png") -> bytes:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write a figure to a file whose suffix is its format; raises InputError if that fails."""
-    data = picture_bytes(figure, path.suffix.lower()[1:])
-    with writing(path, "choose another file", InputError):
-        path.write_bytes(data)
+    """Write a figure to a file whose suffix is its format; raises ProfileError if that fails."""
+    write_bytes(path, picture_bytes(figure, path.suffix.lower()[1:]))

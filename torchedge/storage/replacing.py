@@ -37,7 +37,7 @@ def new_file(path: str | Path) -> Iterator[BinaryIO]:
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
             raise ValueError("it is no regular file")  # a rename would replace a device or a pipe
-        temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+        temporary = _hidden(target, f"{secrets.token_hex(8)}.tmp")
         try:
             with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
                 yield file
@@ -54,6 +54,12 @@ def new_file(path: str | Path) -> Iterator[BinaryIO]:
         raise ProfileError(
             f"{path}: cannot be written ({reason}), expected a writable folder; check that it exists"
         ) from error
+
+
+def _hidden(target: Path, ending: str) -> Path:
+    """Return a place beside a file or folder, whose name is not too long however long that one's is."""
+    name = os.fsencode(target.name)[:200].decode(errors="ignore")
+    return target.with_name(f".{name}.{ending}")
 
 
 def make_folder(folder: Path) -> None:
@@ -77,7 +83,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     Raises:
         InputError: the folder cannot be made, filled or put in place.
     """
-    new = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    new = _hidden(target, f"{secrets.token_hex(8)}.tmp")
     try:
         new.mkdir()
         yield new
@@ -101,7 +107,7 @@ def recover(target: Path) -> None:
 
 
 def _old(target: Path) -> Path:
-    return target.with_name(f".{target.name[:200]}.old")
+    return _hidden(target, "old")
 
 
 def _replace(target: Path, new: Path) -> None:
