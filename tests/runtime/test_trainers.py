@@ -155,6 +155,45 @@ def test_schedulers_and_lr_set_the_learning_rate():
     equal(model, eager)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, optimizer: optimizer.add_param_group({"params": [*model[2].parameters()]}),
+        lambda model, optimizer: model[0].weight.requires_grad_(False),
+    ],
+)
+def test_a_step_after_other_parameters_are_trained_is_refused(change):
+    model, batch = mlp(), batches(1)[0]
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with torchedge.Trainer(model, *batch, loss=F.cross_entropy, optimizer=optimizer) as trainer:
+        trainer.step(*batch)
+        for rate in (-1.0, float("nan"), float("inf")):
+            with pytest.raises(InputError, match="expected a number from 0 on"):
+                trainer.lr = rate
+        change(model, optimizer)
+        with pytest.raises(InputError, match="require a gradient, have changed"):
+            trainer.step(*batch)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda model, optimizer: model[0].weight.register_hook(lambda g: g.clamp(-1, 1)),
+        lambda model, optimizer: model[0].bias.register_post_accumulate_grad_hook(lambda p: None),
+        lambda model, optimizer: optimizer.register_step_pre_hook(lambda *_: None),
+        lambda model, optimizer: optimizer.register_step_post_hook(lambda *_: None),
+    ],
+)
+def test_hooks_that_a_step_would_not_run_are_refused(hook):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = hook(model, optimizer)
+    with pytest.raises(InputError, match="has a hook, which a captured step does not run; remove it"):
+        torchedge.Trainer(model, *batches(1)[0], loss=F.cross_entropy, optimizer=optimizer)
+    handle.remove()
+    torchedge.Trainer(model, *batches(1)[0], loss=F.cross_entropy, optimizer=optimizer).close()
+
+
 def test_weights_set_in_pytorch_are_loaded():
     model = mlp()
     other = mlp()

@@ -117,6 +117,12 @@ def test_what_cannot_be_used_is_refused_in_one_line(options, kind, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_wrong_shape_is_an_error_without_a_log(capfd, caplog):
+    with pytest.raises(CaptureError, match="same reduction dim"):
+        capture_step(nn.Linear(3, 3), torch.randn(2, 4), targets=classes(2, of=3), loss=F.cross_entropy)
+    assert not capfd.readouterr().err and not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
 def _halved(output, target):
     loss = F.mse_loss(output, target)
     return loss / 2 if loss > 1 else loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -133,7 +134,7 @@ class Trainer:
 
         Raises:
             InputError: other dtypes or another structure than the example's, too many different shapes, or a
-                setting of the optimizer other than its learning rates has changed.
+                setting of the optimizer other than its learning rates, or what it trains, has changed.
         """
         batch = _batch_of(inputs, targets)
         programs = self._trained_on(batch)
@@ -172,6 +173,8 @@ class Trainer:
 
     @lr.setter
     def lr(self, rate: float) -> None:
+        if not 0 <= rate < math.inf:
+            raise InputError(f"lr is {rate}; expected a number from 0 on")
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 

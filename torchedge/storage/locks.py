@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 import warnings
@@ -29,6 +30,19 @@ def warnings_ignored(category: type[Warning] = Warning) -> Iterator[None]:
     with PROCESS, warnings.catch_warnings():
         warnings.simplefilter("ignore", category)
         yield
+
+
+@contextmanager
+def logs_ignored(name: str) -> Iterator[None]:
+    """Ignore what a logger writes inside, one thread at a time."""
+    logger = logging.getLogger(name)
+    with PROCESS:
+        level = logger.level
+        logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 class _Pauses:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from typing import Any
@@ -18,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Role
-from torchedge.storage.locks import PROCESS, warnings_ignored
+from torchedge.storage.locks import PROCESS, logs_ignored, warnings_ignored
 from torchedge.tracing.aten_graphs import scope_of
 from torchedge.tracing.checkpointing import CheckpointRegion, annotated_checkpoints, region_of
 from torchedge.tracing.copies import forget_cached, isolated
@@ -187,14 +186,8 @@ def _exported(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence torch.export's warnings and logs: a failure raises an error with the reason."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings_ignored(), redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
+    with logs_ignored("torch"), warnings_ignored(), redirect_stderr(io.StringIO()):
+        yield
 
 
 def _leaves_of(

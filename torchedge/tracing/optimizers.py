@@ -18,6 +18,10 @@ _SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 Group = Mapping[str, Any]
 
 
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
 @dataclass(frozen=True, slots=True)
 class Trained:
     """A trained parameter: its name, its value before the step, its present value and its gradient."""
@@ -52,6 +56,24 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Iterable[torch
             "AdamW of torch.optim, or None to get the gradients and update the parameters yourself"
         )
     check_parameters(optimizer, parameters)
+    check_hooks(optimizer)
+
+
+def check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError for hooks on gradients or on the optimizer's step: no captured step runs them."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    places = [f"a parameter of shape {tuple(p.shape)}" for p in parameters if _hooked(p, _PARAMETER_HOOKS)]
+    if _hooked(optimizer, _OPTIMIZER_HOOKS):
+        places.append("the optimizer")
+    if places:
+        raise InputError(
+            f"{places[0]} has a hook, which a captured step does not run; remove it, or train in a loop of "
+            'your own, on torch.compile(model, backend="torchedge")'
+        )
+
+
+def _hooked(item: object, kinds: Iterable[str]) -> bool:
+    return any(getattr(item, kind, None) for kind in kinds)
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -212,8 +234,9 @@ class OptimizerSettings:
     """The settings at the capture of a step; only learning rates may change afterwards."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        check_hooks(optimizer)
         self._optimizer = optimizer
-        self._fixed = self._now()
+        self._fixed, self._trains = self._now(), self._trains_now()
         self._states = {
             parameter: {
                 key: item.clone() if isinstance(item, torch.Tensor) and not item.dim() else item
@@ -230,8 +253,13 @@ class OptimizerSettings:
     def rates(self) -> dict[str, float]:
         """Return the present learning rates by hyperparameter.
 
-        Raises InputError if another setting has changed since the capture.
+        Raises InputError if another setting, or what is trained, has changed since the capture.
         """
+        if self._trains_now() != self._trains:
+            raise InputError(
+                "the optimizer's parameters, or which of them require a gradient, have changed since the "
+                "step was captured; make another Trainer"
+            )
         for number, (before, now) in enumerate(zip(self._fixed, self._now(), strict=True)):
             changed = [key for key in now if now[key] != before.get(key)]
             if changed:
@@ -261,6 +289,9 @@ class OptimizerSettings:
         """Return the name of the state that counts a parameter's steps (Adam, AdamW)."""
         start = float(self._states.get(parameter, {}).get("step", 0.0))
         return f"{SCOPE}.step" if start == 0 else f"{SCOPE}.step.from_{start:g}"
+
+    def _trains_now(self) -> list[list[bool]]:
+        return [[p.requires_grad for p in group["params"]] for group in self._optimizer.param_groups]
 
     def _now(self) -> list[dict[str, Any]]:
         return [

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
-from torchedge.storage.locks import PROCESS
+from torchedge.storage.locks import PROCESS, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import isolated
@@ -25,6 +25,9 @@ from torchedge.tracing.optimizers import SCOPE, OptimizerPart, Trained, add_upda
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
+
+_FAKES = "torch._subclasses.fake_tensor"
+"""The logger of errors of shapes, which are raised as well."""
 
 _SEED_MASK = 0x7FFFFFFF
 _READS_VALUES = frozenset(
@@ -145,7 +148,10 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
     An exception of the model becomes an error of one line.
     """
     try:
-        with faked(objective, lambda parameter: id(parameter) in (trained or ())) as mode:
+        with (
+            logs_ignored(_FAKES),
+            faked(objective, lambda parameter: id(parameter) in (trained or ())) as mode,
+        ):
             with mode:
                 fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
             return trace_joint(objective, fakes, decompositions(keep), gradients=trained is not None)
