@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -334,6 +335,22 @@ def test_an_interrupt(monkeypatch, capsys):
     monkeypatch.setattr("torchedge.devices.scan_profiles", interrupted)
     assert main(["devices"]) == 130
     assert capsys.readouterr().err == "torchedge: interrupted\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_in_order(number, monkeypatch, capsys):
+    ended = []
+
+    def ends(*_):
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr("torchedge.devices.scan_profiles", ends)
+    assert main(["devices"]) == 128 + number and ended
+    assert capsys.readouterr().err == f"torchedge: ended by {number.name}\n"
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_a_reader_that_has_gone():

@@ -127,3 +127,17 @@ def test_names_as_long_as_the_system_takes(tmp_path, name):
             (folder / "entry").write_text(content)
     assert sorted(p.read_text() for p in tmp_path.rglob("*") if p.is_file()) == ["new", "new"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_of_one_that_runs(tmp_path):
+    target = tmp_path / "b"
+    left = [tmp_path / f".b.{digit * 16}.tmp" for digit in "0a"]
+    others = [tmp_path / name for name in (".b.old", f".c.{'0' * 16}.tmp", ".b.mine.tmp")]
+    for folder in (*left, *others):
+        folder.mkdir()
+        (folder / "part").write_text("half")
+    with new_folder(target) as running:
+        assert not any(folder.exists() for folder in left)
+        with new_folder(target):
+            assert running.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([target, *others])

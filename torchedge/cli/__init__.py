@@ -1,7 +1,7 @@
 """The `torchedge` command: a table of commands that load when they run, and one place for their errors.
 
 Exit status: 0 done; 1 unforeseen error; 2 input that cannot be used (the line on stderr says what to do);
-3 the answer is "does not fit"; 130 interrupted; 141 the reader of the output has gone.
+3 the answer is "does not fit"; 130 interrupted; 141 the reader of the output has gone; 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -108,6 +110,33 @@ def _root() -> None:
 _root.params += verbosity_options()
 
 
+class _Ended(KeyboardInterrupt):
+    """The system asks the command to end: raised like Ctrl-C, so that it leaves nothing half-written."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Raise _Ended for SIGTERM and SIGHUP inside, where they would end the process (`nohup` ignores one)."""
+
+    def end(number: int, _: object) -> None:
+        raise _Ended(number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    changed = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     nowhere = open(os.devnull, "w")  # noqa: SIM115 - in place of streams that the shell closed (2>&-)
@@ -116,11 +145,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr] # Γ on a terminal without it
     try:
-        status = _run(sys.argv[1:] if argv is None else list(argv))
+        with _ended_by_signals():
+            status = _run(sys.argv[1:] if argv is None else list(argv))
         PrintableStream(sys.stdout).flush()
     except BrokenPipeError:
         _close_stdout()
         return NO_READER
+    except _Ended as ended:
+        return _report(f"ended by {signal.Signals(ended.number).name}", 128 + ended.number)
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", INTERRUPTED)
     except (LimitError, DeviceMemoryError) as error:

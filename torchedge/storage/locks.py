@@ -73,10 +73,11 @@ def collection_paused() -> Iterator[None]:
                 gc.enable()
 
 
-def lock_file(file: BinaryIO, *, wait: bool) -> bool:
+def lock_file(file: BinaryIO | int, *, wait: bool) -> bool:
     """Lock an open file until it is closed; return False if another opener has it and `wait` is off.
 
-    The lock ends with the process, however that ends. Without POSIX locks every call succeeds.
+    file: or its descriptor. The lock ends with the process, however that ends. Without POSIX locks every call
+    succeeds.
     """
     try:
         import fcntl

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.storage.locks import lock_file
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fs.h
 _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
@@ -80,15 +82,19 @@ def sync_folder(folder: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder; it replaces `target` if the block ends without an error.
 
+    Folders that killed processes left half-filled beside the target are removed.
+
     Raises:
         InputError: the folder cannot be made, filled or put in place.
     """
     new = _hidden(target, f"{secrets.token_hex(8)}.tmp")
     try:
+        _remove_left(target)
         new.mkdir()
-        yield new
-        _flush(new)
-        _replace(target, new)
+        with _locked(new):
+            yield new
+            _flush(new)
+            _replace(target, new)
     except OSError as error:
         raise InputError(
             f"{target}: cannot be written ({error.strerror or error}), expected a folder with room; "
@@ -96,6 +102,30 @@ def new_folder(target: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _remove_left(target: Path) -> None:
+    """Remove the folders of `new_folder` whose process has ended: no one holds their lock."""
+    form = re.compile(re.escape(_hidden(target, "").name) + r"[0-9a-f]{16}\.tmp")
+    with os.scandir(target.parent) as entries:
+        left = [Path(e) for e in entries if form.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+    for folder in left:
+        with contextlib.suppress(OSError), _locked(folder) as free:
+            if free:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder's lock inside, as long as the process lives; yield False if another process has it."""
+    if os.name != "posix":  # only POSIX opens folders
+        yield False
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield lock_file(descriptor, wait=False)
+    finally:
+        os.close(descriptor)
 
 
 def recover(target: Path) -> None:
