@@ -27,6 +27,14 @@ def linear_flops(call: Call) -> int:
     return 2 * outputs * x[-1] + (outputs if len(call.ins) > 2 and call.ins[2] is not None else 0)
 
 
+def grouped_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
+    """X (s, m) sorted into groups of rows, w (g, m, n), ends of the groups (g,) -> (s, n)."""
+    x, w, ends = (*ins, None, None)[:3]
+    if x is None or w is None or ends is None or len(x) != 2 or len(w) != 3 or x[1] != w[1]:
+        return None
+    return (x[0], w[2])
+
+
 def matmul_flops(call: Call) -> int:
     """2 · outputs · inner dimension."""
     return 2 * prod(call.outs[0]) * (call.ins[0] or (0,))[-1]
@@ -169,6 +177,15 @@ OPS = (
         "mm bmm mv __matmul__ chain_matmul",
         grads=("folded",),
         composite="product",
+    ),
+    _multiplied(
+        "grouped_mm",
+        "mat_a mat_b offs bias out_dtype",
+        "_grouped_mm grouped_mm_fallback",
+        infer=grouped_shape,
+        first_dtype=True,
+        autocast="widest",
+        grads=("new", "new", "none"),
     ),
     _multiplied("inner", "input other", replayed=True),
     _multiplied("dot", "input other", "vdot", autocast="widest"),

@@ -186,7 +186,7 @@ OPS = (
         saves=extremum_saves,
         backward_scratch=extremum_scratch,
     ),
-    _reduce("argmax", "input dim keepdim", "argmin all any count_nonzero argsort", grads=("none",)),
+    _reduce("argmax", "input dim keepdim", "argmin all any count_nonzero argsort histc", grads=("none",)),
     _wide(
         "norm",
         "input p dim keepdim dtype",

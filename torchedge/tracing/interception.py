@@ -384,7 +384,7 @@ class Interceptor(TorchFunctionMode):
         """Take the shape from the operator's own rule; None if it does not apply."""
         rec, args, inputs = self.recorder, call.args, call.inputs
         present = [i for i in inputs if i is not None]
-        tensors = args[0] if known.params[:1] == ("tensors",) else args
+        tensors = args[0] if known.params[:1] == ("tensors",) else (*args, *call.kwargs.values())
         if None in inputs[:1] or len(present) != sum([isinstance(t, torch.Tensor) for t in tensors]):
             return None
         names = [rec.values[i].dtype for i in present]

@@ -41,7 +41,7 @@ _QUERIES = _names(
 _VALUE_READS = _names(
     """
     item tolist __bool__ __float__ __int__ __index__ __complex__ numpy nonzero unique unique_consecutive
-    _unique2 masked_select __contains__ equal allclose is_nonzero __array__ bincount histc
+    _unique2 masked_select __contains__ equal allclose is_nonzero __array__ bincount
     _local_scalar_dense argwhere
     """
 )

@@ -97,6 +97,37 @@ def test_peak_with_activation_checkpointing(name):
     check(CHECKPOINTED[name])
 
 
+class Experts(torch.nn.Module):
+    """Tokens sorted by expert, and two products for all experts, as in the transformers library."""
+
+    def __init__(self, width=32, experts=4):
+        super().__init__()
+        self.router = torch.nn.Linear(width, experts)
+        self.up = torch.nn.Parameter(torch.empty(experts, 4 * width, width))
+        self.down = torch.nn.Parameter(torch.empty(experts, width, 4 * width))
+        self.bfloat16()  # PyTorch's rule for meta tensors knows no other
+
+    def forward(self, x):
+        experts, x = len(self.up), x.flatten(0, 1)
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        order, places = chosen.reshape(-1).sort()
+        counts = torch.histc(order.float(), bins=experts, min=0, max=experts - 1)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        h = torch._grouped_mm(x[places // 2], self.up.transpose(-2, -1), offs=ends)
+        y = torch._grouped_mm(torch.nn.functional.gelu(h), self.down.transpose(-2, -1), offs=ends)
+        y = y * weights.reshape(-1)[places].unsqueeze(-1)
+        back = torch.empty_like(places)
+        back[places] = torch.arange(len(places), device=x.device)
+        return y[back].view(len(x), 2, -1).sum(1)
+
+
+def test_peak_of_a_mixture_of_experts():
+    def feed(batch):
+        return (torch.empty(batch, 64, 32, dtype=torch.bfloat16, device="meta"),), {}
+
+    check(Network("experts", Experts, feed))
+
+
 class Votes(torch.nn.Module):
     """A product whose result is a view of what PyTorch multiplied: of no argument."""
 
