@@ -117,6 +117,16 @@ def test_what_cannot_be_used_is_refused_in_one_line(options, kind, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_module_whose_mode_torch_export_fixed_is_named():
+    x = torch.randn(2, 3)
+    exported = torch.export.export(nn.Linear(3, 3), (x,)).module()
+    with pytest.raises(
+        CaptureError, match=r"cannot change to evaluation mode.*pass the model that was exported"
+    ):
+        capture_step(exported, x, training=False)
+    assert capture_step(exported, x, training=True).output_names
+
+
 def test_a_wrong_shape_is_an_error_without_a_log(capfd, caplog):
     with pytest.raises(CaptureError, match="same reduction dim"):
         capture_step(nn.Linear(3, 3), torch.randn(2, 4), targets=classes(2, of=3), loss=F.cross_entropy)

@@ -41,7 +41,13 @@ def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
     """Yield a copy of a model to capture, in training or evaluation mode (None: every module in its own)."""
     twin, boxes = _copied(model)
     if training is not None and twin.training != training:
-        twin.train(training)
+        try:
+            twin.train(training)
+        except NotImplementedError as error:  # a module of torch.export
+            raise CaptureError(
+                f"{type(model).__name__} cannot change to {'training' if training else 'evaluation'} mode: "
+                "torch.export fixed its mode; pass the model that was exported"
+            ) from error
     functions, modules = FunctionCopies(), [*twin.modules()]
     methods = {kind: _methods_to_copy(kind) for kind in {*map(type, modules)}}
     for module in modules:
