@@ -140,3 +140,12 @@ def test_rows_are_read_while_another_writes(tmp_path):
         assert list(read_rows(path)) == ROWS[:1]
     path.write_bytes(path.read_bytes() + b'{"torn')
     assert list(read_rows(path)) == ROWS[:1] and path.read_bytes().endswith(b"torn")
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff\x80", b"hello", b'{"mine": 1}', b"\x89PNG", "{é".encode()])
+def test_a_file_that_is_no_journal_is_refused_and_kept(tmp_path, content):
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    with Journal(path) as journal, pytest.raises(ProfileError, match="is no journal of torchedge"):
+        list(journal.rows())
+    assert path.read_bytes() == content

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +37,7 @@ from torchedge.profiling.samples import MOST_FOLDS, QUANTITIES, DataSource, Quan
 from torchedge.storage import file_sha256, profile_file, read_toml
 from torchedge.storage.documents import read_bytes, write_bytes, writing
 from torchedge.storage.folders import staged_name
-from torchedge.storage.replacing import sync_folder
+from torchedge.storage.replacing import side_folder, sync_folder
 from torchedge.streaming.capacities import FILE as LOADING_FILE
 from torchedge.streaming.capacities import write_load_model
 from torchedge.streaming.rates import TABLE as LOADING
@@ -275,15 +273,11 @@ def today() -> str:
 @contextmanager
 def _temporary(out: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `out`; `out` exists afterwards unless the block fails."""
-    temporary: Path | None = None
     fresh = not out.exists()
     try:
-        with writing(out, "choose another --out"):
-            temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+        with writing(out, "choose another --out"), side_folder(out) as temporary:
             out.mkdir(exist_ok=True)
             yield temporary
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
         if fresh and out.is_dir() and not any(out.iterdir()):
             out.rmdir()

@@ -17,6 +17,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import msgspec
+
 from torchedge.errors import InputError, ProfileError, TorchedgeError
 from torchedge.storage.documents import Document, parse_json
 from torchedge.storage.locks import lock_file
@@ -119,7 +121,8 @@ def parse_rows(path: str | Path, file: BinaryIO) -> Generator[tuple[int, Documen
 
     Lines of earlier versions, and of probes, have no checksum. The caller may move in the file between rows.
 
-    Raises ProfileError for a line that is no JSON object, or was changed since it was written.
+    Raises ProfileError for a line that is no JSON object, or was changed since it was written, and for a file
+    that no journal began.
     """
     place = number = 0
     sealed = False
@@ -129,6 +132,8 @@ def parse_rows(path: str | Path, file: BinaryIO) -> Generator[tuple[int, Documen
         number += 1
         if not line.endswith(b"\n") or b"\0" in line:  # after a loss of power, zeros stand for lost bytes
             if not file.read(1):
+                if not place and not _is_torn(line):
+                    raise ProfileError(f"{path}: is no journal of torchedge; choose another place")
                 return place
             if not line.endswith(b"\n"):
                 raise ProfileError(
@@ -138,6 +143,17 @@ def parse_rows(path: str | Path, file: BinaryIO) -> Generator[tuple[int, Documen
         sealed = sealed or _CHECKSUM.search(line) is not None
         yield place, _parse(f"{path} line {number}", line, sealed=sealed)
         place += len(line)
+
+
+def _is_torn(line: bytes) -> bool:
+    """Return whether the only line of a file can be the beginning of a row, and not a file of the user's."""
+    if not line.startswith((b"{", b"\0")) and line:
+        return False
+    try:
+        msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return line.isascii()
+    return _CHECKSUM.search(line) is not None
 
 
 def parse_lines(source: str | Path, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -82,16 +82,11 @@ def sync_folder(folder: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder; it replaces `target` if the block ends without an error.
 
-    Folders that killed processes left half-filled beside the target are removed.
-
     Raises:
         InputError: the folder cannot be made, filled or put in place.
     """
-    new = _hidden(target, f"{secrets.token_hex(8)}.tmp")
     try:
-        _remove_left(target)
-        new.mkdir()
-        with _locked(new):
+        with side_folder(target) as new:
             yield new
             _flush(new)
             _replace(target, new)
@@ -100,12 +95,27 @@ def new_folder(target: Path) -> Iterator[Path]:
             f"{target}: cannot be written ({error.strerror or error}), expected a folder with room; "
             "choose another, or free some space"
         ) from error
+
+
+@contextlib.contextmanager
+def side_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside a target, removed at the end with those that killed processes left.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    new = _hidden(target, f"{secrets.token_hex(8)}.tmp")
+    _remove_left(target)
+    try:
+        new.mkdir()
+        with _locked(new):
+            yield new
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
 def _remove_left(target: Path) -> None:
-    """Remove the folders of `new_folder` whose process has ended: no one holds their lock."""
+    """Remove the folders of `side_folder` whose process has ended: no one holds their lock."""
     form = re.compile(re.escape(_hidden(target, "").name) + r"[0-9a-f]{16}\.tmp")
     with os.scandir(target.parent) as entries:
         left = [Path(e) for e in entries if form.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
