@@ -58,9 +58,18 @@ def test_a_time_that_is_none_is_refused(given):
         torchedge.find_device("nvidia-h200").on_host(given)
 
 
-def test_a_profile_that_does_not_know_its_host_says_so():
-    with pytest.raises(InputError, match="jetson-tx2: its profile does not say how fast the host"):
-        torchedge.find_device("jetson-tx2").on_host(5)
+@pytest.mark.parametrize("name", ["jetson-tx2", "adreno-640"])
+def test_a_profile_that_does_not_know_its_host_says_so(name):
+    with pytest.raises(InputError, match=f"{name}: its profile does not say how fast the host"):
+        torchedge.find_device(name).on_host(5)
+
+
+def test_a_device_that_was_not_measured_takes_the_host_given():
+    device = torchedge.find_device("jetson-agx-orin")
+    usual, slow = (
+        torchedge.predict(small(), 1, d, example=torch.zeros(1, 16)) for d in (device, device.on_host(50))
+    )
+    assert slow.latency.value > 2 * usual.latency.value
 
 
 def test_the_control_runs_on_any_device_of_the_machine():

@@ -190,7 +190,8 @@ class Device:
             raise InputError(
                 f"operator_us is {operator_us!r}; expected {rule.low:g} to {rule.high:g} microseconds"
             )
-        if self.profile.get("training") and self.measured_operator_us is None:
+        measured = "training" in self.profile or "inference" in self.profile
+        if measured and self.measured_operator_us is None:
             raise InputError(
                 f"{self.name}: its profile does not say how fast the host of its measurements was, so that "
                 "no other host can be predicted; expected a device whose profile gives kinds.operator_us"
