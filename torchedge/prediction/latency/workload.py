@@ -310,12 +310,10 @@ def _count_product(counter: _Counter, op: Op, grad: bool, needs: list[bool], fir
     width, _ = _positions(out[-1:])
     first_grad, second_grad = (grad and needs[i] for i in tensors[:2])
     counter.product(inner, width, 1, 1, rows, rows, first_grad, second_grad, 1, batched, True)
-    if op.kind in _GROUPED and values[op.outputs[0]].dtype != "bfloat16":  # a product for each group
+    grouped = spec_of(op.kind).kind == "grouped_mm"
+    if grouped and values[op.outputs[0]].dtype != "bfloat16":  # a product for each group
         groups, _ = _positions(values[tensors[1]].shape[:1])
         counter.launch_product(frozen=not second_grad, times=groups - 1)
-
-
-_GROUPED = ("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
 
 
 def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:

@@ -553,8 +553,9 @@ class StepWriter:
                 continue
             value = values[index]
             label = f"gradient of {value.name}"
-            shared = mode == "view" or (mode == "pass" and value.shape == out.shape)
-            if shared and value.dtype == out.dtype:
+            narrow = out.item_size > value.item_size and not out.dtype.startswith("complex")
+            alike = value.shape == out.shape and value.dtype == out.dtype
+            if (mode == "view" and not narrow) or (mode == "pass" and alike):
                 tape.hold(incoming)
                 gradients.append((index, incoming))
                 if mode == "view":
@@ -563,7 +564,7 @@ class StepWriter:
                 storage = tape.new(sizes[op.outputs[0]], TEMPORARY, f"{label} (broadcast)")
                 behind.append((len(gradients), storage))
                 gradients.append((index, -1))
-            elif mode == "new" and out.item_size > value.item_size and spec.autocast == "widest":
+            elif mode == "new" and narrow and spec.autocast == "widest":
                 c0, c1, c2 = value.numel
                 item = out.item_size
                 storage = tape.new((c0 * item, c1 * item, c2 * item), TEMPORARY, f"{label} (not yet cast)")
