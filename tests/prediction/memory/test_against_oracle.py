@@ -12,6 +12,7 @@ from oracles.fake_cpu import run_training_on_fake_cpu
 from oracles.networks import FAST, NETWORKS, Network, criterion
 from oracles.optimizers import OPTIMIZERS
 
+from torchedge.prediction.memory.decomposition import decompose
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.tracing.capturing import capture
@@ -337,3 +338,39 @@ class Chain(torch.nn.Module):
 
 def test_peak_of_a_product_of_three_and_a_norm():
     check(Network("chain", Chain, lambda batch: ((torch.empty(batch, 64, 64, device="meta"),), {})))
+
+
+class Transposed(torch.nn.Module):
+    """Linear layers whose input's rows do not lie one behind the other."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.before = torch.nn.Linear(16, 64)
+        self.query, self.key = (torch.nn.Linear(64, 64, bias=bias) for _ in range(2))
+
+    def forward(self, x):
+        h = self.before(x).transpose(0, 1)
+        return (self.query(h) * self.key(h)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_peak_of_linear_layers_that_copy_their_input(bias):
+    def feed(batch):
+        return (torch.empty(batch, 50, 16, device="meta"),), {}
+
+    check(Network("transposed", lambda: Transposed(bias), feed))
+
+
+def test_tokens_of_an_image_that_lies_channels_last_are_not_copied():
+    class Tokens(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.conv = torch.nn.Linear(8, 32), torch.nn.Conv2d(32, 32, 3, padding=1)
+            self.after = torch.nn.Linear(32, 8)
+
+        def forward(self, x):
+            image = self.before(x).transpose(1, 2).view(len(x), 32, 8, 8)
+            return self.after(self.conv(image).flatten(2).transpose(1, 2))
+
+    graph = capture(Tokens(), torch.zeros(2, 64, 8), loss=lambda out: out.sum(), method="trace")
+    assert "clone" not in [op.kind for op in decompose(graph, StepSettings(backend="cuda")).ops]

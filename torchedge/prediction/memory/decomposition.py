@@ -11,7 +11,7 @@ from math import prod
 
 from torchedge.graphs import ForwardGraph, Op, Shape, Value
 from torchedge.graphs.sizes import symbolic
-from torchedge.ops import Call, spec_of
+from torchedge.ops import Call, Work, spec_of
 from torchedge.ops.products import writes_scores
 from torchedge.ops.strides import (
     Sizes,
@@ -34,9 +34,15 @@ def decompose(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
 
     A graph without such operators is returned as it is.
     """
-    if not any(spec_of(kind).composite for kind in {op.kind for op in graph.ops}):
+    if not any(spec_of(op.kind).composite or _folds(graph.values, op) for op in graph.ops):
         return graph
     return _CompositePass(graph, settings).run()
+
+
+def _folds(values: Sequence[Value], op: Op) -> bool:
+    """Whether a linear layer takes the dimensions of its input but the last one together."""
+    source = op.inputs[0] if op.kind == "linear" else None
+    return source is not None and len(values[source].shape) > 2
 
 
 class _CompositePass:
@@ -44,7 +50,9 @@ class _CompositePass:
         self.out = Rewriter(graph)
         self.on_cuda = settings.backend == "cuda"
         self.fused = settings.attention == "fused"
-        self.layouts = Layouts(self.out.values, graph.ops, self.fused, self.on_cuda)
+        self.layouts = Layouts(
+            self.out.values, graph.ops, self.fused, self.on_cuda, channels_last=graph.channels_last
+        )
         self.graph, self.releases = graph, releases_of(graph)
 
     def run(self) -> ForwardGraph:
@@ -52,6 +60,8 @@ class _CompositePass:
             composite = spec_of(op.kind).composite
             if composite == "product":
                 self._product(op)
+            elif _folds(self.out.values, op):
+                self._linear(op)
             elif composite == "einsum":
                 self._einsum(op)
             elif composite == "attention" and len(op.outputs) == 1:
@@ -101,11 +111,23 @@ class _CompositePass:
             batch = self.out.values[op.outputs[0]].shape[:-2]
             operands = [self._operand(i, batch, op) for i in (a, b)]
         elif max(ranks) >= 3 and ranks[0] >= 3:
-            shape = self.layouts.shape(a)
-            if viewed(shape, self.layouts.of(a), (prod(shape[:-1]), shape[-1])) is None:
-                operands[0] = self._copied(a, op)
+            operands[0] = self._folded(a, op)
         self.out.emit(replace(op, inputs=tuple(operands)))
         self.out.release(*[i for i, old in zip(operands, (a, b), strict=True) if i != old])
+
+    def _linear(self, op: Op) -> None:
+        """A linear layer copies an input whose rows do not lie one behind the other, and keeps the copy."""
+        source = op.inputs[0]
+        assert source is not None
+        rows = self._folded(source, op)
+        self.out.emit(replace(op, inputs=(rows, *op.inputs[1:])))
+        self.out.release(*[rows] * (rows != source))
+
+    def _folded(self, index: int, op: Op) -> int:
+        """Return a value of rows (*, m), or a copy of it where no view makes it a matrix."""
+        shape = self.layouts.shape(index)
+        matrix = (prod(shape[:-1]), shape[-1])
+        return index if viewed(shape, self.layouts.of(index), matrix) is not None else self._copied(index, op)
 
     def _einsum(self, op: Op) -> None:
         """Two operands become one bmm; others run as they were replayed.
@@ -246,13 +268,23 @@ class _CompositePass:
             self.out.emit(replace(op, kind="to_copy", inputs=(result,), attrs={}), (result,))
 
 
+_LAST = (0, 2, 3, 1)
+"""Dimensions of an image in the order of channels_last: convolutions write as they read."""
+
+
 class Layouts:
     """Strides of the values of a graph, in elements, with `symbolic` batch size."""
 
     def __init__(
-        self, values: Sequence[Value], ops: Sequence[Op], fused_attention: bool = False, on_cuda: bool = True
+        self,
+        values: Sequence[Value],
+        ops: Sequence[Op],
+        fused_attention: bool = False,
+        on_cuda: bool = True,
+        *,
+        channels_last: bool = False,
     ) -> None:
-        self._values = values
+        self._values, self._channels_last = values, channels_last
         self._fused, self._on_cuda = fused_attention, on_cuda
         self._producers = {index: op for op in ops for index in op.outputs}
         self._strides: dict[int, Sizes] = {}
@@ -287,6 +319,10 @@ class Layouts:
                 # memory-efficient attention writes (N, L, H, E)
                 return permuted(contiguous_strides([shape[i] for i in (0, 2, 1, 3)]), (0, 2, 1, 3))
             return filled(shape, old)  # flash attention keeps the query's order of dimensions
+        if spec.work is Work.CONVOLUTION and len(shape) == len(old_shape) == 4:
+            tokens = permuted(old, _LAST) == contiguous_strides(permuted(old_shape, _LAST))
+            if self._channels_last or (tokens and old != contiguous_strides(old_shape)):
+                return permuted(contiguous_strides(permuted(shape, _LAST)), (0, 3, 1, 2))
         if aliased and op.inplace:
             return old
         tensors = [i for i in op.inputs if i is not None]
