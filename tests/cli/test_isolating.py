@@ -61,7 +61,7 @@ def test_a_time_limit_is_a_number_of_seconds(tmp_path, capsys):
 
 def test_an_empty_path_is_refused(capsys):
     assert main(["export", "net", "--out", ""]) == 2
-    assert "the path is empty; expected a name" in capsys.readouterr().err
+    assert "the path is empty; expected a path" in capsys.readouterr().err
 
 
 CODES = [
