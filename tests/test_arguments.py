@@ -88,7 +88,11 @@ def test_a_device_of_torch_is_its_profile(monkeypatch):
     assert torchedge.Predictor(torch.device("cuda")).device.name == "nvidia-a100"
     assert torchedge.Predictor("cuda:0").device.name == "nvidia-a100"
     assert torchedge.Predictor(torch.device("cpu")).device.name == "local-cpu"
-    with pytest.raises(DeviceError, match="NVIDIA Unheard Of has no profile; name a similar device"):
+    stand_in = torchedge.predict(NET, device="cuda:1", input_size=(3, 8, 8))
+    assert stand_in.provenance.value == "assumed"
+    assert any("NVIDIA Unheard Of (40,960 MiB) has no profile" in note for note in stand_in.notes)
+    names[1] = "AMD Radeon"
+    with pytest.raises(DeviceError, match="AMD Radeon has no profile; name a similar device"):
         torchedge.Predictor("cuda:1")
     with pytest.raises(InputError, match="device is a int; expected a name"):
         torchedge.predict(NET, device=3)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
+from torchedge.devices import (
+    LOCAL_DEVICE,
+    Device,
+    board_name,
+    default_device_name,
+    find_device,
+    is_jetson,
+    match_device,
+    stand_in,
+)
 from torchedge.errors import DeviceError, InputError, check_choice, check_function, check_path, check_whole
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
@@ -90,8 +99,8 @@ def predict(
     model: an nn.Module on any device in any mode (left as found), a ForwardGraph from `capture`, or a
     LengthFamily from `capture_lengths`, with seq_len.
     device: a name or alias (`torchedge devices` lists them) or a profile's folder; by default
-    $TORCHEDGE_DEVICE, the device in the configuration file, this machine's GPU if it has a profile, else this
-    machine's CPU.
+    $TORCHEDGE_DEVICE, the device in the configuration file, this machine's GPU or Jetson board (a note names
+    the profile that stands for it where it has none), else this machine's CPU.
     input_size: shape of one sample, such as (3, 224, 224); example: any pytree of tensors. With neither, the
     model's own metadata decides, else its first layer, with a note in the result. batch_dim: the dimension of
     the example that is the batch, as in `capture`.
@@ -475,8 +484,9 @@ def load_bundle(path: str | Path, *, trust: bool = False) -> Bundle:
 def choose_device(device: object) -> Device:
     """Find a device by name; without one: environment, configuration file, this machine's GPU, its CPU.
 
-    A torch.device, "cuda" or "cuda:1" is this machine's. Raises DeviceError for a device that has no profile,
-    and InputError for anything else.
+    A torch.device, "cuda" or "cuda:1" is this machine's. A GPU without a profile gets the nearest one, scaled
+    to its published figures, and predictions say so; a device that is named is never replaced. Raises
+    DeviceError for a device that has no profile, and InputError for anything else.
     """
     if isinstance(device, Device):
         return device
@@ -487,13 +497,24 @@ def choose_device(device: object) -> Device:
     named = default_device_name()
     if named is not None:
         return find_device(named)
-    import torch
-
-    match = _own_gpu(0) if torch.cuda.is_available() else None
-    return match if match is not None else find_device(LOCAL_DEVICE)
+    return _this_machine()
 
 
 _CUDA = re.compile(r"cuda(:[0-9]+)?")
+
+
+def _this_machine() -> Device:
+    """Return this machine's first CUDA device, its Jetson board, else its processor."""
+    import torch
+
+    if torch.cuda.is_available():
+        gpu = _own_gpu(0)
+        if gpu is not None:
+            return gpu
+    board = board_name()
+    jetson = board if is_jetson(board) else None
+    match = (match_device(jetson) or stand_in(jetson)) if jetson is not None else None
+    return match if match is not None else find_device(LOCAL_DEVICE)
 
 
 def _own_device(device: object) -> Device:
@@ -523,11 +544,23 @@ def _own_device(device: object) -> Device:
 
 
 def _own_gpu(index: int) -> Device | None:
-    """Return the profile of one of this machine's CUDA devices, None where it has none."""
+    """Return the profile of one of this machine's CUDA devices, else what stands for it; None: neither."""
     import torch
 
-    total = torch.cuda.get_device_properties(index).total_memory / 2**20
-    return match_device(board_name() or torch.cuda.get_device_name(index), total)
+    properties, name, board = (
+        torch.cuda.get_device_properties(index),
+        torch.cuda.get_device_name(index),
+        board_name(),
+    )
+    total = properties.total_memory / 2**20
+    if is_jetson(board) and is_jetson(name):
+        name = board or name  # several boards share the name of their GPU
+    match = match_device(name, total)
+    if match is not None or torch.version.hip is not None:
+        return match
+    numbers = [getattr(properties, part, None) for part in ("major", "minor")]
+    capability = (numbers[0], numbers[1]) if all(type(number) is int for number in numbers) else None
+    return stand_in(name, total, capability)  # type: ignore[arg-type]
 
 
 def _settings(

@@ -23,6 +23,7 @@ from torchedge.devices.device import (
     weakest,
     write_device,
 )
+from torchedge.devices.stand_ins import STAND_IN, is_jetson, stand_in
 from torchedge.devices.vocabulary import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEYS
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "KNOWN_FIGURES",
     "LOCAL_DEVICE",
     "RUNTIME_KEYS",
+    "STAND_IN",
     "Device",
     "Fact",
     "Figure",
@@ -38,6 +40,7 @@ __all__ = [
     "board_name",
     "default_device_name",
     "find_device",
+    "is_jetson",
     "is_phone_gpu",
     "list_devices",
     "match_device",
@@ -46,6 +49,7 @@ __all__ = [
     "profile_roots",
     "read_device",
     "scan_profiles",
+    "stand_in",
     "weakest",
     "write_device",
 ]

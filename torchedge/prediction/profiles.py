@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device, Provenance, find_device, weakest
+from torchedge.devices import STAND_IN, Device, Provenance, find_device, weakest
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, feature_hash, read_forests, write_forests
 from torchedge.graphs import Mode
@@ -499,7 +499,7 @@ def _notes(
     """Return notes that name unmeasured figures and their stand-ins."""
     here, there = MODE_TABLES[mode], MODE_TABLES["infer" if mode == "train" else "train"]
     simple = {"memory": "is simulated", "latency": "is an analytic estimate from its figures"}
-    notes: list[str] = []
+    notes = [str(device.profile[STAND_IN])] if STAND_IN in device.profile else []
     for figure, origin in origins.items():
         says = simple[figure] if origin == "analytic" else f"follows from its {there} measurements"
         if origin == "relative" and relative is not None:

@@ -95,16 +95,17 @@ class Evaluator:
         return figures
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments of the constructor; the receiver reads the device's profile again."""
-        packaged = self.device.folder.parent == data_folder("profiles")
-        device = self.device.name if packaged else str(self.device.folder)
+        """Pickle the arguments of the constructor; a packaged profile is read where it is unpickled."""
+        folder = self.device.folder
+        packaged = folder.parent == data_folder("profiles") and find_device(folder.name) == self.device
+        device = folder.name if packaged else self.device
         return _unpickled, (
             self.space, device, self.names, self.batch_sizes, self.settings, self.confidence
         )  # fmt: skip
 
 
-def _unpickled(space: SearchSpace, device: str, *arguments: Any) -> Evaluator:  # noqa: ANN401
-    return Evaluator(space, find_device(device), *arguments)
+def _unpickled(space: SearchSpace, device: str | Device, *arguments: Any) -> Evaluator:  # noqa: ANN401
+    return Evaluator(space, device if isinstance(device, Device) else find_device(device), *arguments)
 
 
 def _living(sketch: Sketch, alive: npt.NDArray[np.bool_]) -> tuple[list[Members], list[int]]:
