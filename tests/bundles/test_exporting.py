@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -13,9 +14,17 @@ from torch import nn
 import torchedge
 from torchedge.bundles import exporting, onnx_models
 from torchedge.devices import Figure, Provenance
-from torchedge.errors import CaptureError, DeviceError, InputError, MissingExtraError, TorchedgeError
+from torchedge.errors import (
+    CaptureError,
+    DeviceError,
+    DeviceMemoryError,
+    InputError,
+    MissingExtraError,
+    TorchedgeError,
+)
 from torchedge.lowering.limits import check_limits, profile_limits
 from torchedge.lowering.targets import device_class
+from torchedge.opencl import open_context
 
 
 @pytest.mark.parametrize(
@@ -94,6 +103,40 @@ def test_what_is_beyond_a_device_is_named(model, batch, tmp_path, figures, messa
             model, batch[0], out=tmp_path / "b", device=smaller("adreno-740", **figures), onnx=False
         )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """Twelve layers of 1 MiB of weights each."""
+    torch.manual_seed(2)
+    return nn.Sequential(*[m for _ in range(12) for m in (nn.Linear(512, 512), nn.Tanh())]).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [("adreno-740", {"memory_mib": 4, "max_allocation_mib": 1.25}), ("local-cpu", {"memory_mib": 4})],
+)
+def test_a_model_three_times_the_memory_of_a_device_exports_and_runs(deep, tmp_path, name, figures):
+    device, x = smaller(name, **figures), torch.randn(1, 512)
+    with pytest.raises(DeviceError, match=r"program Sequential takes 12\d{6} bytes, .* memory_limit"):
+        torchedge.export(deep, x, out=tmp_path / "whole", device=device, onnx=False)
+    with pytest.raises(DeviceError, match=r"takes at most 4194304 .*; plan it within a lower memory_limit"):
+        torchedge.export(deep, x, out=tmp_path / "over", device=device, memory_limit="6MiB", onnx=False)
+    torchedge.export(deep, x, out=tmp_path / "b", device=device, memory_limit="3.5MiB", onnx=False)
+    bundle = torchedge.load_bundle(tmp_path / "b")
+    memory = bundle.manifest.memory
+    assert memory.total_bytes <= 3.5 * 2**20
+    assert memory.largest_bytes <= figures.get("max_allocation_mib", 4) * 2**20
+    own = replace(open_context().device, global_bytes=4 * 2**20, allocation_bytes=5 * 2**18)
+    plan = torchedge.plan(deep, x, device=device, memory_limit="3.5MiB")
+    with torch.no_grad():
+        expected = deep(x).numpy()
+    for place in (bundle.place, lambda chosen: nullcontext(plan)):
+        with place(own) as runner:  # with the arena of a processor in pieces
+            ran = runner.step(x) if runner is not plan else plan.run(x, device=own).outputs
+        np.testing.assert_allclose(ran[0], expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(DeviceMemoryError, match="has 1000000 in all"):
+        bundle.place(replace(own, global_bytes=1_000_000))
 
 
 # onnx -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from oracles.small_programs import chain, image_copy, pointwise, program, tensor
 from torchedge.errors import InputError, PlanError
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import (
+    allocations,
     image_bytes,
     in_place_pairs,
     lifetimes_of,
@@ -60,6 +61,24 @@ def test_every_plan_passes_the_independent_check(made, alignment):
     if moved is not None:
         with pytest.raises(PlanError):
             check_arena(moved, alignment)
+
+
+@given(programs(), st.sampled_from([1, 16, 128]), st.integers(1, 20_000))
+def test_no_allocation_exceeds_its_limit_or_the_largest_tensor(made, alignment, most):
+    found = planned(replace(made, arena=Arena(0, allocation_bytes=most)), alignment)
+    check_arena(found, alignment)
+    assert found.arena.allocation_bytes == most
+    largest = max(tensor.nbytes for tensor in made.tensors) + alignment
+    assert max(allocations(found.arena)) <= max(most, largest)
+    assert total_bytes(found.arena) >= found.arena.live_bytes
+    bounds = set(np.cumsum(found.arena.pieces)[:-1].tolist())
+    for index in found.arena.offset:
+        number, begin = found.arena.place(index)
+        assert begin + made.tensors[index].nbytes <= found.arena.buffers[number]
+        if found.arena.offset[index] in bounds and begin + made.tensors[index].nbytes > alignment:
+            across = {**found.arena.offset, index: found.arena.offset[index] - alignment}
+            with pytest.raises(PlanError):
+                check_arena(replace(found, arena=replace(found.arena, offset=across)), alignment)
 
 
 @given(programs(), st.data())

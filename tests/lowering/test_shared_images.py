@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from oracles.opencl_devices import GPU
 from oracles.small_programs import chain, image_copy
 
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import total_bytes
-from torchedge.lowering.placement import part_images, share_images
+from torchedge.lowering.placement import placed_for, share_images
 from torchedge.textures.layouts import PATTERNS, Layout
 
 LAYOUT = Layout((0, 2, 3, 1), "image", 2)
@@ -37,7 +38,7 @@ def test_narrow_images_keep_their_own_memory():
 
 def test_what_has_no_images_stays():
     made = chain()
-    assert share_images(made, 64, 128) is made and part_images(made, 128) is made
+    assert share_images(made, 64, 128) is made and placed_for(made, GPU, 128) is made
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
@@ -46,7 +47,7 @@ def test_parted_images_compute_the_same(pattern):
     from torchedge.runtime import Executor
 
     made = image_copy((2, 8, 4, 32), Layout(LAYOUT.order, "image", 2, pattern))
-    parted = part_images(share_images(made, 16, 128), 128)
+    parted = placed_for(share_images(made, 16, 128), GPU, 128)
     assert parted.tensors == made.tensors and parted.arena.slots == made.arena.slots
     x = np.arange(2 * 8 * 4 * 32, dtype=np.float32).reshape(2, 8, 4, 32)
     with Executor(parted, checks=True) as executor:

@@ -10,7 +10,8 @@ import pytest
 from oracles.small_programs import chain, image_copy, pointwise, program, sgd, tensor, vector_add
 
 from torchedge.errors import InputError, KernelBuildError, KernelCheckError, OpenCLError, PlanError
-from torchedge.lowering.programs import Kernel
+from torchedge.lowering.arenas import planned
+from torchedge.lowering.programs import Arena, Kernel
 from torchedge.runtime import Executor
 from torchedge.textures.layouts import PATTERNS, Layout, channels_last
 
@@ -37,6 +38,16 @@ def test_a_chain_reuses_two_places(checks):
         np.testing.assert_array_equal(executor.run(np.zeros(1000, np.float32))[0], np.full(1000, 7))
         assert executor.arena_bytes == made.arena.nbytes == 4096 + 4000
         assert made.arena.live_bytes == 8000
+
+
+@pytest.mark.parametrize("whole_arena", [False, True])
+def test_an_arena_of_several_buffers(whole_arena):
+    made = chain(length=6)
+    split = planned(replace(made, arena=Arena(0, allocation_bytes=5000)), 512)
+    assert split.arena.pieces == (4096, 4096)
+    with Executor(split, whole_arena=whole_arena, checks=not whole_arena) as executor:
+        np.testing.assert_array_equal(executor.run(np.zeros(1000, np.float32))[0], np.full(1000, 7))
+        assert executor.arena_bytes == 8192
 
 
 def test_a_chain_in_place_takes_one():

@@ -38,7 +38,7 @@ from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weig
 from torchedge.devices import find_device
 from torchedge.errors import InputError, PlanError, check_path
 from torchedge.lowering.assembly import ALIGNMENT
-from torchedge.lowering.placement import part_images
+from torchedge.lowering.placement import placed_for
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
 from torchedge.lowering.programs import MAX_ITEMS, MAX_SOURCE, Arena, Program, Size, StoredTensor
 from torchedge.opencl.sharing import serialised
@@ -52,7 +52,7 @@ from torchedge.storage.tensors import Header
 from torchedge.streaming.budgets import parse_bytes
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.schedules import StreamingSchedule, Transfer, restore_schedule, with_own_images
+from torchedge.streaming.schedules import StreamingSchedule, Transfer, restore_schedule, schedule_for
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
@@ -182,19 +182,18 @@ class Bundle:
         from torchedge.opencl import open_context
 
         chosen = open_context(device).device
-        own_images = not chosen.image_from_buffer
-        schedule = self.schedule if memory_limit is None else self.schedule_within(memory_limit, own_images)
-        if memory_limit is None and schedule is not None and own_images:
-            schedule = with_own_images(schedule)
+        schedule = self.schedule if memory_limit is None else self.schedule_within(memory_limit, chosen)
         return Runner(
             self, chosen, schedule=schedule, reads=reads, loading=loading, profile=profile, checks=checks
         )
 
-    def schedule_within(self, memory_limit: int | str, own_images: bool = False) -> StreamingSchedule | None:
+    def schedule_within(
+        self, memory_limit: int | str, device: ClDevice | None = None
+    ) -> StreamingSchedule | None:
         """Return how the bundle runs within a limit: None with all weights on the device, else by streaming.
 
         The exported schedule is taken if it stays within the limit; otherwise the program is planned again,
-        with the profile that it was exported for. own_images: every image has memory of its own.
+        with the profile that it was exported for. device: the OpenCL device that runs it.
 
         Raises:
             InputError: the bundle trains. LimitError: no plan stays within the limit.
@@ -209,9 +208,9 @@ class Bundle:
             )
         limit = memory_within(memory_limit)
         program, schedule = self.program, self.schedule
-        if own_images:
-            program = part_images(program, ALIGNMENT)
-            schedule = None if schedule is None else with_own_images(schedule)
+        if device is not None:
+            program = placed_for(program, device, ALIGNMENT)
+            schedule = None if schedule is None else schedule_for(schedule, device)
         if memory_of([program]).total_bytes <= limit:
             return None
         if schedule is not None and schedule.memory.total_bytes <= limit:
@@ -313,8 +312,8 @@ class Bundle:
 class Runner:
     """Runs a bundle; weights and optimizer state stay on the device from step to step, or are streamed.
 
-    Where the device makes no images of buffers, every image gets memory of its own. Threads may share a
-    runner: its steps run one after the other.
+    The arena is planned again where the device does not take its allocations (`placed_for`). Threads may
+    share a runner: its steps run one after the other.
 
     device, profile, checks: as Executor takes them. schedule: copies of a streaming run on this device; None:
     all weights are loaded before the first run. reads, loading: see `Bundle.place`.
@@ -347,7 +346,7 @@ class Runner:
         context = open_context(device)
         if schedule is not None:
             self.executor = Executor(
-                schedule,
+                schedule_for(schedule, context.device),
                 context.device,
                 source=bundle.open_source(reads),
                 loading=loading,
@@ -356,9 +355,7 @@ class Runner:
             )
             self.executor.load_packed(bundle.packed_states())
         else:
-            programs = bundle.programs
-            if not context.device.image_from_buffer:
-                programs = tuple([part_images(program, ALIGNMENT) for program in programs])
+            programs = [placed_for(program, context.device, ALIGNMENT) for program in bundle.programs]
             self.executor = Executor(programs[0], context.device, profile=profile, checks=checks)
             self.executor.load_packed(bundle.packed(_names(programs[0], RESIDENT_ROLES)))
             if len(programs) > 1:

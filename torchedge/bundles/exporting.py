@@ -126,8 +126,9 @@ def make_bundle(
     programs = source.lower()
     program = programs[0]
     plan = _planned(request, program, device)
-    memory = _memory(programs, plan)
-    _check_memory(programs, memory, limits)
+    running = programs if plan is None else [plan.schedule.program]
+    memory = memory_of(running, 0 if plan is None else plan.schedule.staging_bytes)
+    _check_memory(running, memory, limits)
     with new_folder(target) as folder:
         progress("write")
         write_json(folder / SOURCE, SOURCES.document(source))
@@ -180,22 +181,15 @@ def _planned(request: Request, program: Program, device: Device) -> StreamingPla
     return plan_program(program, device, memory_limit=request.memory_limit)
 
 
-def _memory(programs: Sequence[Program], plan: StreamingPlan | None) -> Memory:
-    if plan is None:
-        return memory_of(programs)
-    return memory_of([plan.schedule.program], plan.schedule.staging_bytes)
-
-
 def _check_memory(programs: Sequence[Program], memory: Memory, limits: Limits) -> None:
-    """Raise DeviceError where the programs, which share their weights, exceed a limit of the device."""
+    """Raise DeviceError where programs as they run, sharing their weights, exceed a limit of the device."""
     for program in programs:
-        check_limits(program, limits)
+        check_limits(program, limits, memory.staging_bytes)
     total = memory.total_bytes
     if limits.memory_bytes is not None and total > limits.memory_bytes:
         raise DeviceError(
             f"{programs[0].name} takes {total} bytes in all, {limits.device} has {limits.memory_bytes} "
-            f"({limits.sources['memory_bytes']}); use a smaller batch, or stream the weights of an inference "
-            "within a memory_limit"
+            f"({limits.sources['memory_bytes']}); use a smaller batch, or half storage"
         )
 
 

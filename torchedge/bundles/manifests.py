@@ -12,9 +12,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from torchedge.errors import InputError
-from torchedge.graphs import ITEM_SIZES
 from torchedge.graphs.graph import Mode
-from torchedge.lowering.arenas import total_bytes
+from torchedge.lowering.arenas import allocations, total_bytes
 from torchedge.lowering.program_files import MAX_FILE_BYTES
 from torchedge.lowering.programs import MAX_ITEMS, DType, Program, Shape
 from torchedge.lowering.targets import DeviceClass
@@ -137,10 +136,9 @@ def memory_of(programs: Sequence[Program], staging_bytes: int = 0) -> Memory:
             if tensor.role != "intermediate" and not program.arena.holds(index):
                 own = "" if tensor.role in SHARED else f"{number} "
                 resident[own + tensor.name] = tensor.nbytes
-        slots = [width * height * 4 * ITEM_SIZES[dtype] for width, height, dtype in program.arena.slots]
         arena += total_bytes(program.arena)
         live += program.arena.live_bytes
-        largest = max([largest, program.arena.nbytes, *slots])
+        largest = max([largest, *allocations(program.arena)])
     largest = max([largest, staging_bytes, *resident.values()])
     return Memory(sum(resident.values()), arena, live, largest, staging_bytes)
 

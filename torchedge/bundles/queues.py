@@ -18,7 +18,7 @@ from torchedge.bundles.manifests import Port, memory_of
 from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.joining import join_programs
-from torchedge.lowering.placement import part_images
+from torchedge.lowering.placement import placed_for
 from torchedge.lowering.programs import Program
 from torchedge.streaming.figures import Lane, draw_lanes
 from torchedge.streaming.simulation import MemoryCurve, in_turn
@@ -78,11 +78,11 @@ class BundleQueue:
         """The outputs of all bundles, in order."""
         return _ports([bundle.outputs for bundle in self.bundles])
 
-    def plan(self, memory_limit: int | str, own_images: bool = False) -> StreamingPlan:
+    def plan(self, memory_limit: int | str, device: ClDevice | None = None) -> StreamingPlan:
         """Return the plan within a limit: all weights are preloaded if it allows that.
 
-        It is made with the profile that the first bundle was exported for. own_images: every image has memory
-        of its own.
+        It is made with the profile that the first bundle was exported for. device: the OpenCL device that
+        runs it.
 
         Raises:
             LimitError: no plan stays within the limit; its `works_bytes` suffice.
@@ -92,13 +92,13 @@ class BundleQueue:
         from torchedge.streaming.plans import preload_everything
 
         limit = memory_within(memory_limit)
-        program = part_images(self.program, ALIGNMENT) if own_images else self.program
-        device = self.bundles[0].device
+        program = self.program if device is None else placed_for(self.program, device, ALIGNMENT)
+        profile = self.bundles[0].device
         if memory_of([program]).total_bytes <= limit:
-            whole = plan_program(program, device, strategy=preload_everything)
+            whole = plan_program(program, profile, strategy=preload_everything)
             if whole.schedule.memory.total_bytes <= limit:
                 return replace(whole, memory_limit=limit)
-        return plan_program(program, device, memory_limit=limit)
+        return plan_program(program, profile, memory_limit=limit)
 
     def place(
         self,
@@ -119,7 +119,7 @@ class BundleQueue:
         from torchedge.runtime.weight_sources import JoinedSource
 
         chosen = open_context(device).device
-        plan = self.plan(memory_limit, own_images=not chosen.image_from_buffer)
+        plan = self.plan(memory_limit, chosen)
         source = JoinedSource([bundle.open_source(reads) for bundle in self.bundles])
         executor = Executor(
             plan.schedule, chosen, source=source, loading=loading, profile=True, checks=checks

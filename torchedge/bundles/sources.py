@@ -23,7 +23,17 @@ from torchedge.errors import InputError, LoweringError, TorchedgeError
 from torchedge.graphs.graph import Op, Role, Value
 from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.assembly import lower_step
-from torchedge.lowering.programs import MAX_ITEMS, MAX_SIZE, DType, Extent, Index, Indices, Program, Shape
+from torchedge.lowering.programs import (
+    MAX_ITEMS,
+    MAX_SIZE,
+    DType,
+    Extent,
+    Index,
+    Indices,
+    Program,
+    Shape,
+    Size,
+)
 from torchedge.lowering.targets import TARGETS, DeviceClass, Target
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.runtime.program_caches import code_digest
@@ -135,6 +145,7 @@ class Source:
     shared_pitch: Annotated[int, Meta(ge=0, le=MAX_ITEMS)]
     half: bool
     half_weights: bool
+    allocation_bytes: Size = 0
     coefficients: KernelCoefficients | None = None
     apart: Annotated[tuple[Text, ...], Meta(max_length=MAX_ITEMS)] = ()
 
@@ -175,7 +186,16 @@ class Source:
         return [updating, accumulating]
 
 
-_SETTINGS = ("image_width", "image_height", "pitch", "shared_pitch", "half", "half_weights", "coefficients")
+_SETTINGS = (
+    "image_width",
+    "image_height",
+    "pitch",
+    "shared_pitch",
+    "allocation_bytes",
+    "half",
+    "half_weights",
+    "coefficients",
+)
 
 
 SOURCES = Codec(

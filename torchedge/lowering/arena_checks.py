@@ -18,7 +18,7 @@ def check_arena(program: Program, alignment: int, streamed: Mapping[int, int] | 
     streamed: the first launch beside which each weight in the arena is loaded.
 
     Faults: a tensor without a place or with two, an offset that is not a multiple of `alignment` or lies
-    outside the arena, an image larger than its slot, two live tensors that overlap.
+    outside the arena, a tensor in two pieces, an image larger than its slot, two live tensors that overlap.
     """
     arena, tensors, loads = program.arena, program.tensors, streamed or {}
     touched = _touched(program, loads)
@@ -29,6 +29,9 @@ def check_arena(program: Program, alignment: int, streamed: Mapping[int, int] | 
             )
         if (index in arena.offset) == (index in arena.slot):
             raise PlanError(f"arena: {tensors[index].name} has no place, or two; plan the arena again")
+    if arena.pieces and sum(arena.pieces) != arena.nbytes:
+        raise PlanError(f"arena: its pieces have {sum(arena.pieces)} bytes, expected {arena.nbytes}")
+    bounds = np.cumsum(arena.pieces)
     for index, offset in arena.offset.items():
         end = offset + tensors[index].nbytes
         if offset < 0 or offset % alignment or end > arena.nbytes:
@@ -36,6 +39,8 @@ def check_arena(program: Program, alignment: int, streamed: Mapping[int, int] | 
                 f"arena: {tensors[index].name} lies at bytes {offset} to {end}, expected a multiple of "
                 f"{alignment} within {arena.nbytes}; plan the arena again"
             )
+        if ((offset < bounds) & (bounds < end)).any():
+            raise PlanError(f"arena: {tensors[index].name} lies in two of its pieces; plan the arena again")
     for index, slot in arena.slot.items():
         tensor = tensors[index]
         width, height = tensor.layout.extent(tensor.shape)

@@ -39,6 +39,7 @@ WORK = 25_000
 def planned(program: Program, alignment: int, streamed: Mapping[int, Lifetime] | None = None) -> Program:
     """Return the program with an arena for its intermediates; offsets are multiples of `alignment` bytes.
 
+    No buffer or image of it is larger than the `allocation_bytes` of the program's arena, or than a tensor.
     streamed: lifetimes of weights that take memory of the arena, from the first launch beside which they are
     loaded to the one behind their last use.
 
@@ -46,7 +47,9 @@ def planned(program: Program, alignment: int, streamed: Mapping[int, Lifetime] |
         InputError: a launch reads an intermediate that none before it has written.
     """
     sizes, images, lifetimes, pairs = _requests(program, streamed or {})
-    return replace(program, arena=plan_arena(sizes, lifetimes, alignment, in_place=pairs, images=images))
+    most = program.arena.allocation_bytes
+    arena = plan_arena(sizes, lifetimes, alignment, in_place=pairs, images=images, allocation_bytes=most)
+    return replace(program, arena=arena)
 
 
 def live_bytes(program: Program, streamed: Mapping[int, Lifetime] | None = None) -> int:
@@ -80,25 +83,42 @@ def plan_arena(
     *,
     in_place: Iterable[tuple[int, int]] = (),
     images: Mapping[int, ImageSize] | None = None,
+    allocation_bytes: int = 0,
 ) -> Arena:
     """Return where tensors lie: buffers of `sizes` bytes and `images`, alive over `lifetimes` (half-open).
 
     in_place: (dying, born) buffers of one size; `born` may take the place of `dying` in the launch where
-    their lives meet. Deterministic; 2,000 buffers take under a second.
+    their lives meet. allocation_bytes: as in `Arena`. Deterministic; 2,000 buffers take under a second.
     """
     images = images or {}
     chains = _chains(sizes, lifetimes, in_place)
     spans = _spans(chains, sizes, lifetimes)
     nbytes, starts, ends = spans.T
-    offsets = find_offsets(-(-np.maximum(nbytes, 1) // alignment) * alignment, starts, ends)
-    slots, slot = find_slots(images, lifetimes)
+    rounded = -(-np.maximum(nbytes, 1) // alignment) * alignment
+    offsets = find_offsets(rounded, starts, ends)
+    pieces: tuple[int, ...] = ()
+    if allocation_bytes and len(chains) and int((offsets + nbytes).max()) > allocation_bytes:
+        wall = max(allocation_bytes // alignment * alignment, int(rounded.max()))
+        offsets, pieces = _in_pieces(find_offsets(rounded, starts, ends, wall), rounded, wall)
+    slots, slot = find_slots(images, lifetimes, allocation_bytes)
     return Arena(
-        nbytes=int((offsets + nbytes).max()) if len(chains) else 0,
+        nbytes=sum(pieces) or (int((offsets + nbytes).max()) if len(chains) else 0),
         offset={i: at for chain, at in zip(chains, offsets.tolist(), strict=True) for i in chain},
         slots=slots,
         slot=slot,
         live_bytes=_live_bytes(spans, images, lifetimes),
+        allocation_bytes=allocation_bytes,
+        pieces=pieces,
     )
+
+
+def _in_pieces(offsets: Ints, sizes: Ints, wall: int) -> tuple[Ints, tuple[int, ...]]:
+    """Return offsets through the pieces between walls, and the bytes of each piece that are in use."""
+    number = offsets // wall
+    used = np.zeros(int(number.max()) + 1, np.int64)
+    np.maximum.at(used, number, offsets + sizes - number * wall)
+    begins = np.cumsum(used) - used
+    return offsets - number * wall + begins[number], tuple(used[used > 0].tolist())
 
 
 def _spans(
@@ -115,9 +135,14 @@ def _live_bytes(spans: Ints, images: Mapping[int, ImageSize], lifetimes: Mapping
     return most_alive(every[:, 0], every[:, 1], every[:, 2])
 
 
+def allocations(arena: Arena) -> list[int]:
+    """Return the bytes of each allocation of an arena: its buffers, and the images of its slots."""
+    return [*arena.buffers, *map(image_bytes, arena.slots)]
+
+
 def total_bytes(arena: Arena) -> int:
-    """Return the bytes of an arena: its buffer and the images of its slots."""
-    return arena.nbytes + sum(map(image_bytes, arena.slots))
+    """Return the bytes of an arena."""
+    return sum(allocations(arena))
 
 
 def _chains(
@@ -211,10 +236,11 @@ class _Trial:
     height: int
 
 
-def find_offsets(sizes: Ints, starts: Ints, ends: Ints) -> Ints:
+def find_offsets(sizes: Ints, starts: Ints, ends: Ints, wall: int = 0) -> Ints:
     """Return the offset of each buffer, alive from start to end (half-open); deterministic.
 
-    The offsets are sums of sizes, so they have the alignment of the sizes.
+    The offsets are sums of sizes and walls, so they have their alignment. wall: no buffer lies across a
+    multiple of it; 0: there are none.
     """
     if not len(sizes):
         return np.zeros(0, np.int64)
@@ -222,7 +248,7 @@ def find_offsets(sizes: Ints, starts: Ints, ends: Ints) -> Ints:
     least = most_alive(sizes, starts, ends)
     trials = []
     for order, tightest in _orders(sizes, starts, ends):
-        trials.append(_tried(order, tightest, sizes, beside))
+        trials.append(_tried(order, tightest, sizes, beside, wall))
         if trials[-1].height <= least:
             return trials[-1].offsets
     trials = sorted(trials, key=lambda trial: trial.height)[:KEPT]
@@ -230,7 +256,8 @@ def find_offsets(sizes: Ints, starts: Ints, ends: Ints) -> Ints:
     chance = np.random.default_rng(0)
     for _ in range(min(ROUNDS, (WORK // len(sizes) - 6) // KEPT)):
         for position, trial in enumerate(trials):
-            trials[position] = _tried(_changed(trial, sizes, chance), trial.tightest, sizes, beside)
+            order = _changed(trial, sizes, chance)
+            trials[position] = _tried(order, trial.tightest, sizes, beside, wall)
             if trials[position].height < best.height:
                 best = trials[position]
             if best.height <= least:
@@ -273,14 +300,14 @@ def _changed(trial: _Trial, sizes: Ints, chance: np.random.Generator) -> Ints:
     return np.insert(np.delete(order, source), target, order[source])
 
 
-def _tried(order: Ints, tightest: bool, sizes: Ints, beside: npt.NDArray[np.bool_]) -> _Trial:
+def _tried(order: Ints, tightest: bool, sizes: Ints, beside: npt.NDArray[np.bool_], wall: int) -> _Trial:
     """Place the buffers in an order, each where no buffer placed before it is alive at the same time."""
     count = len(order)
     offsets = np.zeros(count, np.int64)
     held, low, high = (np.empty(count, np.int64) for _ in range(3))  # what is placed, by offset
     for placed, (buffer, size) in enumerate(zip(order.tolist(), sizes[order].tolist(), strict=True)):
         others = beside[buffer].take(held[:placed]).nonzero()[0]
-        at = _gap(low[others], high[others], size, tightest) if len(others) else 0
+        at = _gap(low[others], high[others], size, tightest, wall) if len(others) else 0
         rank = int(low[:placed].searchsorted(at))
         for column, value in ((held, buffer), (low, at), (high, at + size)):
             column[rank + 1 : placed + 1] = column[rank:placed]
@@ -289,16 +316,16 @@ def _tried(order: Ints, tightest: bool, sizes: Ints, beside: npt.NDArray[np.bool
     return _Trial(order, tightest, offsets, int((offsets + sizes).max()))
 
 
-def _gap(low: Ints, high: Ints, size: int, tightest: bool) -> int:
+def _gap(low: Ints, high: Ints, size: int, tightest: bool, wall: int) -> int:
     """Return the offset of the lowest or the tightest gap of `size` bytes between occupied ranges."""
-    reach = np.maximum.accumulate(high)
-    rooms = low.copy()
-    rooms[1:] -= reach[:-1]
+    begins = np.concatenate([[0], np.maximum.accumulate(high)])
+    if wall:
+        begins = np.where(begins % wall + size > wall, -(-begins // wall) * wall, begins)
+    rooms = low - begins[:-1]
     fits = (rooms >= size).nonzero()[0]
     if not len(fits):
-        return int(reach[-1])
-    gap = int(fits[rooms[fits].argmin()] if tightest else fits[0])
-    return int(reach[gap - 1]) if gap else 0
+        return int(begins[-1])
+    return int(begins[fits[rooms[fits].argmin()] if tightest else fits[0]])
 
 
 def image_bytes(size: ImageSize) -> int:
@@ -307,11 +334,12 @@ def image_bytes(size: ImageSize) -> int:
 
 
 def find_slots(
-    images: Mapping[int, ImageSize], lifetimes: Mapping[int, Lifetime]
+    images: Mapping[int, ImageSize], lifetimes: Mapping[int, Lifetime], allocation_bytes: int = 0
 ) -> tuple[tuple[ImageSize, ...], dict[int, int]]:
     """Return slots, and the slot of each image; a slot may be larger than its images.
 
-    Kernels address texels by number, so a larger image works as well.
+    Kernels address texels by number, so a larger image works as well. allocation_bytes: the largest slot of
+    several images; 0: any.
     """
     end = max((lifetimes[i][1] for i in images), default=0)
     alive = [0] * end
@@ -328,13 +356,16 @@ def find_slots(
         sorted(images, key=lambda i: (-images[i][1], -images[i][0], i)),
     )
     return min(
-        [_filled(order, images, lifetimes) for order in orders],
+        [_filled(order, images, lifetimes, allocation_bytes) for order in orders],
         key=lambda plan: sum(map(image_bytes, plan[0])),
     )
 
 
 def _filled(
-    order: Sequence[int], images: Mapping[int, ImageSize], lifetimes: Mapping[int, Lifetime]
+    order: Sequence[int],
+    images: Mapping[int, ImageSize],
+    lifetimes: Mapping[int, Lifetime],
+    allocation_bytes: int,
 ) -> tuple[tuple[ImageSize, ...], dict[int, int]]:
     """Put each image where the slots grow least, or into a new slot where that costs less."""
     slots: list[ImageSize] = []
@@ -347,7 +378,10 @@ def _filled(
         for number, (wide, high, kind) in enumerate(slots):
             if busy[number] & life or kind != dtype:
                 continue
-            grown = max(wide, width) * max(high, height) - wide * high
+            both = max(wide, width), max(high, height), kind
+            if both != slots[number] and 0 < allocation_bytes < image_bytes(both):
+                continue
+            grown = both[0] * both[1] - wide * high
             if (grown, wide * high) < cost:
                 best, cost = number, (grown, wide * high)
         if best == len(slots):

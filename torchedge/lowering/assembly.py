@@ -290,7 +290,7 @@ def _program(
         tuple(launches),
         tuple([number[translation.stored[i]] for i in step.inputs]),
         tuple([number[n] for n in fused.outputs[: len(step.outputs)]]),
-        Arena(0),
+        Arena(0, allocation_bytes=target.allocation_bytes),
         {name: number[translation.stored[i]] for name, i in step.hyperparameters.items()},
         target.name,
     )

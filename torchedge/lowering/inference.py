@@ -27,7 +27,7 @@ def target_of_device(
     precision: Precision = "float32",
     tuner: Tuner | None = None,
 ) -> Target:
-    """Return the target of a device's class, with its limits of images, by default those of its profile.
+    """Return the target of a device's class, with its limits, by default those of its profile.
 
     tuner: as in `with_tuner`. Raises InputError for an unknown precision.
     """
@@ -39,6 +39,7 @@ def target_of_device(
         image_width=limits.image_width or target.image_width,
         image_height=limits.image_height or target.image_height,
         pitch=limits.pitch_texels or target.pitch,
+        allocation_bytes=limits.allocation_bytes or 0,
         shared_pitch=(limits.pitch_texels or 1) if limits.image_from_buffer else 0,
         half=precision == "float16",
     )

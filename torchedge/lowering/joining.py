@@ -43,6 +43,7 @@ def join_programs(programs: Sequence[Program]) -> Program:
         ]
         inputs += [base + index for index in program.inputs]
         outputs += [base + index for index in program.outputs]
+    limits = [program.arena.allocation_bytes for program in programs if program.arena.allocation_bytes]
     joined = Program(
         " + ".join(program.name for program in programs)[:1000],
         tuple(tensors),
@@ -50,7 +51,7 @@ def join_programs(programs: Sequence[Program]) -> Program:
         tuple(launches),
         tuple(inputs),
         tuple(outputs),
-        Arena(0),
+        Arena(0, allocation_bytes=min(limits, default=0)),
         target=programs[0].target,
         notes=tuple(dict.fromkeys(note for program in programs for note in program.notes)),
     )

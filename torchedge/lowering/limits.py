@@ -10,7 +10,7 @@ from typing import Any
 from torchedge.devices import Device
 from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import STORED
-from torchedge.lowering.arenas import total_bytes
+from torchedge.lowering.arenas import allocations, total_bytes
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import device_class
 from torchedge.opencl.platforms import ClDevice
@@ -114,20 +114,26 @@ def profile_limits(device: Device) -> Limits:
 _STEPS = ("pitch_texels", "address_bytes", "offset_bytes")
 """Limits of which a program has to use multiples."""
 _ELSEWHERE, _SMALLER = "lower the program for this device", "use a smaller batch, or half storage"
+_STREAM = f"{_SMALLER}, or stream the weights of an inference within a memory_limit"
+_LOWER = "plan it within a lower memory_limit"
 
 _Demand = tuple[str, str, Any, str, str]
 """What asks for an amount, its limit, the amount, the same in words, and what to do beyond the limit."""
 
 
-def check_limits(program: Program, limits: Limits) -> None:
-    """Raise DeviceError for the first tensor, launch or sum of bytes beyond a limit."""
+def check_limits(program: Program, limits: Limits, staging_bytes: int = 0) -> None:
+    """Raise DeviceError for the first tensor, launch or sum of bytes beyond a limit.
+
+    program: as it runs; that of a streaming schedule has its streamed weights in the arena. staging_bytes: of
+    the pool of a streaming run.
+    """
     for tensor in program.tensors:
         if tensor.dtype not in STORED:
             raise DeviceError(
                 f"{tensor.role} {tensor.name} is {tensor.dtype}, which {limits.device} does not compute "
                 "with; cast the model to float32"
             )
-    for what, limit, amount, asked, advice in _demands(program):
+    for what, limit, amount, asked, advice in _demands(program, staging_bytes):
         most = getattr(limits, limit)
         if _is_beyond(amount, limit, most):
             takes = "none" if most is False else f"{'multiples of' if limit in _STEPS else 'at most'} {most}"
@@ -160,12 +166,13 @@ def _is_beyond(amount: Any, limit: str, most: Any) -> bool:  # noqa: ANN401 - a 
     return bool(most and amount % most) if limit in _STEPS else amount > most
 
 
-def _demands(program: Program) -> Iterator[_Demand]:
+def _demands(program: Program, staging_bytes: int) -> Iterator[_Demand]:
     """Yield what a program asks of a device."""
     arena = program.arena
     for index, tensor in enumerate(program.tensors):
         name, image = f"{tensor.role} {tensor.name}", tensor.layout.storage != "buffer"
-        kind, begin = f"is {'an image of ' if image else ''}{tensor.dtype}", arena.offset.get(index, 0)
+        kind = f"is {'an image of ' if image else ''}{tensor.dtype}"
+        begin = arena.place(index)[1] if index in arena.offset else 0
         yield name, "half_images", image and tensor.dtype == "float16", kind, "use float32"
         yield name, "double", tensor.dtype == "float64", kind, "use float32"
         if image:
@@ -178,12 +185,16 @@ def _demands(program: Program) -> Iterator[_Demand]:
             yield name, "image_from_buffer", True, "is an image made from a buffer", "store it otherwise"
             yield name, "pitch_texels", pitch, f"has rows of {pitch} texels", _ELSEWHERE
             yield name, "address_bytes", begin, f"is an image that {where}", _ELSEWHERE
-        if tensor.role != "intermediate" and not arena.holds(index):
+        if tensor.role != "intermediate" or arena.holds(index):
             yield name, "allocation_bytes", tensor.nbytes, f"takes {tensor.nbytes} bytes at once", _SMALLER
-    whole, total = f"arena of {program.name}", resident_bytes(program) + total_bytes(arena)
-    yield whole, "allocation_bytes", arena.nbytes, f"takes {arena.nbytes} bytes at once", _SMALLER
-    yield f"program {program.name}", "memory_bytes", total, f"takes {total} bytes", _SMALLER
-    for index, offset in arena.offset.items():
+    most = max(allocations(arena), default=0)
+    for what, nbytes in ((f"arena of {program.name}", most), ("staging pool", staging_bytes)):
+        yield what, "allocation_bytes", nbytes, f"takes {nbytes} bytes at once", _SMALLER
+    total = resident_bytes(program) + total_bytes(arena) + staging_bytes
+    advice = _LOWER if staging_bytes else _STREAM
+    yield f"program {program.name}", "memory_bytes", total, f"takes {total} bytes", advice
+    for index in arena.offset:
+        offset = arena.place(index)[1]
         name = f"{program.tensors[index].role} {program.tensors[index].name}"
         yield name, "offset_bytes", offset, f"begins at byte {offset} of the arena", _ELSEWHERE
     for kernel in program.kernels:

@@ -14,12 +14,13 @@ from math import prod
 from torchedge.expressions.dialect import Site, offset_of
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.scalars import Read, Scalar, reads_of
-from torchedge.lowering.arenas import planned
+from torchedge.lowering.arenas import Lifetime, allocations, planned
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import axes_below, grain, in_memory_order, strides_of
 from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target
+from torchedge.opencl.platforms import ClDevice
 from torchedge.textures.layouts import LANES, Layout, image_layouts, row_major
 
 SMALLEST = 1024
@@ -199,22 +200,36 @@ def share_images(program: Program, pitch: int, alignment: int) -> Program:
     return _stored(program, shared, alignment)
 
 
-def part_images(program: Program, alignment: int) -> Program:
-    """Return the program with separate memory for each image, planned again.
+def placed_for(
+    program: Program,
+    device: ClDevice,
+    alignment: int,
+    streamed: Mapping[int, Lifetime] | None = None,
+) -> Program:
+    """Return the program with an arena that an OpenCL device takes, planned again where its own is none.
 
-    For devices that make no images from buffers. Kernels and packed weights stay the same.
+    Images have memory of their own on devices that make none from buffers, and no allocation is larger than
+    the device's largest. Kernels and packed weights stay the same. streamed: as `planned` takes them.
     """
 
     def own(tensor: StoredTensor) -> Layout:
-        if tensor.layout.storage != "image_buffer":
+        if tensor.layout.storage != "image_buffer" or device.image_from_buffer:
             return tensor.layout
         return replace(tensor.layout, storage="image", row_texels=0)
 
-    return _stored(program, own, alignment)
+    if max(allocations(program.arena), default=0) > device.allocation_bytes:
+        arena = replace(program.arena, allocation_bytes=device.allocation_bytes)
+        program = planned(replace(program, arena=arena), alignment, streamed)
+    return _stored(program, own, alignment, streamed)
 
 
-def _stored(program: Program, place: Callable[[StoredTensor], Layout], alignment: int) -> Program:
+def _stored(
+    program: Program,
+    place: Callable[[StoredTensor], Layout],
+    alignment: int,
+    streamed: Mapping[int, Lifetime] | None = None,
+) -> Program:
     tensors = tuple([replace(tensor, layout=place(tensor)) for tensor in program.tensors])
     if tensors == program.tensors:
         return program
-    return planned(replace(program, tensors=tensors), alignment)
+    return planned(replace(program, tensors=tensors), alignment, streamed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -144,11 +146,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Memory that tensors share: byte offset by tensor in one allocation of `nbytes`; images by slot.
+    """Memory that tensors share: byte offset by tensor within `nbytes` of buffers; images by slot.
 
     Its tensors are the intermediates, and the streamed weights of a streaming schedule.
     slots: (width, height, channel type) of each image that tensors share; `slot` gives the slot of a
     tensor. live_bytes: the largest sum of bytes alive at once, the lower bound of `nbytes`.
+    allocation_bytes: the largest allocation that it is planned for; 0: any. pieces: bytes of its buffers
+    where it has several; offsets count through them, and no tensor lies in two.
     """
 
     nbytes: Size
@@ -156,6 +160,19 @@ class Arena:
     slots: Annotated[tuple[tuple[Extent, Extent, DType], ...], REQUIRED, Meta(max_length=MAX_ITEMS)] = ()
     slot: Annotated[Places, Key("slot_of")] = field(default_factory=dict)
     live_bytes: Annotated[Size, REQUIRED] = 0
+    allocation_bytes: Size = 0
+    pieces: Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_SIZE)], ...], Meta(max_length=MAX_ITEMS)] = ()
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """Bytes of each buffer."""
+        return self.pieces or ((self.nbytes,) if self.nbytes else ())
+
+    def place(self, tensor: int) -> tuple[int, int]:
+        """Return the buffer of a tensor with an offset, and the byte of that buffer at which it begins."""
+        begins = (0, *accumulate(self.pieces[:-1]))
+        number = bisect_right(begins, self.offset[tensor]) - 1
+        return number, self.offset[tensor] - begins[number]
 
     def holds(self, tensor: int) -> bool:
         """Whether the arena has a place for a tensor."""

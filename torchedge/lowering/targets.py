@@ -42,10 +42,11 @@ class Target:
     of so many texels. shared_pitch: the same of intermediate images made from the arena's buffer; 0: each has
     memory of its own. serial: one work-item does the work of a work-group, in loops of its own: PoCL compiles
     them many times faster than it turns a work-group into loops. largest_group: work-items of a work-group at
-    most; local_bytes: local memory of a work-group. half: large intermediates are stored in half precision;
-    half_weights: so are matrices of weights that the step does not update. coefficients: by which the tuner
-    chooses schedules and layouts; None: fixed defaults. errors: of its predictions, with which the search for
-    the fastest begins. checks: kernels report accesses outside their tensors.
+    most; local_bytes: local memory of a work-group. allocation_bytes: the largest single allocation, 0: any.
+    half: large intermediates are stored in half precision; half_weights: so are matrices of weights that the
+    step does not update. coefficients: by which the tuner chooses schedules and layouts; None: fixed
+    defaults. errors: of its predictions, with which the search for the fastest begins. checks: kernels report
+    accesses outside their tensors.
     """
 
     name: DeviceClass
@@ -64,6 +65,7 @@ class Target:
     serial: bool = False
     largest_group: int = 1024
     local_bytes: int = 32 << 10
+    allocation_bytes: int = 0
     half: bool = False
     half_weights: bool = False
     coefficients: KernelCoefficients | None = field(default=None, hash=False)
@@ -129,6 +131,7 @@ def with_tuner(target: Target, profile: Device | None, tuner: Tuner | None) -> T
 def target_for(device: ClDevice, tuner: Tuner | None = None) -> Target:
     """Return the target of an OpenCL device, with the tuner as in `with_tuner`."""
     target = TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
+    target = replace(target, allocation_bytes=device.allocation_bytes)
     if device.images:
         target = replace(target, image_width=device.image_width, image_height=device.image_height)
     return with_tuner(target, match_device(device.name) if device.kind != "cpu" else None, tuner)

@@ -135,11 +135,12 @@ class Executor:
     ) -> None:
         """Compile the kernels, allocate, and load what a schedule preloads."""
         self.context: DeviceContext = open_context(device) if shared is None else shared.context
-        check_limits(self.program, limits_of(self.context.device))
+        staging = 0 if schedule is None else schedule.staging_bytes
+        check_limits(self.program, limits_of(self.context.device), staging)
         if self._checks:
             streamed = {} if schedule is None else schedule.streamed
             check_arena(self.program, self.context.device.base_alignment, streamed)
-        self._admit(schedule, shared)
+        self._admit(staging, shared)
         own = None if shared else DeviceMemory(self.context, self.context.new_queue(self._profile))
         self.memory: DeviceMemory = own or shared.memory  # type: ignore[union-attr]
         self._queue: Any = self.memory.queue
@@ -168,7 +169,7 @@ class Executor:
 
     # memory and launches -----------------------------------------------------------------------------------
 
-    def _admit(self, schedule: StreamingSchedule | None, shared: Executor | None) -> None:
+    def _admit(self, staging: int, shared: Executor | None) -> None:
         """Raise DeviceMemoryError where the device or the host has too little memory for the program."""
         theirs = {} if shared is None else shared._tensors
         arena = self.program.arena
@@ -180,7 +181,6 @@ class Executor:
             and tensor.name not in self._placed
             and not (tensor.role in SHARED and tensor.name in theirs)
         ]
-        staging = 0 if schedule is None else schedule.staging_bytes
         needed = sum(tensor.nbytes for tensor in own) + total_bytes(arena) + staging
         # Beside the device's memory: outputs as arrays, and one tensor at a time on its way there.
         outputs = sum(self.program.tensors[index].nbytes for index in self.program.outputs)
@@ -248,20 +248,24 @@ class Executor:
         slots: of launches that run with their slot.
         """
         assert self._arena is not None
-        offset, calls = self.program.arena.offset, []
+        arena, calls = self.program.arena, []
         for position, launch in enumerate(self.program.launches):
             form = kernels[launch.kernel]
             chosen = slots[position].kernel if position in slots else form.kernel
             kernel = compiled.kernel(chosen.name)
-            inside = [place for place in form.moved if launch.tensors[place] in offset]
+            inside = {
+                place: arena.place(launch.tensors[place])
+                for place in form.moved
+                if launch.tensors[place] in arena.offset
+            }
             arguments: list[Any] = [
-                self._arena.buffer if place in inside else self._memory_of(index)
+                self._arena.buffers[inside[place][0]] if place in inside else self._memory_of(index)
                 for place, index in enumerate(launch.tensors)
             ]
             if form.kernel.checks:
                 arguments.append(self._words)
             arguments += map(np.int32, launch.sizes)
-            arguments += [np.uint32(offset.get(launch.tensors[p], 0) // UNIT_BYTES) for p in form.moved]
+            arguments += [np.uint32(inside.get(place, (0, 0))[1] // UNIT_BYTES) for place in form.moved]
             with translated(self._named(position)):
                 for place, argument in enumerate(arguments):
                     kernel.set_arg(place, argument)
@@ -414,7 +418,7 @@ class Executor:
     @property
     def allocated(self) -> dict[str, int]:
         """Bytes of device memory by kind, as allocated: "buffers", "images" and "staging"."""
-        arena = [] if self._arena is None else [self._arena.buffer, *self._arena.images]
+        arena = [] if self._arena is None else [*self._arena.buffers, *self._arena.images]
         own = [*[tensor.memory for tensor in self._tensors.values()], *arena, self._words]
         sizes = {"buffers": 0, "images": 0, "staging": self._store.staging_bytes}
         for memory in own:

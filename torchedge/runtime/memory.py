@@ -41,17 +41,17 @@ class DeviceTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaMemory:
-    """Memory objects of the intermediates by tensor, the allocations behind them, and parts of the buffer."""
+    """Memory objects of the intermediates by tensor, the allocations behind them, parts of the buffers."""
 
     memory: dict[int, Any]
-    buffer: Any
+    buffers: tuple[Any, ...]
     images: tuple[Any, ...]
     parts: list[Any]
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return sum(memory.size for memory in (self.buffer, *self.images) if memory is not None)
+        return sum(memory.size for memory in (*self.buffers, *self.images))
 
     def __del__(self) -> None:
         # In reverse: NVIDIA's driver (580.159) crashes where overlapping parts are freed in another order.
@@ -94,37 +94,41 @@ class DeviceMemory:
     ) -> ArenaMemory:
         """Allocate the program's arena as planned, to the byte. poisoned: floats start as NaN.
 
-        parts: tensors of its buffer that get a memory object of their own, a part of it.
+        parts: tensors of its buffers that get a memory object of their own, a part of one.
 
         Raises:
-            DeviceMemoryError: the device has too little. OpenCLError: its buffer has another size.
+            DeviceMemoryError: the device has too little. OpenCLError: a buffer has another size.
         """
         arena, what = program.arena, f"arena of program {program.name}"
-        buffer = allocate_buffer(self.context, arena.nbytes, what) if arena.nbytes else None
-        if buffer is not None and buffer.size != arena.nbytes:
-            raise OpenCLError(
-                f"{what}: {arena.nbytes} bytes planned, the driver gave {buffer.size}; report this"
-            )
-        if buffer is not None and poisoned:
-            fill(self.context, self.queue, buffer, 0xFF)
+        buffers = []
+        for nbytes in arena.buffers:
+            buffers.append(allocate_buffer(self.context, nbytes, what))
+            if buffers[-1].size != nbytes:
+                raise OpenCLError(
+                    f"{what}: {nbytes} bytes planned, the driver gave {buffers[-1].size}; report this"
+                )
+            if poisoned:
+                fill(self.context, self.queue, buffers[-1], 0xFF)
         images = tuple([allocate_image(self.context, *slot, what) for slot in arena.slots])
         objects: list[Any] = []
-        known: dict[tuple[int, int], Any] = {}
+        known: dict[tuple[int, int, int], Any] = {}
         memory: dict[int, Any] = {}
-        for index, offset in arena.offset.items():
+        for index in arena.offset:
             if index not in parts:
                 continue
             tensor = program.tensors[index]
-            place = (offset, tensor.nbytes)
+            number, offset = arena.place(index)
+            place = (number, offset, tensor.nbytes)
             if place not in known:
-                known[place] = sub_buffer(self.context, buffer, *place, f"{what}: {tensor.name}")
-                objects.append(known[place])
+                part = sub_buffer(self.context, buffers[number], *place[1:], f"{what}: {tensor.name}")
+                known[place] = part
+                objects.append(part)
             memory[index] = known[place]
             if tensor.layout.storage == "image_buffer":
                 memory[index] = self._image_of(tensor, known[place])
                 objects.append(memory[index])
         memory |= {index: images[slot] for index, slot in arena.slot.items()}
-        return ArenaMemory(memory, buffer, images, objects)
+        return ArenaMemory(memory, tuple(buffers), images, objects)
 
     def _image_of(self, tensor: StoredTensor, buffer: Any) -> Any:
         """Return the image over the buffer of a tensor whose storage is "image_buffer"."""

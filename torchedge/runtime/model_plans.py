@@ -17,7 +17,7 @@ from torchedge.runtime.measured_runs import MeasuredRun
 from torchedge.runtime.memory import Array
 from torchedge.runtime.weight_sources import ArraysSource
 from torchedge.streaming.planning import StreamingPlan
-from torchedge.streaming.schedules import with_own_images
+from torchedge.streaming.schedules import schedule_for
 from torchedge.tracing.plain_tensors import check_tensors
 
 
@@ -56,7 +56,7 @@ class ModelPlan(StreamingPlan):
         check_tensors(inputs, "input")
         packed = self._packed()
         chosen = open_context(device).device
-        schedule = self.schedule if chosen.image_from_buffer else with_own_images(self.schedule)
+        schedule = schedule_for(self.schedule, chosen)
         states = [t.name for t in self.program.tensors if t.role == "state" and t.name in packed]
         source = ArraysSource(packed)
         with Executor(schedule, chosen, source=source, loading=loading, profile=True) as executor:

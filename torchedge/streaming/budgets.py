@@ -121,6 +121,7 @@ class Budget:
         if self.limit is None:
             return budgeted
         schedule, spare = budgeted.schedule, self.limit - budgeted.total_bytes
+        most = min(most, self.program.arena.allocation_bytes or most)
         streamed = sum(schedule.program.tensors[index].nbytes for index in schedule.streamed)
         staging = min(schedule.staging_bytes + spare, max(streamed, schedule.staging_bytes), most)
         staging = staging // PAGE_BYTES * PAGE_BYTES
@@ -205,6 +206,7 @@ class Budget:
         """Return the size of the staging pool: not more than all weights, nor than its share of the limit."""
         weights = sum(weight.nbytes for weight in self.instance.weights)
         most = STAGING_BYTES if self.limit is None else min(STAGING_BYTES, self.limit // STAGING_SHARE)
+        most = min(most, self.program.arena.allocation_bytes or most)
         return max(LEAST_STAGING_BYTES, min(most // PAGE_BYTES, -(-weights // PAGE_BYTES)) * PAGE_BYTES)
 
     def least(self, staging: int) -> Budgeted:

@@ -16,8 +16,9 @@ from torchedge.errors import PlanError
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import in_place_pairs, lifetimes_of, live_bytes, planned, total_bytes
 from torchedge.lowering.assembly import ALIGNMENT
-from torchedge.lowering.placement import part_images
+from torchedge.lowering.placement import placed_for
 from torchedge.lowering.programs import Arena, LoadClassName, Program
+from torchedge.opencl.platforms import ClDevice
 from torchedge.streaming.instances import Instance, Weight
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.verification import verify_plan
@@ -145,13 +146,12 @@ def restore_schedule(
     return schedule
 
 
-def with_own_images(schedule: StreamingSchedule) -> StreamingSchedule:
-    """Return a schedule for devices that make no images from buffers: each image has memory of its own."""
-    program = part_images(schedule.program, ALIGNMENT)
-    if program is schedule.program:
-        return schedule
-    lifetimes = _lifetimes(program, schedule.transfers)
-    return replace(schedule, program=planned(program, ALIGNMENT, lifetimes))
+def schedule_for(schedule: StreamingSchedule, device: ClDevice) -> StreamingSchedule:
+    """Return a schedule whose allocations an OpenCL device takes (`placed_for`)."""
+    lifetimes = _lifetimes(schedule.program, schedule.transfers)
+    program = placed_for(schedule.program, device, ALIGNMENT, lifetimes)
+    staging = min(schedule.staging_bytes, device.allocation_bytes // PAGE_BYTES * PAGE_BYTES)
+    return replace(schedule, program=program, staging_bytes=staging)
 
 
 def least_memory(program: Program, instance: Instance, plan: OverlapPlan, staging_bytes: int) -> RunMemory:

@@ -1,4 +1,4 @@
-"""Kernels that find their tensors in one buffer: the arena, with the offset of each tensor as an argument.
+"""Kernels that find their tensors in buffers of the arena, with the offset of each tensor as an argument.
 
 A launch whose arguments are parts of the arena's buffer costs NVIDIA's driver more than the launch itself.
 With offsets all launches share one memory object. Like a loading slot, offsets are added to a kernel's text,
@@ -63,7 +63,7 @@ def with_offsets(kernel: Kernel, moved: Sequence[int], most: int = MAX_ARGUMENT_
 
 
 def offset_kernels(program: Program, most: int = MAX_ARGUMENT_BYTES) -> list[OffsetKernel]:
-    """Return the kernels of a program with an offset for each argument that lies in the arena's buffer.
+    """Return the kernels of a program with an offset for each argument that lies in a buffer of the arena.
 
     most: as in `with_offsets`. An argument has one if it lies there in any launch; a tensor elsewhere has the
     offset 0. No kernel has offsets where images are made of the arena: a launch may not use a buffer and its
@@ -80,8 +80,8 @@ def offset_kernels(program: Program, most: int = MAX_ARGUMENT_BYTES) -> list[Off
 
 
 def in_arena(program: Program, tensor: int) -> bool:
-    """Whether a tensor lies in the arena's buffer, at a multiple of the unit, and is no image made of it."""
-    offset = program.arena.offset.get(tensor)
-    return (
-        offset is not None and not offset % UNIT_BYTES and program.tensors[tensor].layout.storage == "buffer"
-    )
+    """Whether a tensor is no image, and lies in a buffer of the arena at a multiple of the unit."""
+    arena = program.arena
+    if tensor not in arena.offset or program.tensors[tensor].layout.storage != "buffer":
+        return False
+    return not arena.place(tensor)[1] % UNIT_BYTES
