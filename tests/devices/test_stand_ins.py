@@ -1,6 +1,6 @@
 """What stands for a GPU or board without a profile: judged by published figures, and named in a note."""
 
-import pickle
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -48,7 +48,7 @@ def test_the_nearest_profile_has_the_card_s_memory_and_published_rates(reported,
     assert nearest in prediction.notes[0] or any(nearest in note for note in prediction.notes)
     assert any("estimate" in note and reported in note for note in prediction.notes)
     assert prediction.device_memory_mib <= memory
-    assert pickle.loads(pickle.dumps(device)) == device
+    assert copy.deepcopy(device) == device
 
 
 def test_a_faster_card_of_a_generation_is_predicted_to_be_faster():

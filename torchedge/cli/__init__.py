@@ -1,7 +1,8 @@
 """The `torchedge` command: a table of commands that load when they run, and one place for their errors.
 
 Exit status: 0 done; 1 unforeseen error; 2 input that cannot be used (the line on stderr says what to do);
-3 the answer is "does not fit"; 130 interrupted; 141 the reader of the output has gone; 143 ended by SIGTERM.
+3 the answer is "does not fit"; 4 `doctor` found something broken; 130 interrupted; 141 the reader of the
+output has gone; 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "bench": ("benchmarking:bench", "Measure how good the library's own choices are on a device."),
     },
     "Shell": {
+        "doctor": ("doctoring:doctor", "Check this machine, and print the command that mends each gap."),
         "completion": ("completing:completion", "Print the completion script of a shell."),
     },
 }
@@ -64,7 +66,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 _EPILOG = """\
 Exit status:
   0 done; 1 unforeseen error; 2 unusable input; 3 the answer is "does not fit";
-  130 interrupted
+  4 doctor: something is broken; 130 interrupted
 Environment:
   TORCHEDGE_DEVICE   the default device, in place of this machine
   TORCHEDGE_HOME     folder of your own profiles and config.toml
