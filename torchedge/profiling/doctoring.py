@@ -183,7 +183,7 @@ def _profiles() -> Iterator[Finding]:
     for device in profiles.devices:
         for mode in ("train", "infer"):
             try:
-                load_models(device, mode)  # type: ignore[arg-type]
+                load_models(device, mode)
             except TorchedgeError as error:
                 problems.append(f"{device.name}: {first_line(error)}")
     if profiles.devices:
