@@ -160,7 +160,9 @@ class Predictor:
         settings = _settings(optimizer, amp, accumulation, model)
         if mode == "train" and loss is None:
             raise InputError(_NO_LOSS)
-        request = CaptureRequest(model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim)
+        request = CaptureRequest(
+            model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim, device=self.device
+        )
         if seq_len is not None:
             family = model if isinstance(model, LengthFamily) else LengthFamily(request)
             request = replace(family.request, batch_size=batch_size)
@@ -195,7 +197,8 @@ class Predictor:
         if mode == "train" and loss is None:
             raise InputError(_NO_LOSS)
         requests = [
-            CaptureRequest(m, None, mode, example, input_size, loss, batch_dim=batch_dim) for m in models
+            CaptureRequest(m, None, mode, example, input_size, loss, batch_dim=batch_dim, device=self.device)
+            for m in models
         ]
         settings = _settings(optimizer, amp, accumulation)
         if seq_len is None:
@@ -236,10 +239,12 @@ def advise(
     from torchedge.prediction.advice import advise_settings
 
     check_function("progress", progress)
-    request = CaptureRequest(model, batch_size, "train", example, input_size, loss, batch_dim=batch_dim)
+    chosen = choose_device(device)
+    request = CaptureRequest(
+        model, batch_size, "train", example, input_size, loss, batch_dim=batch_dim, device=chosen
+    )
     request = request if seq_len is None else LengthFamily(request).at(seq_len)
     settings = _settings(optimizer, amp, 1, model)
-    chosen = choose_device(device)
     return advise_settings(
         request, chosen, settings, limit_mib=limit_mib, confidence=confidence, progress=progress
     )
@@ -272,9 +277,12 @@ def simulate(
     from torchedge.prediction.memory import simulation
 
     settings = _settings(optimizer, amp, accumulation, model)
-    if device is not None:
-        settings = device_settings(choose_device(device), settings)
-    request = CaptureRequest(model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim)
+    chosen = None if device is None else choose_device(device)
+    if chosen is not None:
+        settings = device_settings(chosen, settings)
+    request = CaptureRequest(
+        model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim, device=chosen
+    )
     request = request if seq_len is None else LengthFamily(request).at(seq_len)
     if evaluate is None:
         return use_graph(request, lambda graph: simulation.simulate(graph, batch_size, settings))

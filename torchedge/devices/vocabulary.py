@@ -68,6 +68,7 @@ unified_to_texture_gb_s GB/s: copy from a buffer in unified memory into texture 
 weight_load_gb_s GB/s: a framework's load of weights from storage before inference, parsing included
 weight_transform_gb_s GB/s: a framework's transformation of weights into texture layouts before inference
 # execution model
+compute_capability 1 1..99: CUDA's compute capability, 9.0 for Hopper
 warp_size 1 whole 1..1024: work-items that run in lock-step
 max_waves 1 whole 1..4096: warps that one compute unit keeps in flight
 max_work_group_size 1 whole 1..65536: work-items of one work-group

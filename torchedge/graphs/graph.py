@@ -101,7 +101,8 @@ class Op:
     one with reentrant autograd; from `FUNCTION_REGION` on: a custom autograd function, which runs again as a
     checkpoint does); `stored` that a selective checkpoint stores its outputs; `known` that
     `torchedge.ops` knows it. `footprint`: its memory as PyTorch runs it, if no rule there says
-    so.
+    so. `autocast`: the autocast that the model entered itself, "off" or a dtype, whatever autocast is around
+    the model; empty outside of one.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class Op:
     known: bool = True
     stored: bool = False
     footprint: Footprint | None = None
+    autocast: str = ""
 
 
 def last_uses(uses: Sequence[Iterable[_Key]], stays: Collection[_Key] = ()) -> tuple[tuple[_Key, ...], ...]:
@@ -142,7 +144,8 @@ class ForwardGraph:
     frees it; None where capture cannot know. `training` is the mode the model ran in, `fixed_batch` the one
     batch size the graph is valid for (None: every). channels_last: the weights of convolutions lie
     in that memory format, which has other kernels. unread: parameters and buffers of the model that no
-    operator reads, which occupy the device all the same.
+    operator reads, which occupy the device all the same. asks_device: the forward pass asks what device it
+    runs on, so that the graph holds for the device that it was captured for.
     """
 
     values: tuple[Value, ...]
@@ -158,6 +161,7 @@ class ForwardGraph:
     notes: tuple[str, ...] = ()
     channels_last: bool = False
     unread: tuple[Value, ...] = ()
+    asks_device: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
@@ -195,6 +199,7 @@ class ForwardGraph:
             attrs = canonical_text(op.attrs)
             line = f"{op.kind}{op.inputs}{op.outputs}{attrs}{op.inplace}{op.grad}{op.region}{op.stored};"
             state.update(line.encode())
+            state.update(f"autocast {op.autocast};".encode() if op.autocast else b"")
         tail = (self.inputs, self.outputs, self.loss, self.training, self.releases, self.fixed_batch)
         state.update(repr(tail).encode())
         state.update(b"channels_last" * self.channels_last)

@@ -13,6 +13,9 @@ from torchedge.prediction.memory.settings import AMP_DTYPES, StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import Tape
 
+_LEAST = 0.01
+"""The least share of the multiply-adds in a precision that counts."""
+
 
 @dataclass(slots=True)
 class _GraphResults:
@@ -54,10 +57,21 @@ class Analysis:
             self._results.traits = graph_traits(self.graph)
         return self._results.traits
 
+    def precisions(self, settings: StepSettings) -> tuple[tuple[str | None, float], ...]:
+        """Return the precisions of products (None: float32) with their shares, the largest first.
+
+        Those of the operators; without products, autocast's or that of most parameters.
+        """
+        shares = self.work_under(settings).precisions or {settings.amp or self.dtype: 1.0}
+        named = {
+            name if name in AMP_DTYPES else None: share for name, share in shares.items() if share > _LEAST
+        }
+        total = sum(named.values())
+        return tuple(sorted([(n, s / total) for n, s in named.items()], key=lambda entry: -entry[1]))
+
     def precision(self, settings: StepSettings) -> str | None:
-        """Return the precision of products: autocast's, else that of most parameters; None: float32."""
-        dtype = settings.amp or self.dtype
-        return dtype if dtype in AMP_DTYPES else None
+        """Return the precision of most products; None: float32."""
+        return self.precisions(settings)[0][0]
 
     @property
     def dtype(self) -> str:

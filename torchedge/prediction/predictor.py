@@ -148,7 +148,7 @@ def _predicted_many(
     batches = np.atleast_1d(checked_batches(batch_sizes))
     if not analyses:
         raise InputError("no graphs are given; expected at least one")
-    if len({(analysis.precision(settings), analysis.graph.channels_last) for analysis in analyses}) > 1:
+    if len({(analysis.precisions(settings), analysis.graph.channels_last) for analysis in analyses}) > 1:
         tables = [_predicted_many([analysis], batches, device, settings) for analysis in analyses]
         return replace(
             tables[0],
@@ -193,6 +193,9 @@ def _combined(tables: Sequence[Predictions], join: Callable[[list[Any]], Any]) -
 def _not_timed(analysis: Analysis, settings: StepSettings) -> tuple[str, ...]:
     """Return notes on settings that change the memory, but not the predicted latency."""
     notes = []
+    if len(precisions := analysis.precisions(settings)) > 1:
+        shares = ", ".join(f"{100 * share:.0f} % in {name or 'float32'}" for name, share in precisions)
+        notes.append(f"products run in several precisions ({shares}): latency is the mean of them")
     if analysis.precision(settings) is None and analysis.dtype != "float32":
         notes.append(f"most weights are {analysis.dtype}: latency is predicted as that of float32")
     if str(settings.optimizer) not in OPTIMIZERS:
@@ -225,11 +228,15 @@ class _PredictedRows(NamedTuple):
 def _predicted_rows(
     analyses: list[Analysis], batches: npt.NDArray[np.int64], device: Device, settings: StepSettings
 ) -> _PredictedRows:
-    """Predict graphs whose products run in one precision and memory format at batch sizes (B,)."""
+    """Predict graphs whose products run in the same precisions and memory format at batch sizes (B,).
+
+    Latency is the mean of those in each precision, weighted by the shares of the multiply-adds.
+    """
     graphs = [analysis.graph for analysis in analyses]
     for graph in graphs:
         graph.check_batch_sizes(batches.tolist())
-    models = _models(device, graphs, analyses[0].precision(settings))
+    precisions = analyses[0].precisions(settings)
+    models = _models(device, graphs, precisions[0][0])
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
 
@@ -240,6 +247,11 @@ def _predicted_rows(
     peaks = simulate_peaks(tapes, traits, which, batch)
     work = [a.work_under(settings) for a in analyses]
     times = models.latency.predict(work, which, batch, columns(models.latency.feature_set))
+    for precision, share in precisions[1:]:
+        other = _models(device, graphs, precision).latency
+        apart = other.predict(work, which, batch, columns(other.feature_set))
+        done = sum(earlier for _, earlier in precisions[: precisions.index((precision, share))])
+        times = times.mixed(apart, share / (done + share))
     return _PredictedRows(
         models, peaks, models.memory.predict(peaks, columns(models.memory.feature_set)), times
     )

@@ -10,10 +10,12 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from torchedge.devices import Device, find_device
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_choice, check_whole, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
+from torchedge.tracing.device_answers import Accelerator
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
 from torchedge.tracing.objectives import as_arguments, check_loss, default_loss
@@ -65,7 +67,7 @@ class CaptureRequest:
 
     model: an nn.Module, a ForwardGraph (captured already), or text that `load_model` understands.
     batch_size: the batch size that the graph is for; None: every.
-    The other fields are those of `capture`.
+    device: the one that the model seems to run on; None: a CPU. The other fields are those of `capture`.
     """
 
     model: Any
@@ -77,6 +79,7 @@ class CaptureRequest:
     method: Method = "auto"
     name: str | None = None
     batch_dim: int | None = None
+    device: Device | None = None
 
     def __post_init__(self) -> None:
         """Raise InputError for invalid options."""
@@ -120,6 +123,7 @@ def capture(
     batch_size: int | None = None,
     name: str | None = None,
     batch_dim: int | None = None,
+    device: str | Device | None = None,
 ) -> ForwardGraph:
     """Capture a forward pass of `model` (in train mode with its loss) as a ForwardGraph for every batch size.
 
@@ -134,11 +138,22 @@ def capture(
     method: "trace" is the fast path, "export" torch.export, "auto" the first that works.
     batch_size: capture for this batch size only (`ForwardGraph.fixed_batch`), for models whose graph depends
     on the batch size.
+    device: the one that the model seems to run on, a name or a Device, for models that ask for it
+    (`torch.autocast("cuda")`, `x.is_cuda`); None: a CPU.
     The model does not change: no weight, buffer, mode, gradient or random state. Nothing is computed.
     Raises InputError for unusable arguments and CaptureError with the reason if the model cannot be captured.
     """
     request = CaptureRequest(
-        model, batch_size, mode, example, input_size, loss, method, name, batch_dim
+        model,
+        batch_size,
+        mode,
+        example,
+        input_size,
+        loss,
+        method,
+        name,
+        batch_dim,
+        find_device(device) if isinstance(device, str) else device,
     ).loaded()
     return _captured(request, [None, _EXAMPLE] if batch_size is None else [batch_size])
 
@@ -280,6 +295,7 @@ def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
         name=request.name or (model.title if isinstance(model, FileProgram) else type(model).__name__),
         notes=notes,
         batch_dim=request.batch_dim or 0,
+        accelerator=Accelerator(request.device),
     )
     if isinstance(model, FileProgram):
         return call, ("trace",)

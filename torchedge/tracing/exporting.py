@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torchedge.storage.locks import PROCESS, logs_ignored, warnings_ignored
 from torchedge.tracing.aten_graphs import scope_of
 from torchedge.tracing.checkpointing import CheckpointRegion, annotated_checkpoints, region_of
 from torchedge.tracing.copies import forget_cached, isolated
+from torchedge.tracing.device_answers import answered
 from torchedge.tracing.interception import (
     ForwardCall,
     Interceptor,
@@ -97,12 +99,14 @@ class _ResultAndLoss(Objective):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.watch = _LeafWatch()
+        self.answering: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         args, kwargs, _ = self.arguments(tensors)
-        with self.watch:
-            outputs = self.model(*args, **kwargs)
-        loss = [self.loss(outputs)] if callable(self.loss) else []
+        with self.answering():
+            with self.watch:
+                outputs = self.model(*args, **kwargs)
+            loss = [self.loss(outputs)] if callable(self.loss) else []
         return (*tensors_in(outputs, torch.Tensor), *loss)
 
 
@@ -112,14 +116,17 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
     Python's lifetimes are unknown, so the graph has no releases.
     """
     batch = batch_of((call.args, call.kwargs), call.batch_dim)
+    recorder = Recorder(tuple, call.fixed_batch, call.accelerator)
     with PROCESS, isolated(call.model, call.training) as model:
         objective = _ResultAndLoss(model, call.args, call.kwargs, loss=call.loss)
+        objective.answering = partial(answered, call.accelerator, recorder)
         with annotated_checkpoints() as regions:
             program = _exported(objective, batch, call.fixed_batch, call.batch_dim)
-    recorder = Recorder(_leaves_of(program), call.fixed_batch)
+    recorder.set_leaves(_leaves_of(program))
     fed = feed(objective.tensors(), recorder, call.batch_dim)
     inputs = list(range(len(fed)))
-    results = _run(program, fed, recorder, call.training, regions)
+    with answered(call.accelerator, recorder):
+        results = _run(program, fed, recorder, call.training, regions)
     loss = None if call.loss is None else loss_index(recorder, results.pop())
     returned = [recorder.index_of(t) for t in results if isinstance(t, torch.Tensor)]
     if not returned:

@@ -6,6 +6,7 @@ shapes runs unchanged. One run gives operators, shapes, Python lifetimes, checkp
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
+from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, answered, is_device_query
 from torchedge.tracing.footprints import footprint_of
 from torchedge.tracing.packed_sequences import PACKED
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
@@ -110,10 +112,12 @@ Cast = Callable[[torch.Tensor, torch.dtype], Any]
 
 def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cast: Cast) -> tuple[Any, Any]:
     """Return the arguments after autocast; casts of parameters are cached while autocast is on."""
-    low = _low_dtype()
+    low, on_cpu = rec.low_dtype(), rec.accelerator.type == "cpu"
     if known.autocast == "lower" and low is not None:
         goal, sources = low, frozenset((torch.float32, *_LOW))
-    elif known.autocast in ("float32", "float32_on_cuda") and low is not None:
+    elif low is not None and (
+        known.autocast == "float32" or (known.autocast == "float32_on_cuda" and not on_cpu)
+    ):
         goal, sources = torch.float32, frozenset(_LOW)
     else:
         return args, kwargs
@@ -130,19 +134,13 @@ def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cas
 
 
 def _cast_once(rec: Recorder, tensor: torch.Tensor, dtype: torch.dtype, cast: Cast) -> Any:
-    if type(tensor) is TracedTensor:
+    weight = type(tensor) is not TracedTensor and tensor.requires_grad and tensor.dtype is torch.float32
+    if not (weight and dtype is rec.low_dtype() and torch.is_autocast_cache_enabled()):
         return cast(tensor, dtype)
     key = (id(tensor), dtype)
     if key not in rec.casts:
         rec.casts[key] = cast(tensor, dtype)
     return rec.casts[key]
-
-
-def _low_dtype() -> torch.dtype | None:
-    for device in ("cuda", "cpu"):
-        if torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
-    return None
 
 
 _CASTS = frozenset(("to", "type", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as"))
@@ -195,6 +193,8 @@ class Interceptor(TorchFunctionMode):
         if role == "query":
             if target.kind == "_set_grad_enabled":
                 self.recorder.autograd.switch(args[0])
+            if is_device_query(target.kind) and self._is_on_device(args[0]):
+                return self.recorder.device_answer(target.kind, sys._getframe(1))
             return func(*args, **kwargs)
         if role == "move":
             if target.kind == "requires_grad_" and type(args[0]) is TracedTensor:
@@ -207,6 +207,10 @@ class Interceptor(TorchFunctionMode):
         if role == "packed":
             return self._packed(target, args, kwargs)
         return None if role == "check" else self._reshape(target, func, args, kwargs)
+
+    def _is_on_device(self, tensor: Any) -> bool:
+        """Whether a tensor is on the capture's device: all but constants that the model does not register."""
+        return type(tensor) is TracedTensor or self.recorder.is_registered(tensor)
 
     def _packed(self, target: TorchCall, args: Any, kwargs: Any) -> Any:
         """Run a call of packed sequences as if all had the longest one's length."""
@@ -281,11 +285,8 @@ class Interceptor(TorchFunctionMode):
 
     def _record(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
         rec, known = self.recorder, target.spec
-        if torch._C._is_any_autocast_enabled():
-            if known is not None:
-                args, kwargs = autocast_arguments(rec, known, args, kwargs, self._cast)
-        elif rec.casts:
-            rec.casts.clear()
+        if known is not None and torch._C._is_any_autocast_enabled():
+            args, kwargs = autocast_arguments(rec, known, args, kwargs, self._cast)
         if target.kind == "broadcast_tensors":
             return self._broadcast(args)
         if rec.folded or target.kind in _RANDOM:
@@ -563,7 +564,7 @@ class ForwardCall:
 
     Only shape and dtype of the tensors among the arguments count. Dimension `batch_dim` of a tensor is the
     batch if it equals that of the first tensor. fixed_batch: the one batch size to capture for, None: every.
-    name, notes: of the ForwardGraph.
+    name, notes: of the ForwardGraph. accelerator: the device that the model seems to run on.
     """
 
     model: torch.nn.Module
@@ -575,17 +576,19 @@ class ForwardCall:
     name: str = "model"
     notes: tuple[str, ...] = ()
     batch_dim: int = 0
+    accelerator: Accelerator = PLAIN_CPU
 
 
 def trace(call: ForwardCall) -> ForwardGraph:
     """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
-    recorder = Recorder(leaves_of(call.model), call.fixed_batch)
+    recorder = Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)
     fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder, call.batch_dim)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
         isolated(call.model, call.training) as model,
         scoped(model, recorder.scopes),
         recorder.active(),
+        answered(call.accelerator, recorder),
         Interceptor(recorder),
     ):
         outputs = model(*fed_args, **fed_kwargs)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -27,6 +29,8 @@ from torchedge.graphs.sizes import (
 from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs
 from torchedge.tracing.checkpointing import AutogradState
+from torchedge.tracing.copies import where
+from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
 from torchedge.tracing.example_values import ExampleValues
 from torchedge.tracing.footprints import footprint_of
 
@@ -93,8 +97,11 @@ class TracedTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The CPU inside the model, so that code that reads the device (`torch.autocast`) runs as usual."""
-        return _CPU if torch._C._len_torch_function_stack() else _META
+        """The device of the capture inside the model, the meta device inside the tracing mode."""
+        if not torch._C._len_torch_function_stack():
+            return _META
+        answer: torch.device = self.recorder.device_answer("device", sys._getframe(1))
+        return answer
 
     def dim(self) -> int:
         """Return the number of dimensions."""
@@ -193,10 +200,13 @@ def _like(item: Any) -> Any:
 class Recorder:
     """Collects values and operators while a model is traced.
 
-    leaves: the model's own tensors. fixed_batch: the one batch size to trace, None: every.
+    leaves: the model's own tensors. fixed_batch: the one batch size to trace, None: every. accelerator: the
+    device that the model seems to run on.
     """
 
-    def __init__(self, leaves: Leaves, fixed_batch: int | None = None) -> None:
+    def __init__(
+        self, leaves: Leaves, fixed_batch: int | None = None, accelerator: Accelerator = PLAIN_CPU
+    ) -> None:
         self._builder = GraphBuilder()
         self.values, self.ops = self._builder.values, self._builder.ops
         self.sizes: list[tuple[int, ...]] = []  # of each value, at the batch size of the trace
@@ -217,6 +227,9 @@ class Recorder:
         self._hiding = set[int]()  # results that are views of what their operator made
         self._views: dict[int, Op] = {}  # the operator behind each value that shares another's storage
         self.casts: dict[tuple[int, torch.dtype], Any] = {}
+        self.accelerator = accelerator
+        self.questions: dict[str, None] = {}  # about the device, with where they were asked
+        self.own_autocasts = 0
         self.notes: list[str] = []
         self.has_complex = False
         self.inside: _Inside | None = None
@@ -225,6 +238,10 @@ class Recorder:
         self._metas: dict[int, torch.Tensor] = {}
         self._alive: list[torch.Tensor] = []
         self._named: dict[int, tuple[str, torch.Tensor, Role]] | None = None
+
+    def set_leaves(self, leaves: Leaves) -> None:
+        """Replace the model's own tensors, before the first of them is recorded."""
+        self._named_leaves = leaves
 
     # values -----------------------------------------------------------------------------------
 
@@ -401,6 +418,11 @@ class Recorder:
             self._named = {id(t): (name, t, role) for name, t, role in self._named_leaves()}
         return self._named
 
+    def is_registered(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is a parameter or a buffer of the model, which moves with it."""
+        leaf = self._model_tensors().get(id(tensor))
+        return leaf is not None and leaf[2] != "constant"
+
     def meta_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a meta tensor of the same shape and strides, so that no operator reads real parameters."""
         if type(tensor) is TracedTensor:
@@ -424,6 +446,28 @@ class Recorder:
         """Add a note to the graph, once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def ask(self, question: str) -> None:
+        """Take note of a question about the device."""
+        self.questions[f"{question}{where()}"] = None
+
+    def end_autocast(self) -> None:
+        """Drop the casts of weights: the outermost autocast ended."""
+        self.casts.clear()
+
+    def device_answer(self, kind: str, frame: FrameType) -> Any:
+        """Return a tensor's answer to a query about its device from the code of a frame."""
+        return tensor_answer(kind, self.accelerator, self.ask, frame)
+
+    def low_dtype(self) -> torch.dtype | None:
+        """Return the dtype of autocast on the device; None where it is off."""
+        device = self.accelerator.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    def _own_autocast(self) -> str:
+        """Return `Op.autocast` of an operator inside of an autocast that the model enters itself."""
+        dtype = self.low_dtype()
+        return "off" if dtype is None else DTYPE_NAMES[dtype]
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -474,7 +518,7 @@ class Recorder:
             self._enter_function(function, args, region, first)
         self.ops.append(
             Op(kind, tuple(inputs), tuple(outputs), plain_attrs, self.scopes[-1], inplace, grad, region,
-               kind in registry())
+               kind in registry(), autocast=self._own_autocast() if self.own_autocasts else "")
         )  # fmt: skip
         if alias is not None:
             self._views.update(dict.fromkeys(outputs, self.ops[-1]))
@@ -508,6 +552,7 @@ class Recorder:
                 "would fail: the forward pass alone is predicted"
             )
         self._note_dtypes()
+        self._note_questions()
         sparse = [op for op in self.ops if op.kind in _SPARSE and op.attrs.get(_SPARSE[op.kind]) is True]
         if loss is not None and sparse:
             self.note("gradients of sparse embeddings are counted as dense ones")
@@ -515,7 +560,16 @@ class Recorder:
             values=tuple(self.values), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
             loss=loss, training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch,
             name=name, notes=(*notes, *self.notes), unread=unread,
+            asks_device=bool(self.questions),
         )  # fmt: skip
+
+    def _note_questions(self) -> None:
+        """Note the questions about the device: branches may depend on the answers."""
+        if self.questions:
+            asked = ", ".join(list(self.questions)[:3]) + ", ..." * (len(self.questions) > 3)
+            self.note(
+                f"the forward pass asks for the device ({asked}): answered as on {self.accelerator.label}"
+            )
 
     def _note_dtypes(self) -> None:
         """Note the first product of tensors of two dtypes."""

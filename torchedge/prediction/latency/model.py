@@ -64,6 +64,14 @@ class Times:
     features: FloatArray
     seen: FloatArray
 
+    def mixed(self, other: Times, share: float) -> Times:
+        """Return the mean with the times of the same rows in another precision, which has a share of it."""
+        value, low, high = (
+            (1 - share) * own + share * theirs
+            for own, theirs in ((self.value, other.value), (self.low, other.low), (self.high, other.high))
+        )
+        return replace(self, value=value, low=low, high=high, outside=self.outside | other.outside)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatencyModel:

@@ -8,7 +8,7 @@ of kernels launched.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
@@ -63,7 +63,8 @@ _HALF = frozenset(("float16", "bfloat16"))
 class Workload:
     """Work of one step: products (P, 13), depthwise (D, 9), passes (9, 2), launches (7,), float64.
 
-    passes: elements a sample, and elements whatever the batch size (parameters and their casts).
+    passes: elements a sample, and elements whatever the batch size (parameters and their casts). precisions:
+    the share of multiply-adds by dtype ("float32" for all but half precision), at a batch size of 32.
     """
 
     products: Array
@@ -71,6 +72,7 @@ class Workload:
     passes: Array
     launches: Array
     training: bool
+    precisions: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def of_matrices(self) -> bool:
@@ -122,6 +124,8 @@ class _Counter:
     def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
         self.runs, self.trained = 1, True
+        self.dtype = "float32"
+        self.multiply_adds: dict[str, float] = {}
         self.products: dict[tuple[float, ...], float] = {}
         self.depthwise: dict[tuple[float, ...], float] = {}
         self.passes: dict[str, Elements] = dict.fromkeys(PASSES, (0.0, 0.0))
@@ -154,10 +158,15 @@ class _Counter:
         matrix: bool = False,
     ) -> None:
         """Book a product; grad, weight_grad: of its first and second factor."""
+        self.multiply(m * n * k * op * (32 if batched else 1))
         flags = tuple(map(float, (batched, matrix, weight_grad, self.runs)))
         key = (m, n, k, stride, ip, op, float(grad), groups, *flags)
         self.products[key] = self.products.get(key, 0.0) + 1
         self.launch_product(frozen=not weight_grad)
+
+    def multiply(self, count: float) -> None:
+        """Book multiply-adds in the precision of the operator being counted."""
+        self.multiply_adds[self.dtype] = self.multiply_adds.get(self.dtype, 0.0) + count
 
     def launch_product(self, *, frozen: bool, times: float = 1) -> None:
         """Book the launches of a product; the backward pass omits one of two where the weight is frozen."""
@@ -195,7 +204,13 @@ def count_work(graph: ForwardGraph) -> Workload:
         np.array(amounts.passes, dtype=float),
         np.array(amounts.launches, dtype=float),
         graph.loss is not None,
+        _shares(amounts.multiply_adds),
     )
+
+
+def _shares(amounts: Mapping[str, float]) -> dict[str, float]:
+    total = sum(amounts.values())
+    return {name: amount / total for name, amount in amounts.items()} if total else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +221,7 @@ class WorkAmounts:
     depthwise: list[list[float]]
     passes: list[list[float]]
     launches: list[float]
+    multiply_adds: dict[str, float]
 
 
 def count_amounts(graph: ForwardGraph) -> WorkAmounts:
@@ -219,6 +235,8 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         counter.trained = is_differentiated(op, needs, through_stops=True)
         repeated = op.region and not op.stored and graph.loss is not None
         counter.runs = 2 if counter.trained and repeated else 1
+        dtype = graph.values[op.outputs[0]].dtype
+        counter.dtype = dtype if dtype in _HALF else "float32"
         _COUNTS[work](counter, op, counter.trained, needs)
     _count_updates(counter, needs)
     if graph.loss is not None:
@@ -229,6 +247,7 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         [[*key[:6], times, *key[6:]] for key, times in counter.depthwise.items()],
         [list(amount) for amount in counter.passes.values()],
         list(counter.launches.values()),
+        counter.multiply_adds,
     )
 
 
@@ -274,6 +293,7 @@ def _count_convolution(
         flags = tuple(map(float, (input_grad, weight_grad, counter.runs)))
         key = (channels_out, prod(kernel), step, ip, op_, *flags)
         counter.depthwise[key] = counter.depthwise.get(key, 0.0) + 1
+        counter.multiply(channels_out * prod(kernel) * op_ * 32)
         counter.launch_product(frozen=not weight_grad)
     else:
         counter.product(

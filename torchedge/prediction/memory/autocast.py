@@ -22,7 +22,8 @@ def lower_precision(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph
     """Return the graph as it runs under `torch.autocast(dtype=settings.amp)`, unchanged where amp is off.
 
     Casts of parameters are made once and kept until autocast ends, after the loss; casts of activations last
-    as long as autograd keeps them. GradScaler's few scalars are not modelled.
+    as long as autograd keeps them. Where the model enters autocast itself, that decides. GradScaler's few
+    scalars are not modelled.
     """
     if settings.amp is None:
         return graph
@@ -46,7 +47,7 @@ class _AutocastPass:
             op = self._reading_exact(original)
             spec = known.get(op.kind)
             wanted = self._precision(op, spec)
-            widens = spec is not None and spec.widens and not self.on_cpu
+            widens = spec is not None and spec.widens and not self.on_cpu and op.autocast != "off"
             inputs, casts = self._casts(op, None if widens else wanted)
             if (not op.inputs and "dtype" in op.attrs) or (op.inputs and self.weak.issuperset(op.inputs)):
                 self.weak.update(op.outputs)
@@ -78,10 +79,10 @@ class _AutocastPass:
 
     def _precision(self, op: Op, spec: OpSpec | None) -> str | None:
         """Return the dtype an operator's inputs are cast to, None where autocast does not cast them."""
-        if spec is None or op.inplace:
+        if spec is None or op.inplace or op.autocast == "off":
             return None
         if spec.autocast == "lower":
-            return self.low
+            return op.autocast or self.low
         if spec.autocast == "float32" or (spec.autocast == "float32_on_cuda" and not self.on_cpu):
             return "float32"
         if spec.autocast == "join" or (spec.autocast == "join_on_cuda" and not self.on_cpu):

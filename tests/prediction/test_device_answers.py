@@ -1,0 +1,174 @@
+"""Models that ask for their device get the answers of the device that is predicted, not of this machine."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+
+X = torch.zeros(512, 256)
+
+
+class Layers(nn.Module):
+    def __init__(self, run):
+        super().__init__()
+        self.first = nn.Linear(256, 256)
+        self.second = nn.Linear(256, 256)
+        self.run = run
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def both(model, x):
+    return model.second(model.first(x))
+
+
+def under(context):
+    def run(model, x):
+        with context(x):
+            return both(model, x)
+
+    return run
+
+
+def predicted(run, device="nvidia-h200", amp=None):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torchedge.predict(
+            Layers(run), 512, device, example=X, amp=amp, loss=lambda out: out.float().sum()
+        )
+
+
+HALF = {
+    "context": under(lambda x: torch.autocast("cuda", torch.bfloat16)),
+    "type of the input": under(lambda x: torch.autocast(x.device.type, torch.bfloat16)),
+    "torch.amp": under(lambda x: torch.amp.autocast(device_type="cuda", dtype=torch.bfloat16)),
+    "torch.cuda.amp": under(lambda x: torch.cuda.amp.autocast(dtype=torch.bfloat16)),
+    "decorator": lambda m, x: torch.autocast("cuda", torch.bfloat16)(both)(m, x),
+}
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_autocast_inside_a_model_counts_as_on_the_device(name):
+    plain, inside, around = predicted(both), predicted(HALF[name]), predicted(both, amp="bfloat16")
+    assert inside.latency.value == pytest.approx(around.latency.value, rel=0.01)
+    assert inside.latency.value < plain.latency.value
+    # the casts of weights end with the autocast inside of the model, and with the step around it
+    slack = 2 * 256 * 256 * 2 / 2**20
+    assert inside.allocated.value == pytest.approx(around.allocated.value, abs=slack)
+    assert inside.allocated.value != plain.allocated.value
+
+
+def test_autocast_of_cuda_is_off_on_a_processor_and_that_of_the_processor_off_on_cuda():
+    of_cuda, of_cpu = HALF["context"], under(lambda x: torch.autocast("cpu", torch.bfloat16))
+    assert predicted(of_cuda, "local-cpu").allocated.value == predicted(both, "local-cpu").allocated.value
+    assert predicted(of_cpu, "local-cpu").allocated.value != predicted(both, "local-cpu").allocated.value
+    assert predicted(of_cpu).allocated.value == predicted(both).allocated.value
+    assert any('torch.autocast("cuda")' in note for note in predicted(of_cuda, "local-cpu").notes)
+
+
+def test_autocast_that_a_model_disables_stays_off_under_amp():
+    off = under(lambda x: torch.autocast("cuda", enabled=False))
+    disabled, plain = predicted(off, amp="bfloat16"), predicted(both)
+    assert disabled.latency.value == plain.latency.value
+    assert disabled.allocated.value == plain.allocated.value
+
+
+def test_nested_autocast_follows_the_innermost():
+    def run(model, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            x = model.first(x)
+            with torch.autocast("cuda", enabled=False):
+                return model.second(x.float())
+
+    mixed = predicted(run)
+    times = [predicted(each).latency.value for each in (HALF["context"], both)]
+    assert times[0] < mixed.latency.value < times[1]
+    assert any("50 % in bfloat16" in note for note in mixed.notes)
+
+
+QUERIES = {
+    "x.is_cuda": lambda m, x: x.is_cuda,
+    "x.device": lambda m, x: x.device.type == "cuda",
+    "x.get_device()": lambda m, x: x.get_device() == 0,
+    "x.is_cpu": lambda m, x: not x.is_cpu,
+    "x.device of a parameter": lambda m, x: next(m.parameters()).device == torch.device("cuda:0"),
+    "torch.cuda.is_available()": lambda m, x: torch.cuda.is_available(),
+    "torch.cuda.device_count()": lambda m, x: torch.cuda.device_count() == 1,
+    "torch.backends.cudnn.is_available()": lambda m, x: torch.backends.cudnn.is_available(),
+    "torch.backends.cuda.is_built()": lambda m, x: torch.backends.cuda.is_built(),
+    "torch.version.cuda": lambda m, x: torch.version.cuda is not None,
+}
+
+
+@pytest.mark.parametrize("question", QUERIES)
+def test_queries_answer_for_the_predicted_device_with_a_note(question):
+    def run(model, x):
+        return both(model, x) if QUERIES[question](model, x) else model.first(x)
+
+    on_gpu, on_cpu = predicted(run), predicted(run, "local-cpu")
+    assert on_gpu.allocated.value == predicted(both).allocated.value
+    first = predicted(lambda m, x: m.first(x), "local-cpu")
+    assert on_cpu.allocated.value == first.allocated.value
+    asked = question.partition(" of ")[0]
+    for prediction, label in ((on_gpu, "nvidia-h200"), (on_cpu, "local-cpu")):
+        assert any(asked in note and f"as on {label}" in note for note in prediction.notes), prediction.notes
+
+
+def test_figures_of_the_device_come_from_its_profile():
+    def run(model, x):
+        properties = torch.cuda.get_device_properties(0)
+        free, total = torch.cuda.mem_get_info()
+        assert total == properties.total_memory > free > 0
+        assert (properties.major, properties.minor) == torch.cuda.get_device_capability()
+        large = total > 100 * 2**30 and torch.cuda.get_device_capability() >= (9, 0)
+        return both(model, x) if large else model.first(x)
+
+    assert predicted(run).allocated.value == predicted(both).allocated.value
+    small = predicted(lambda m, x: m.first(x), "jetson-tx2")
+    assert predicted(run, "jetson-tx2").allocated.value == small.allocated.value
+
+
+def test_a_processor_has_no_properties_of_cuda():
+    with pytest.raises(torchedge.CaptureError, match="No CUDA GPUs are available"):
+        predicted(lambda m, x: both(m, x) * torch.cuda.get_device_properties(0).major, "local-cpu")
+
+
+def test_tensors_made_on_the_device_and_moves_to_it_cost_no_copy():
+    def run(model, x):
+        mask = torch.ones(256, device=x.device) + torch.ones(256, device="cuda")
+        return both(model, x.cuda() * mask.to(x.device))
+
+    def plain(model, x):
+        mask = torch.ones(256) + torch.ones(256)
+        return both(model, x * mask)
+
+    assert predicted(run).allocated.value == predicted(plain).allocated.value
+    assert not any("asks for the device" in note for note in predicted(run).notes)
+
+
+def test_other_threads_and_later_code_see_the_machine():
+    seen = []
+
+    def run(model, x):
+        thread = threading.Thread(target=lambda: seen.append(torch.cuda.is_available()))
+        thread.start()
+        thread.join()
+        return both(model, x)
+
+    before = (torch.cuda.is_available, torch.version.cuda, torch.autocast.__enter__)
+    predicted(run)
+    assert before == (torch.cuda.is_available, torch.version.cuda, torch.autocast.__enter__)
+    assert set(seen) == {torch.cuda.is_available()}
+
+
+def test_graphs_captured_without_a_device_are_of_a_processor():
+    model = Layers(lambda m, x: both(m, x) if x.is_cuda else m.first(x))
+    assert len(torchedge.capture(model, X, mode="infer", device="nvidia-h200").ops) == 2
+    graph = torchedge.capture(model, X, mode="infer")
+    assert len(graph.ops) == 1
+    assert any("as on a CPU" in note for note in graph.notes)

@@ -1,0 +1,407 @@
+"""PyTorch's answers about devices during a capture: those that it gives on the device that was asked for.
+
+PyTorch without CUDA disables `torch.autocast("cuda")` and says that no GPU is there; with CUDA it says that
+one is there although a prediction is for a CPU. During a capture the functions in `_QUIET` and `_ASKED`
+answer for the capture's device, in the capture's thread alone.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, FrameType, ModuleType, SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+
+from torchedge.devices import Device
+from torchedge.errors import CaptureError
+
+Ask = Callable[[str], None]
+"""Takes note of a question about the device, such as "torch.cuda.is_available()"."""
+
+
+class QuestionTaker(Protocol):
+    """What a capture learns from its model's calls: questions, and the autocasts that the model enters."""
+
+    own_autocasts: int
+
+    def ask(self, question: str) -> None:
+        """Take note of a question about the device."""
+
+    def end_autocast(self) -> None:
+        """Drop the casts of weights: the outermost autocast ended."""
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device as PyTorch shows it: "cuda" for GPUs of NVIDIA and AMD, "mps" for Apple's, else "cpu".
+
+    profile: None for a capture that is for no device in particular, which is one for a CPU.
+    """
+
+    profile: Device | None = None
+
+    @property
+    def type(self) -> str:
+        """The type of its torch.device."""
+        vendor = (
+            self.profile.vendor.lower() if self.profile is not None and self.profile.kind == "gpu" else ""
+        )
+        return {"nvidia": "cuda", "amd": "cuda", "apple": "mps"}.get(vendor, "cpu")
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """The device of the model's tensors."""
+        return torch.device("cpu") if self.type == "cpu" else torch.device(self.type, 0)
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return "a CPU" if self.profile is None else self.profile.name
+
+    def figure(self, name: str, question: str) -> float:
+        """Return a figure of its profile; raises CaptureError that names the question where it is missing."""
+        figures: Mapping[str, Any] = {} if self.profile is None else self.profile.figures
+        if name not in figures:
+            raise CaptureError(
+                f"the forward pass asks for {question}, and the profile of {self.label} has no figure "
+                f"{name}; add it to its device.toml"
+            )
+        return float(figures[name].value)
+
+    def capability(self) -> tuple[int, int]:
+        """Return CUDA's compute capability, (9, 0) for 9.0."""
+        tenths = round(10 * self.figure("compute_capability", "the compute capability"))
+        return tenths // 10, tenths % 10
+
+    def memory(self) -> tuple[int, int]:
+        """Return free and total memory in bytes, free as for the first process."""
+        total = self.figure("memory_mib", "the memory of the device")
+        figures = self.profile.figures if self.profile is not None else {}
+        context = figures["context_mib"].value if "context_mib" in figures else 0.0
+        return int((total - context) * 2**20), int(total * 2**20)
+
+    def properties(self) -> _Properties:
+        """Return what `torch.cuda.get_device_properties` does."""
+        return _Properties(self)
+
+
+PLAIN_CPU = Accelerator()
+"""The device of a capture that is for none in particular."""
+
+
+class _Properties:
+    """The properties of a CUDA device, each from its profile when it is read."""
+
+    is_integrated = is_multi_gpu_board = False
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        accelerator = self._accelerator
+        if name in ("major", "minor"):
+            return accelerator.capability()[name == "minor"]
+        if name == "total_memory":
+            return accelerator.memory()[1]
+        if name == "name":
+            assert accelerator.profile is not None
+            return next(iter(accelerator.profile.aliases), accelerator.profile.title)
+        figures = {
+            "multi_processor_count": ("compute_units", 1),
+            "warp_size": ("warp_size", 1),
+            "L2_cache_size": ("l2_cache_kib", 1024),
+            "clock_rate": ("clock_mhz", 1000),
+        }
+        if name not in figures:
+            raise AttributeError(name)
+        figure, scale = figures[name]
+        return int(scale * accelerator.figure(figure, f"get_device_properties().{name}"))
+
+
+class _Answering(threading.local):
+    accelerator: Accelerator | None = None
+    listener: QuestionTaker
+
+
+_active = _Answering()
+
+
+def is_library(frame: FrameType) -> bool:
+    """Return whether a frame runs code of PyTorch or of this library, not the user's."""
+    name = frame.f_globals.get("__name__", "")
+    return bool(name == "torch" or name.startswith(("torch.", "torchedge.")))
+
+
+# what PyTorch answers ---------------------------------------------------------------------------------------
+
+
+def _is_cuda(accelerator: Accelerator) -> bool:
+    return accelerator.type == "cuda"
+
+
+def _cuda_only(answer: Callable[[Accelerator], Any]) -> Callable[[Accelerator], Any]:
+    """Return the answer of a function that needs CUDA, and raises as PyTorch does where there is none."""
+
+    def run(accelerator: Accelerator) -> Any:
+        if accelerator.type != "cuda":
+            raise RuntimeError(
+                f"No CUDA GPUs are available: the step is predicted for {accelerator.label}, which has none"
+            )
+        return answer(accelerator)
+
+    return run
+
+
+def _nothing(accelerator: Accelerator) -> None:
+    return None
+
+
+def _zero(accelerator: Accelerator) -> int:
+    return 0
+
+
+def _supports_bfloat16(accelerator: Accelerator, including_emulation: bool = True) -> bool:
+    if not _is_cuda(accelerator):
+        return False
+    return bool(including_emulation) or accelerator.capability() >= (8, 0)
+
+
+def _random_state(accelerator: Accelerator) -> torch.Tensor:
+    return torch.Generator().get_state()
+
+
+def _name_of(accelerator: Accelerator) -> Any:
+    return accelerator.properties().name
+
+
+_Answers = Mapping[str, Mapping[str, Callable[..., Any]]]
+_QUIET: _Answers = {
+    "torch.cuda": {
+        "current_device": _cuda_only(_zero),
+        "is_initialized": _is_cuda,
+        "init": _nothing,
+        "_lazy_init": _nothing,
+        "set_device": _nothing,
+        "_exchange_device": _zero,
+        "_maybe_exchange_device": _zero,
+        "synchronize": _nothing,
+        "empty_cache": _nothing,
+        "ipc_collect": _nothing,
+        "reset_peak_memory_stats": _nothing,
+        "memory_allocated": _zero,
+        "memory_reserved": _zero,
+        "max_memory_allocated": _zero,
+        "max_memory_reserved": _zero,
+        "get_rng_state": _random_state,
+        "set_rng_state": _nothing,
+        "manual_seed": _nothing,
+        "manual_seed_all": _nothing,
+    },
+    "torch.cuda.nvtx": {"range_push": _zero, "range_pop": _zero, "mark": _nothing},
+    "torch.backends.cudnn": {"is_acceptable": lambda accelerator: False},
+    "torch.accelerator": {"current_device_index": _zero, "synchronize": _nothing},
+}
+"""Functions that only have to work as on a GPU: no branch of a model depends on their answers."""
+
+_ASKED: _Answers = {
+    "torch.cuda": {
+        "is_available": _is_cuda,
+        "device_count": lambda accelerator: int(_is_cuda(accelerator)),
+        "get_device_name": _cuda_only(_name_of),
+        "get_device_capability": _cuda_only(Accelerator.capability),
+        "get_device_properties": _cuda_only(Accelerator.properties),
+        "mem_get_info": _cuda_only(Accelerator.memory),
+        "is_bf16_supported": _supports_bfloat16,
+        "is_tf32_supported": lambda accelerator: _is_cuda(accelerator) and accelerator.capability() >= (8, 0),
+    },
+    "torch.backends.cuda": {"is_built": _is_cuda},
+    "torch.backends.cudnn": {"is_available": _is_cuda},
+    "torch.backends.mps": {
+        "is_available": lambda accelerator: accelerator.type == "mps",
+        "is_built": lambda accelerator: accelerator.type == "mps",
+    },
+    "torch.xpu": {"is_available": lambda accelerator: False, "device_count": lambda accelerator: 0},
+    "torch.accelerator": {
+        "is_available": lambda accelerator: accelerator.type != "cpu",
+        "device_count": lambda accelerator: int(accelerator.type != "cpu"),
+        "current_accelerator": lambda accelerator: (
+            None if accelerator.type == "cpu" else torch.device(accelerator.type)
+        ),
+    },
+}
+"""Functions whose answers models branch on: a prediction notes who asked."""
+
+
+def _home(name: str) -> object:
+    """Return a module of PyTorch; an empty one where this PyTorch does not have it."""
+    home: object = torch
+    for part in name.split(".")[1:]:
+        home = getattr(home, part, SimpleNamespace())
+    return vars(home).get("m", home)  # the module inside of a PropModule
+
+
+def _answering(original: Any, answer: Callable[..., Any], question: str | None) -> Any:
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        accelerator = _active.accelerator
+        if accelerator is None:
+            return original(*args, **kwargs)
+        if question is not None:
+            _ask(question, sys._getframe(1), accelerator)
+        return answer(accelerator, *args, **kwargs) if answer is _supports_bfloat16 else answer(accelerator)
+
+    return run
+
+
+def _ask(question: str, frame: FrameType, accelerator: Accelerator) -> None:
+    """Note a question of the user's code, and that autocast is off where the device has none."""
+    if not is_library(frame):
+        _active.listener.ask(question)
+    elif accelerator.type != "cuda" and frame.f_code.co_name == "amp_definitely_not_available":
+        _active.listener.ask('torch.autocast("cuda")')
+
+
+class _Version(ModuleType):
+    """The module `torch.version`, whose version of CUDA is that of the device of the capture."""
+
+    @property
+    def cuda(self) -> Any:
+        accelerator = _active.accelerator
+        if accelerator is None:
+            return vars(self)["cuda"]
+        if not is_library(sys._getframe(1)):
+            _active.listener.ask("torch.version.cuda")
+        software = accelerator.profile.software if accelerator.profile is not None else {}
+        return software.get("cuda", "12.8") if accelerator.type == "cuda" else None
+
+
+class _Installed:
+    """The functions of PyTorch that answer for captures, in place while one of any thread runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._captures = 0
+        self._originals: list[tuple[object, str, Any]] = []
+
+    def enter(self) -> None:
+        with self._lock:
+            self._captures += 1
+            if self._captures > 1:
+                return
+            for tables, asked in ((_QUIET, False), (_ASKED, True)):
+                for name, answers in tables.items():
+                    home = _home(name)
+                    for function in answers.keys() & vars(home).keys():
+                        question = f"{name}.{function}()" if asked else None
+                        answering = _answering(vars(home)[function], answers[function], question)
+                        self._replace(home, function, answering)
+            self._replace(torch, "clear_autocast_cache", _heard(torch.clear_autocast_cache, _cleared))
+            self._replace(torch.autocast, "__enter__", _heard(torch.autocast.__enter__, _entered))
+            self._replace(torch.autocast, "__exit__", _heard(torch.autocast.__exit__, _left))
+            torch.version.__class__ = _Version
+
+    def _replace(self, home: object, name: str, function: Any) -> None:
+        self._originals.append((home, name, vars(home)[name]))
+        setattr(home, name, function)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._captures -= 1
+            if self._captures:
+                return
+            for home, name, original in reversed(self._originals):
+                setattr(home, name, original)
+            self._originals.clear()
+            torch.version.__class__ = ModuleType
+
+
+def _heard(original: Any, listening: Callable[[QuestionTaker, Any], None]) -> Any:
+    """Return a function of autocast that captures hear of; `listening` takes listener and autocast."""
+
+    @functools.wraps(original)
+    def run(*args: Any) -> Any:
+        result = original(*args)
+        if _active.accelerator is not None:
+            listening(_active.listener, args[0] if args else None)
+        return result
+
+    return run
+
+
+def _cleared(listener: QuestionTaker, _: Any) -> None:
+    listener.end_autocast()
+
+
+def _entered(listener: QuestionTaker, autocast: Any) -> None:
+    listener.own_autocasts += autocast.device == _type_now()
+
+
+def _left(listener: QuestionTaker, autocast: Any) -> None:
+    listener.own_autocasts -= autocast.device == _type_now()
+
+
+def _type_now() -> str:
+    return "cpu" if _active.accelerator is None else _active.accelerator.type
+
+
+_installed = _Installed()
+
+
+@contextmanager
+def answered(accelerator: Accelerator, listener: QuestionTaker) -> Iterator[None]:
+    """Let PyTorch answer questions about devices for an accelerator, in this thread."""
+    before = dict(vars(_active))
+    _installed.enter()
+    _active.accelerator, _active.listener = accelerator, listener
+    try:
+        yield
+    finally:
+        vars(_active).clear()
+        vars(_active).update(before)
+        _installed.leave()
+
+
+# what tensors answer ----------------------------------------------------------------------------------------
+
+_OF_TENSORS = frozenset(("is_cuda", "is_cpu", "is_mps", "is_meta", "is_xpu", "get_device"))
+
+
+def is_device_query(kind: str) -> bool:
+    """Return whether a query of a tensor is about its device."""
+    return kind == "device" or kind in _OF_TENSORS
+
+
+def tensor_answer(kind: str, accelerator: Accelerator, ask: Ask, frame: FrameType) -> Any:
+    """Return a tensor's answer to a query about its device, such as "device" and "is_cuda"."""
+    if kind == "device":
+        if not is_library(frame) and _is_compared(frame.f_code, frame.f_lasti):
+            ask("x.device")
+        return accelerator.device
+    if not is_library(frame):
+        ask(f"x.{kind}" + "()" * (kind == "get_device"))
+    if kind == "get_device":
+        return -1 if accelerator.type == "cpu" else 0
+    return kind == f"is_{accelerator.type}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_compared(code: CodeType, place: int) -> bool:
+    """Return whether code compares a device, or reads its type, right where it reads the device."""
+    following = [i for i in dis.get_instructions(code) if i.offset > place and i.opname != "CACHE"]
+    for instruction in following[:_COMPARED_WITHIN]:
+        if instruction.opname.startswith(("STORE", "RETURN", "POP")):
+            return False
+        if instruction.opname in ("COMPARE_OP", "IS_OP", "CONTAINS_OP"):
+            return True
+    return bool(following) and following[0].argval == "type"
+
+
+_COMPARED_WITHIN = 8
+"""Instructions from the query of a device to its comparison with another one."""
