@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TorchedgeError,
     )
     from torchedge.graphs import ForwardGraph
+    from torchedge.integrations.scripts import watch
     from torchedge.prediction import Estimate, Prediction
     from torchedge.prediction.advice import Advice
     from torchedge.profiling.hosts import measure_operator_us
@@ -95,6 +96,7 @@ __all__ = [
     "program_reports",
     "search",
     "simulate",
+    "watch",
 ]
 
 _HOMES = {
@@ -128,6 +130,7 @@ _HOMES = {
         "TorchedgeError",
     ),
     "torchedge.graphs": ("ForwardGraph",),
+    "torchedge.integrations.scripts": ("watch",),
     "torchedge.prediction": ("Estimate", "Prediction"),
     "torchedge.prediction.advice": ("Advice",),
     "torchedge.profiling.hosts": ("measure_operator_us",),

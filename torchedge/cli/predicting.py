@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +24,7 @@ from torchedge.cli.console import (
     print_wrapped,
 )
 from torchedge.cli.options import MODEL_HELP, PICTURE, capture_named, command
+from torchedge.errors import InputError
 from torchedge.storage.pictures import save_picture
 from torchedge.texts import number, span
 
@@ -45,6 +48,7 @@ _LEAST_MIB = 0.05
         "torchedge predict nets.py:small --memory-limit 4GiB --optimizer adamw --amp bfloat16",
         "torchedge predict model.onnx --mode infer --json",
         "torchedge predict hf:config.json -b 8 --seq-len 512 --optimizer adamw",
+        "torchedge predict train.py --device jetson-tx2 -- --epochs 3",
     ],
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
@@ -71,15 +75,20 @@ def predict(
 
     Nothing is run: device memory (Γ, of an inference γ) and latency (Φ, φ) come with 90 % intervals. --json
     prints an object for one prediction and a list for several. The exit status is 3 if a run does not fit.
+
+    MODEL may be a training script, with its arguments behind --: it runs on the CPU up to its first update,
+    and the step that it would run is predicted. Files that it writes up to there stay.
     """
     from torchedge.api import Predictor
     from torchedge.tracing.capturing import CaptureRequest
     from torchedge.tracing.sequence_lengths import LengthFamily
 
+    limit = None if memory_limit is None else memory_limit / MIB
+    if models[0].endswith(".py") and Path(models[0]).is_file():
+        return _predict_script(models, device, operator_us, limit, confidence)
     predictor = Predictor(device)
     if operator_us is not None:
         predictor = Predictor(predictor.device.on_host(operator_us))
-    limit = None if memory_limit is None else memory_limit / MIB
     documents: list[dict[str, Any]] = []
     for place, text in enumerate(models):
         graphs: Sequence[Any]
@@ -106,6 +115,50 @@ def predict(
     if json_wanted():
         print_json(documents[0] if len(documents) == 1 else documents)
     return 0 if all(row["fits"] for row in documents) else DOES_NOT_FIT
+
+
+def _predict_script(
+    words: tuple[str, ...],
+    device: str | None,
+    operator_us: float | None,
+    limit: float | None,
+    confidence: float,
+) -> int:
+    """Predict the step of a training script; the script decides about what is no option of the device."""
+    from torchedge.api import choose_device
+    from torchedge.integrations.scripts import watch_script
+
+    context = click.get_current_context()
+    own = (
+        "batch_size",
+        "mode",
+        "input_size",
+        "seq_len",
+        "optimizer",
+        "amp",
+        "accumulation",
+        "max_batch_size",
+    )
+    for name in own:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(
+                f"{option} is given with the script {words[0]}, which decides it itself; leave it out, or "
+                "pass the script's own option behind --"
+            )
+    chosen = choose_device(device)
+    chosen = chosen if operator_us is None else chosen.on_host(operator_us)
+    with contextlib.redirect_stdout(sys.stderr):
+        watched = watch_script(words[0], words[1:], chosen)
+        prediction = watched.prediction
+    settings = {
+        "optimizer": str(watched.settings.optimizer),
+        "amp": None,
+        "accumulation": watched.settings.accumulation,
+    }
+    row = {**prediction.to_dict(), **settings, **_verdict(prediction, limit, confidence)}
+    answer(row, lambda: _print([prediction], [row]))
+    return 0 if row["fits"] else DOES_NOT_FIT
 
 
 def _verdict(prediction: Prediction, limit: float | None, confidence: float) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""Steps of users' own code: captured up to the first update, predicted as the same step by hand."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchedge
+from torchedge import cli
+
+DEVICE = "nvidia-h200"
+SCRIPT = """
+import argparse
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--amp", action="store_true")
+    parser.add_argument("--accumulation", type=int, default=1)
+    options = parser.parse_args()
+    device = torch.device("cuda")
+    first = [nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU()]
+    net = nn.Sequential(*first, nn.Flatten(), nn.Linear(28800, 10)).cuda()
+    data = TensorDataset(torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,)))
+    adam = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda", enabled=options.amp)
+    total = 0.0
+    for number, (x, y) in enumerate(DataLoader(data, batch_size=options.batch, pin_memory=True)):
+        x, y = x.to(device, non_blocking=True), y.cuda()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=options.amp):
+            out = net(x)
+            loss = functional.cross_entropy(out, y) / options.accumulation
+        scaler.scale(loss).backward()
+        total += loss.item()
+        if (number + 1) % options.accumulation == 0:
+            scaler.unscale_(adam)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(adam)
+            raise AssertionError("an update ran")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(28800, 10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "batch", "settings"),
+    [
+        ([], 16, {}),
+        (["--batch", "8", "--amp"], 8, {"amp": "bfloat16"}),
+        (["--batch", "4", "--accumulation", "3"], 4, {"accumulation": 3}),
+    ],
+)
+def test_a_script_is_predicted_as_its_step_by_hand(script, capsys, arguments, batch, settings):
+    assert cli.main(["predict", script, "-d", DEVICE, "--json", "--", *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["batch_size"], found["optimizer"]) == (batch, "adamw")
+    assert found["accumulation"] == settings.get("accumulation", 1)
+    model = net()
+    adam = torch.optim.AdamW(model.parameters())
+    expected = torchedge.predict(model, batch, DEVICE, input_size=(3, 32, 32), optimizer=adam, **settings)
+    assert found["allocated"]["value"] == pytest.approx(expected.allocated.value, rel=0.03)
+    assert found["latency"]["value"] == pytest.approx(expected.latency.value, rel=0.15)
+
+
+def test_nothing_is_trained_and_everything_is_put_back():
+    model, before = net(), (nn.Module.__call__, torch.compile, torch.load, DataLoader.__iter__)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = next(iter(DataLoader(TensorDataset(torch.randn(8, 3, 32, 32), torch.zeros(8).long()), 4)))
+    with torchedge.watch(device=DEVICE) as step:
+        functional.cross_entropy(model(x.cuda()), y.to("cuda:0")).backward()
+        sgd.step()
+        raise AssertionError("the block goes on")
+    assert step.prediction.batch_size == 4 and step.prediction.fits()
+    assert step.predict("jetson-tx2").device == "jetson-tx2"
+    assert before == (nn.Module.__call__, torch.compile, torch.load, DataLoader.__iter__)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters()) and not sgd.state
+    functional.cross_entropy(model(x), y).backward()  # a real step runs as ever
+    sgd.step()
+    with pytest.raises(ZeroDivisionError), torchedge.watch(device=DEVICE):
+        model(x)
+        raise ZeroDivisionError
+    assert before == (nn.Module.__call__, torch.compile, torch.load, DataLoader.__iter__)
+    assert type(model(x)) is torch.Tensor
+
+
+def test_a_block_without_a_step_is_refused():
+    with pytest.raises(torchedge.CaptureError, match="calls no module that learns"), torchedge.watch(DEVICE):
+        torch.zeros(3)
+
+
+def test_backward_passes_that_differ_are_added():
+    g, d = nn.Linear(16, 64), nn.Linear(64, 1)
+    adam = torch.optim.Adam(d.parameters())
+    loss = nn.BCEWithLogitsLoss()
+    with torchedge.watch(device=DEVICE) as step:
+        loss(d(torch.randn(8, 64)), torch.ones(8, 1)).backward()
+        loss(d(g(torch.randn(8, 16)).detach()), torch.zeros(8, 1)).backward()
+        adam.step()
+    assert len(step.graphs) == 2
+    assert any("2 backward passes" in note for note in step.prediction.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import torch\n\nraise ValueError('no data')\n", "train.py:3: ValueError: no data"),
+        ("import sys\nsys.exit(2)\n", "before its first optimizer.step\\(\\)"),
+        ("x = 1\n", "calls no module that learns"),
+        ("def broken(:\n", "train.py:1: SyntaxError"),
+    ],
+)
+def test_faults_of_a_script_are_one_line(tmp_path, capsys, text, message):
+    (tmp_path / "train.py").write_text(text)
+    assert cli.main(["predict", str(tmp_path / "train.py"), "-d", DEVICE]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1
+    assert re.search(message, error)
+
+
+def test_what_a_script_decides_is_no_option(script, capsys):
+    assert cli.main(["predict", script, "-b", "8"]) == 2
+    assert "--batch-size is given with the script" in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""Predictions of the step that a user's own code runs: a script, or a block of a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from torchedge.api import choose_device
+from torchedge.devices import Device
+from torchedge.errors import CaptureError, InputError, TorchedgeError, check_path, first_line
+from torchedge.graphs import ForwardGraph
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.predictor import predict_graph
+from torchedge.prediction.results import Prediction
+from torchedge.tracing.device_answers import Accelerator
+from torchedge.tracing.optimizer_replays import replay_of
+from torchedge.tracing.vision import prepare_torchvision
+from torchedge.tracing.watching import StepWatch, WatchedStep
+
+
+class Watch:
+    """A context that captures the training step run inside of it: `with torchedge.watch() as step:`.
+
+    The block runs up to its first `optimizer.step()`, which ends it: code behind it in the block does not
+    run. Nothing is trained, and nothing is allocated on a device: devices that the code names are mapped to
+    the CPU, and the model's operators are recorded in place of being run. Afterwards `prediction` is what the
+    step takes from the device, with its model, optimizer, autocast, accumulation, loss and batch.
+    """
+
+    def __init__(self, device: str | Path | Device | None = None) -> None:
+        self.device = choose_device(device)
+        self._watch: StepWatch | None = None
+        self._step: WatchedStep | None = None
+        self._prediction: Prediction | None = None
+
+    def __enter__(self) -> Watch:
+        self._watch = StepWatch(Accelerator(self.device)).watch()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        assert self._watch is not None
+        watch, self._watch = self._watch, None
+        ended = watch.end(kind, error)
+        self._step = watch.step
+        return ended
+
+    @property
+    def graphs(self) -> tuple[ForwardGraph, ...]:
+        """The captured forward pass of each backward pass that differs from the others, with its loss."""
+        return self._captured.graphs
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples of a micro-batch."""
+        return self._captured.batch_size
+
+    @property
+    def settings(self) -> StepSettings:
+        """The optimizer and the accumulation of the step, as `torchedge.predict` takes them."""
+        step = self._captured
+        optimizer = "none" if step.optimizer is None else replay_of(step.optimizer, step.model)
+        return StepSettings(optimizer=optimizer, accumulation=step.accumulation)
+
+    @property
+    def prediction(self) -> Prediction:
+        """The prediction of the step on the watch's device."""
+        if self._prediction is None:
+            self._prediction = self.predict()
+        return self._prediction
+
+    def predict(self, device: str | Path | Device | None = None) -> Prediction:
+        """Predict the step on a device, by default the watch's.
+
+        Of several backward passes that differ, memory is the largest one, latency the sum.
+        Raises CaptureError where nothing was captured.
+        """
+        target = self.device if device is None else choose_device(device)
+        settings = self.settings
+        predictions = [predict_graph(g, self.batch_size, target, settings) for g in self.graphs]
+        largest = max(predictions, key=lambda prediction: prediction.needed.value)
+        if len(predictions) == 1:
+            return largest
+        parts = [prediction.latency for prediction in predictions]
+        total = replace(
+            largest.latency,
+            **{name: sum(getattr(part, name) for part in parts) for name in ("value", "low", "high")},
+        )
+        note = (
+            f"{len(parts)} backward passes come before the update: memory is that of the largest, "
+            "latency the sum of all"
+        )
+        notes = dict.fromkeys([note, *(note for prediction in predictions for note in prediction.notes)])
+        return replace(largest, latency=total, notes=tuple(notes))
+
+    @property
+    def _captured(self) -> WatchedStep:
+        if self._step is None:
+            raise CaptureError(
+                "no step is captured yet; expected a block `with torchedge.watch() as step:` that has run "
+                "up to optimizer.step()"
+            )
+        return self._step
+
+
+def watch(device: str | Path | Device | None = None) -> Watch:
+    """Return a context that predicts the training step of the code in it, as `step.prediction`.
+
+    device: as in `torchedge.predict`. The code runs up to its first `optimizer.step()`; see `Watch`.
+    """
+    return Watch(device)
+
+
+def watch_script(
+    script: str | Path, arguments: Sequence[str] = (), device: str | Path | Device | None = None
+) -> Watch:
+    """Run a training script up to its first update, and return the watch with its step.
+
+    The script runs as `python script arguments` does, as `__main__` in this process; what it writes to files
+    up to there is its own matter. Raises InputError with the file and the line where the script raises an
+    exception or ends before its first update.
+    """
+    path = check_path("the script", script)
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file; expected a training script")
+    watching = Watch(device)
+    prepare_torchvision()  # which scripts import, directly or not, and mismatched builds of which fail
+    with _as_main(path, arguments):
+        try:
+            with watching:
+                runpy.run_path(str(path), run_name="__main__")
+        except TorchedgeError as error:
+            if isinstance(error, CaptureError):
+                raise CaptureError(
+                    f"{path}: {error} (a function that returns a model: {path}:NAME)"
+                ) from error
+            raise
+        except SystemExit as end:
+            raise InputError(
+                f"{path} ended (exit {end.code}) before its first optimizer.step(); pass its arguments "
+                f"behind --: torchedge predict {path} -- ARGUMENTS"
+            ) from end
+        except Exception as error:
+            raise InputError(
+                f"{_place(path, error)}: {type(error).__name__}: {first_line(error)}; the script has to "
+                "run up to its first optimizer.step()"
+            ) from error
+    return watching
+
+
+def _place(path: Path, error: BaseException) -> str:
+    """Return file:line of the innermost frame of an exception in the script's folder."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    folder = path.resolve().parent
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).resolve().is_relative_to(folder) and "site-packages" not in frame.filename
+    ]
+    own = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+    frame = next(iter((frames or own)[-1:]), None)
+    return str(path) if frame is None else f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+@contextlib.contextmanager
+def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Give a script its arguments and its folder on the path, as Python does."""
+    argv, paths, main = sys.argv, list(sys.path), sys.modules.get("__main__")
+    threads = torch.get_num_threads()
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, paths
+        if main is not None:
+            sys.modules["__main__"] = main
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
