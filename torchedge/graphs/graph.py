@@ -145,7 +145,8 @@ class ForwardGraph:
     batch size the graph is valid for (None: every). channels_last: the weights of convolutions lie
     in that memory format, which has other kernels. unread: parameters and buffers of the model that no
     operator reads, which occupy the device all the same. asks_device: the forward pass asks what device it
-    runs on, so that the graph holds for the device that it was captured for.
+    runs on, so that the graph holds for the device that it was captured for. reads_batch: it computes with or
+    compares the batch size, so that a branch may be taken as for large batches.
     """
 
     values: tuple[Value, ...]
@@ -162,6 +163,7 @@ class ForwardGraph:
     channels_last: bool = False
     unread: tuple[Value, ...] = ()
     asks_device: bool = False
+    reads_batch: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:

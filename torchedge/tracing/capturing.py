@@ -166,7 +166,39 @@ def capture_request(request: CaptureRequest) -> ForwardGraph:
     request = request.loaded()
     if isinstance(request.model, ForwardGraph):
         return request.model
-    return _captured(request, [None, request.batch_size or _EXAMPLE])
+    graph = _captured(request, [None, request.batch_size or _EXAMPLE])
+    if not graph.reads_batch:
+        return graph
+    if request.batch_size is None:
+        note = (
+            "the forward pass computes with the batch size: its branches are taken as for large batches; "
+            "predict one batch size alone for the branches at that one"
+        )
+        return replace(graph, notes=(*graph.notes, note))
+    fixed = _captured(request, [request.batch_size])
+    if _agrees(graph, fixed, request.batch_size):
+        return graph
+    note = (
+        f"the forward pass branches on the batch size: captured as at batch size {request.batch_size}, and "
+        "valid for that one only"
+    )
+    return replace(fixed, notes=(*fixed.notes, note))
+
+
+def _agrees(graph: ForwardGraph, fixed: ForwardGraph, batch_size: int) -> bool:
+    """Return whether a graph for every batch size runs at one of them what a graph of it alone runs."""
+    if len(graph.ops) != len(fixed.ops) or len(graph.values) != len(fixed.values):
+        return False
+    same = all(
+        (a.kind, a.inputs, a.outputs, a.inplace, a.grad, a.region, a.autocast)
+        == (b.kind, b.inputs, b.outputs, b.inplace, b.grad, b.region, b.autocast)
+        for a, b in zip(graph.ops, fixed.ops, strict=True)
+    )
+    return same and all(
+        (a.at(batch_size), a.dtype, a.role) == (b.at(batch_size), b.dtype, b.role)
+        and (a.role == "activation" or a.name == b.name)
+        for a, b in zip(graph.values, fixed.values, strict=True)
+    )
 
 
 def use_graph(request: CaptureRequest, use: Callable[[ForwardGraph], T]) -> T:

@@ -30,7 +30,7 @@ from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, answered, is_device_query
 from torchedge.tracing.footprints import footprint_of
 from torchedge.tracing.packed_sequences import PACKED
-from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
+from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of, without_batch_sizes
 from torchedge.tracing.torch_calls import TorchCall, target_of
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -182,6 +182,8 @@ class Interceptor(TorchFunctionMode):
             self.recorder.leave_function()
         target = target_of(func)
         kwargs = kwargs or {}
+        if self.recorder.shows_batch:
+            args, kwargs = without_batch_sizes(args), without_batch_sizes(kwargs)
         if target.body is not None and self.running != func:
             return self._run_body(target.body, func, args, kwargs)
         role = target.role

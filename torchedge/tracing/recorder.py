@@ -30,7 +30,7 @@ from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs
 from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.copies import where
-from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
+from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, is_library, tensor_answer
 from torchedge.tracing.example_values import ExampleValues
 from torchedge.tracing.footprints import footprint_of
 
@@ -88,7 +88,7 @@ class TracedTensor(torch.Tensor):
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """The sizes, without a call of the tracing mode."""
-        return self.sizes
+        return self.recorder.shown(self.sizes, sys._getframe(1))
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -109,10 +109,114 @@ class TracedTensor(torch.Tensor):
 
     def size(self, dim: int | None = None) -> Any:
         """Return the sizes, or one of them."""
-        return self.sizes if dim is None else self.sizes[dim]
+        sizes = self.recorder.shown(self.sizes, sys._getframe(1))
+        return sizes if dim is None else sizes[dim]
 
     def __len__(self) -> int:
+        if self.sizes[0] >= LARGEST_CONSTANT and not is_library(sys._getframe(1)):
+            self.recorder.reads_batch = True
         return self.sizes[0]
+
+
+class BatchSize(int):
+    """A size that follows the batch, for the model's code: comparisons and divisions of it are noticed."""
+
+    __slots__ = ()
+
+    def _compared(self, other: Any, answer: Any, least: int) -> Any:
+        """Notice a comparison with a number above `least`, whose answer differs between batch sizes."""
+        recorder = active_recorder()
+        if recorder is not None and isinstance(other, (int, float)) and least < other < LARGEST_CONSTANT:
+            recorder.reads_batch = True
+        return answer
+
+    def __eq__(self, other: object) -> Any:
+        return self._compared(other, int.__eq__(self, other), 0)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared(other, int.__ne__(self, other), 0)
+
+    def __lt__(self, other: int) -> Any:
+        return self._compared(other, int.__lt__(self, other), 1)
+
+    def __le__(self, other: int) -> Any:
+        return self._compared(other, int.__le__(self, other), 0)
+
+    def __gt__(self, other: int) -> Any:
+        return self._compared(other, int.__gt__(self, other), 0)
+
+    def __ge__(self, other: int) -> Any:
+        return self._compared(other, int.__ge__(self, other), 1)
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
+
+
+def _follows(name: str) -> Any:
+    """Return an operation of whole numbers whose result follows the batch as a size does."""
+    operation = getattr(int, name)
+
+    def run(*numbers: Any) -> Any:
+        result = operation(*numbers)
+        return BatchSize(result) if type(result) is int and result >= LARGEST_CONSTANT else result
+
+    return run
+
+
+def _read(name: str) -> Any:
+    """Return an operation that makes a plain number of a size: the model may branch on it unnoticed."""
+    operation = getattr(int, name)
+
+    def run(*numbers: Any) -> Any:
+        recorder = active_recorder()
+        if recorder is not None:
+            recorder.reads_batch = True
+        return operation(*numbers)
+
+    return run
+
+
+for _name in ("__add__", "__radd__", "__sub__", "__mul__", "__rmul__"):
+    setattr(BatchSize, _name, _follows(_name))
+for _name in (
+    "__int__",
+    "__float__",
+    "__floordiv__",
+    "__rfloordiv__",
+    "__truediv__",
+    "__rtruediv__",
+    "__mod__",
+    "__rmod__",
+    "__divmod__",
+    "__rsub__",
+    "__neg__",
+    "__pow__",
+    "__lshift__",
+    "__rshift__",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "__round__",
+    "__ceil__",
+    "__floor__",
+    "__trunc__",
+    "bit_length",
+):
+    setattr(BatchSize, _name, _read(_name))
+
+
+def without_batch_sizes(item: Any) -> Any:
+    """Return an argument of a call with plain numbers in place of sizes that follow the batch."""
+    kind = type(item)
+    if kind is BatchSize:
+        return int.__add__(item, 0)
+    if kind in (tuple, list, torch.Size):
+        return (list if kind is list else tuple)([without_batch_sizes(entry) for entry in item])
+    if kind is slice:
+        return slice(*[without_batch_sizes(bound) for bound in (item.start, item.stop, item.step)])
+    if kind is dict:
+        return {key: without_batch_sizes(entry) for key, entry in item.items()}
+    return item
 
 
 def plain(item: Any) -> Any:
@@ -230,6 +334,7 @@ class Recorder:
         self.accelerator = accelerator
         self.questions: dict[str, None] = {}  # about the device, with where they were asked
         self.own_autocasts = 0
+        self.shows_batch = self.reads_batch = False
         self.notes: list[str] = []
         self.has_complex = False
         self.inside: _Inside | None = None
@@ -418,6 +523,15 @@ class Recorder:
             self._named = {id(t): (name, t, role) for name, t, role in self._named_leaves()}
         return self._named
 
+    def shown(self, sizes: torch.Size, frame: FrameType) -> torch.Size:
+        """Return sizes as the code of a frame gets them: the user's notices what follows the batch."""
+        if self.fixed_batch is not None or not sizes or is_library(frame):
+            return sizes
+        if max(sizes) < LARGEST_CONSTANT:
+            return sizes
+        self.shows_batch = True
+        return torch.Size([BatchSize(size) if size >= LARGEST_CONSTANT else size for size in sizes])
+
     def is_registered(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a parameter or a buffer of the model, which moves with it."""
         leaf = self._model_tensors().get(id(tensor))
@@ -560,7 +674,7 @@ class Recorder:
             values=tuple(self.values), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
             loss=loss, training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch,
             name=name, notes=(*notes, *self.notes), unread=unread,
-            asks_device=bool(self.questions),
+            asks_device=bool(self.questions), reads_batch=self.reads_batch,
         )  # fmt: skip
 
     def _note_questions(self) -> None:
