@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from math import prod
 from types import MappingProxyType
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 import torchedge
 from torchedge.bundles import exporting, onnx_models
+from torchedge.bundles.bundle import Bundle
 from torchedge.devices import Figure, Provenance
 from torchedge.errors import (
     CaptureError,
@@ -24,7 +26,7 @@ from torchedge.errors import (
 )
 from torchedge.lowering.limits import check_limits, profile_limits
 from torchedge.lowering.targets import device_class
-from torchedge.opencl import open_context
+from torchedge.opencl import choose_device, open_context
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,6 @@ def smaller(name, **figures):
     [
         ({"max_allocation_mib": 0.01}, r"parameter 4\.weight takes 20480 bytes at once, adreno-740 takes"),
         ({"memory_mib": 0.01}, "program Small takes .* at most 10485 .memory_mib, assumed"),
-        ({"max_work_group_size": 8}, "launch [0-9]+, kernel .* has work-groups of .* at most 8 "),
     ],
 )
 def test_what_is_beyond_a_device_is_named(model, batch, tmp_path, figures, message):
@@ -137,6 +138,19 @@ def test_a_model_three_times_the_memory_of_a_device_exports_and_runs(deep, tmp_p
         np.testing.assert_allclose(ran[0], expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(DeviceMemoryError, match="has 1000000 in all"):
         bundle.place(replace(own, global_bytes=1_000_000))
+
+
+def test_a_device_with_little_gets_small_kernels_and_a_bundle_for_more_is_refused_there(
+    model, batch, tmp_path
+):
+    small = smaller("adreno-740", max_work_group_size=8, local_memory_kib=2)
+    bundle = torchedge.export(model, batch[0], out=tmp_path / "small", device=small, onnx=False)
+    assert max(prod(launch.local_size) for launch in bundle.program.launches) <= 8
+    assert Bundle.open(tmp_path / "small").program.digest == bundle.program.digest  # lowered again
+    large = torchedge.export(model, batch[0], out=tmp_path / "large", device="adreno-740", onnx=False)
+    here = replace(choose_device(), work_group=8, work_item_sizes=(8, 8, 8))
+    with pytest.raises(DeviceError, match=r"kernel .* has work-groups of .* at most 8; lower or export"):
+        large.place(here)
 
 
 # onnx -------------------------------------------------------------------------------------------------------

@@ -34,14 +34,14 @@ from torchedge.lowering.programs import (
     Shape,
     Size,
 )
-from torchedge.lowering.targets import TARGETS, DeviceClass, Target
+from torchedge.lowering.targets import TARGETS, DeviceClass, Target, bounded
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.runtime.program_caches import code_digest
 from torchedge.storage import cache_folder
 from torchedge.storage.codecs import REQUIRED, Codec, OptionalText, Text
 from torchedge.storage.documents import parse_json
 from torchedge.textures.coefficients import KernelCoefficients
-from torchedge.textures.layouts import Layout
+from torchedge.textures.layouts import MAX_EXTENT, Layout
 
 MAX_SOURCE_BYTES = 2**26
 _PROVED = b"proved\n"
@@ -139,10 +139,16 @@ class Source:
     step: SourceStep
     accumulating: SourceStep | None
     device_class: Annotated[DeviceClass, REQUIRED]
-    image_width: Extent
-    image_height: Extent
+    image_width: Annotated[int, Meta(ge=0, le=MAX_EXTENT)]
+    image_height: Annotated[int, Meta(ge=0, le=MAX_EXTENT)]
+    half_images: bool
     pitch: Extent
     shared_pitch: Annotated[int, Meta(ge=0, le=MAX_ITEMS)]
+    alignment: Annotated[int, Meta(ge=1, le=MAX_EXTENT)]
+    largest_group: Extent
+    group_sizes: tuple[Extent, Extent, Extent]
+    local_bytes: Size
+    double: bool
     half: bool
     half_weights: bool
     allocation_bytes: Size = 0
@@ -152,7 +158,7 @@ class Source:
     @classmethod
     def of(cls, step: Step, accumulating: Step | None, target: Target, apart: Sequence[str] = ()) -> Source:
         """Return the source of steps that are lowered for a target of `target_of_device`."""
-        settings = {name: getattr(target, name) for name in _SETTINGS}
+        settings = {name: getattr(target, name) for name in (*_LIMITS, *_SETTINGS)}
         second = None if accumulating is None else SourceStep.of(accumulating)
         source = cls(SourceStep.of(step), second, target.name, apart=tuple(sorted(apart)), **settings)
         if source.target() != target:
@@ -161,7 +167,18 @@ class Source:
 
     def target(self) -> Target:
         """Return the target."""
-        return replace(TARGETS[self.device_class], **{name: getattr(self, name) for name in _SETTINGS})
+        target = bounded(
+            TARGETS[self.device_class],
+            local_bytes=self.local_bytes,
+            work_group=self.largest_group,
+            work_item_sizes=self.group_sizes,
+            image_width=self.image_width,
+            image_height=self.image_height,
+            half_images=self.half_images,
+            double=self.double,
+            alignments=[self.alignment],
+        )
+        return replace(target, **{name: getattr(self, name) for name in _SETTINGS})
 
     def lower(self) -> list[Program]:
         """Return the program of the step and, for accumulation, the one that adds up gradients.
@@ -186,16 +203,11 @@ class Source:
         return [updating, accumulating]
 
 
-_SETTINGS = (
-    "image_width",
-    "image_height",
-    "pitch",
-    "shared_pitch",
-    "allocation_bytes",
-    "half",
-    "half_weights",
-    "coefficients",
-)
+_LIMITS = (
+    "image_width", "image_height", "half_images", "alignment", "largest_group", "group_sizes", "local_bytes",
+    "double",
+)  # fmt: skip
+_SETTINGS = ("pitch", "shared_pitch", "allocation_bytes", "half", "half_weights", "coefficients")
 
 
 SOURCES = Codec(

@@ -528,6 +528,19 @@ def _is_fetched(atom: Atom) -> bool:
     return isinstance(atom, Fetched)
 
 
+def is_within(index: Index, most: int) -> bool:
+    """Return whether the sums that `Renderer.integer` writes for an index stay from -most to most."""
+    low = high = 0
+    for atom, coefficient in sorted(index.terms, key=lambda term: _order(term[0])):
+        if isinstance(atom, (Floor, Remainder)) and not is_within(atom.index, most):
+            return False
+        ends = sorted([end * coefficient for end in atom.range])
+        low, high = low + ends[0], high + ends[1]
+        if low < -most or high > most:
+            return False
+    return -most <= low + index.const and high + index.const <= most
+
+
 def _order(atom: Atom) -> str:
     """Return the place of an atom in a sum, which does not depend on sizes."""
     if isinstance(atom, Axis):

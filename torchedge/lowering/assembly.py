@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, LoweringError
 from torchedge.expressions.scalars import Scalar, constant, where
 from torchedge.graphs.steps import Step
+from torchedge.lowering.addressing import beyond_offsets, check_shapes
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.building import reduced
 from torchedge.lowering.copies import copied_updates
@@ -74,7 +75,8 @@ def lower(
 
     Raises:
         InputError: `apart` names no element-wise value.
-        LoweringError: operators without a rule, or a request that no kernel supports.
+        LoweringError: operators without a rule, a request that no kernel supports, or a tensor with more
+            elements than offsets of 32 bits address.
     """
     return lower_step(step, target, layouts, apart, timer).program
 
@@ -96,6 +98,7 @@ def lower_step(
     check_nodes(roots)
     join_rows(roots)
     fused = form_groups(translation, device, _named(translation, apart))
+    check_shapes(_named_shapes(translation, fused.groups))
     inputs = [translation.stored[i] for i in step.inputs]
     stored, shared = list(translation.stored.values()), layouts or {}
     placed = place_tensors(fused.groups, stored, inputs, shared)
@@ -133,7 +136,7 @@ def _tuned(
     if target.coefficients is None:
         return groups, as_images(groups, layouts, fixed, target), {}
     storages: list[Storage] = [target.storage]
-    if timer is not None and target.name != "cpu":
+    if timer is not None and target.name != "cpu" and target.image_width:
         storages += [other for other in ("buffer", "image") if other != target.storage]
     tuned = []
     for storage in storages:
@@ -153,6 +156,20 @@ def _named(translation: Translation, names: Collection[str]) -> frozenset[Node]:
             f"{unknown[0]!r} is no element-wise value of the step; expected names that `lower_step` returns"
         )
     return frozenset([nodes[name] for name in names])
+
+
+def _named_shapes(
+    translation: Translation, groups: Sequence[FusionGroup]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of every tensor that kernels read or write."""
+    for stored in translation.stored.values():
+        yield f"tensor {stored.name}", stored.shape
+    for group in groups:
+        for node in group.stored:
+            kind = getattr(group.host, "name", "an element-wise operator")
+            scope = node.scope or group.scope
+            name = translation.names.get(node, f"the result of {kind}")
+            yield f"{name} in {scope}" if scope else name, node.shape
 
 
 def _fused_launches(
@@ -294,5 +311,7 @@ def _program(
         {name: number[translation.stored[i]] for name, i in step.hyperparameters.items()},
         target.name,
     )
-    program = planned(program, ALIGNMENT)
-    return share_images(program, target.shared_pitch, ALIGNMENT) if target.shared_pitch else program
+    if message := beyond_offsets(program):
+        raise LoweringError(message)
+    program = planned(program, target.alignment)
+    return share_images(program, target.shared_pitch, target.alignment) if target.shared_pitch else program

@@ -103,9 +103,9 @@ def candidates_of(extents: Extents, target: Target) -> list[Candidates]:
         sets = [sets[shared], *[s for s in sets if s is not sets[shared]]]
     elif isinstance(extents, PointwiseExtents):
         sets = [_pointwise(extents, target)]
-    elif target.schedule == "panel":
+    elif default.kind == "panel":  # type: ignore[union-attr]
         sets = [_panels(extents, target)]
-    elif target.schedule == "local":
+    elif default.kind == "local":  # type: ignore[union-attr]
         sets = [_locals(extents), _registers(extents, target)]
     else:
         sets = [_registers(extents, target)]

@@ -14,7 +14,7 @@ from torchedge.lowering.assembly import Lowered, lower_step
 from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS, Precision, Target, Tuner, device_class, with_tuner
+from torchedge.lowering.targets import TARGETS, Precision, Target, Tuner, bounded, device_class, with_tuner
 from torchedge.tracing.capturing import arguments_of, unwrapped
 from torchedge.tracing.folding import fold_constants
 from torchedge.tracing.sources import load_model
@@ -27,20 +27,28 @@ def target_of_device(
     precision: Precision = "float32",
     tuner: Tuner | None = None,
 ) -> Target:
-    """Return the target of a device's class, with its limits, by default those of its profile.
+    """Return the target of a device's class within its limits, by default those of its profile.
 
     tuner: as in `with_tuner`. Raises InputError for an unknown precision.
     """
     check_choice("precision", precision, get_args(Precision))
     limits = limits or profile_limits(device)
-    target = TARGETS[device_class(device.kind, device.vendor)]
+    target = bounded(
+        TARGETS[device_class(device.kind, device.vendor)],
+        local_bytes=limits.local_bytes,
+        work_group=limits.work_group,
+        work_item_sizes=limits.work_item_sizes,
+        image_width=limits.image_width,
+        image_height=limits.image_height,
+        half_images=limits.half_images,
+        double=limits.double,
+        alignments=[limits.offset_bytes, limits.address_bytes],
+    )
     return replace(
         with_tuner(target, device, tuner),
-        image_width=limits.image_width or target.image_width,
-        image_height=limits.image_height or target.image_height,
         pitch=limits.pitch_texels or target.pitch,
         allocation_bytes=limits.allocation_bytes or 0,
-        shared_pitch=(limits.pitch_texels or 1) if limits.image_from_buffer else 0,
+        shared_pitch=(limits.pitch_texels or 1) if limits.image_from_buffer and target.image_width else 0,
         half=precision == "float16",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -10,6 +11,7 @@ from typing import Any
 from torchedge.devices import Device
 from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import STORED
+from torchedge.lowering.addressing import beyond_offsets
 from torchedge.lowering.arenas import allocations, total_bytes
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import device_class
@@ -66,8 +68,8 @@ def limits_of(device: ClDevice) -> Limits:
         local_bytes=device.local_bytes,
         work_group=device.work_group,
         work_item_sizes=device.work_item_sizes,
-        image_width=device.image_width if device.images else None,
-        image_height=device.image_height if device.images else None,
+        image_width=device.image_width if device.images else 0,
+        image_height=device.image_height if device.images else 0,
         image_from_buffer=device.image_from_buffer,
         pitch_texels=device.pitch_alignment or None,
         offset_bytes=device.base_alignment,
@@ -113,7 +115,7 @@ def profile_limits(device: Device) -> Limits:
 
 _STEPS = ("pitch_texels", "address_bytes", "offset_bytes")
 """Limits of which a program has to use multiples."""
-_ELSEWHERE, _SMALLER = "lower the program for this device", "use a smaller batch, or half storage"
+_ELSEWHERE, _SMALLER = "lower or export the program for this device", "use a smaller batch, or half storage"
 _STREAM = f"{_SMALLER}, or stream the weights of an inference within a memory_limit"
 _LOWER = "plan it within a lower memory_limit"
 
@@ -127,6 +129,8 @@ def check_limits(program: Program, limits: Limits, staging_bytes: int = 0) -> No
     program: as it runs; that of a streaming schedule has its streamed weights in the arena. staging_bytes: of
     the pool of a streaming run.
     """
+    if message := beyond_offsets(program):
+        raise DeviceError(message)
     for tensor in program.tensors:
         if tensor.dtype not in STORED:
             raise DeviceError(
@@ -199,9 +203,10 @@ def _demands(program: Program, staging_bytes: int) -> Iterator[_Demand]:
         yield name, "offset_bytes", offset, f"begins at byte {offset} of the arena", _ELSEWHERE
     for kernel in program.kernels:
         name, local = f"kernel {kernel.name}", f"takes {kernel.local_bytes} bytes of local memory"
-        yield name, "local_bytes", kernel.local_bytes, local, "lower it with smaller tiles"
-        halves = _HALF_EXTENSION in kernel.source
+        yield name, "local_bytes", kernel.local_bytes, local, _ELSEWHERE
+        halves, doubles = _HALF_EXTENSION in kernel.source, re.search(r"\bdouble", kernel.source) is not None
         yield name, "half_arithmetic", halves, "computes with half", "use float32"
+        yield name, "double", doubles, "computes with double", "use float32"
     for position, launch in enumerate(program.launches):
         name = f"launch {position}, kernel {program.kernels[launch.kernel].name}"
         group = launch.local_size or ()

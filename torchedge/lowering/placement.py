@@ -167,7 +167,7 @@ def _as_image(node: Node, layout: Layout, target: Target) -> Layout:
     """Return the layout as an image; unchanged where the tensor is too small, too large or of an odd size."""
     rank = len(node.shape)
     plain = not isinstance(node, Stored) or node.dtype == "float32" or target.half_weights
-    if rank < 2 or node.numel < SMALLEST or not plain or node.dtype not in ("float32", "float16"):
+    if rank < 2 or node.numel < SMALLEST or not plain or not target.has_images_of(node.dtype):
         return layout
     if node.shape[layout.order[-1]] % LANES:
         return layout

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 
 from torchedge.errors import InputError, PlanError
+from torchedge.lowering.addressing import beyond_offsets
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.kernel_texts import Parameters, check_arguments, read_parameters
 from torchedge.lowering.programs import MAX_SIZE, Kernel, Launch, Program
@@ -75,6 +76,8 @@ def _check_program(program: Program) -> None:
                 f"tensors[{number}]: shape {list(tensor.shape)} is too large; "
                 f"expected at most {MAX_SIZE} bytes"
             )
+    if message := beyond_offsets(program):
+        raise InputError(message)
     parameters = [
         _check_kernel(f"kernels[{number}]", kernel) for number, kernel in enumerate(program.kernels)
     ]

@@ -23,6 +23,8 @@ MICRO_TILES = {(8, 2): 1.0, (8, 3): 1.0, (10, 2): 0.95, (16, 1): 0.82}
 """Relative speed of register tiles by rows and vectors; 32 vector registers hold each with its operands."""
 DEPTH = 256
 """Inner points of a block on a CPU: a tile's columns stay in the first-level cache."""
+LEAST_DEPTH = 16
+"""Inner points of a block at least: chunks of the innermost loop are multiples of it."""
 WIDEST_BLOCK = 512
 """Columns of a block at most: long runs of an operand's and a result's lines move together."""
 MOST_ROWS = 208
@@ -42,7 +44,7 @@ class ContractionExtents:
     """The sizes of a contraction: numbers of batches, rows, columns and inner points, bytes of a sum.
 
     run: number of neighbouring columns that skip the same inner points (0: none are skipped). innermost:
-    extent of the innermost loop.
+    extent of the innermost loop. loops: number of inner loops.
     """
 
     batch: int
@@ -52,6 +54,7 @@ class ContractionExtents:
     itemsize: int = 4
     run: int = 0
     innermost: int = 1
+    loops: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,13 @@ MIDDLE = ContractionSchedule("local", 128, 64, 16, 8, 2, 4)
 SMALL = ContractionSchedule("local", 64, 64, 16, 8, 2, 4)
 """Blocks of a server GPU: the large one needs a product that fills the device with them."""
 
+
+SMALLER = (
+    ContractionSchedule("local", 64, 32, 16, 8, 1, 4),
+    ContractionSchedule("local", 32, 32, 16, 4, 1, 4),
+    ContractionSchedule("local", 32, 32, 8, 8, 1, 4),
+)
+"""Blocks of a GPU with little local memory or small work-groups."""
 
 TILE = ContractionSchedule("register", 4, 8, 4, 4, 2, 4)
 NARROW = ContractionSchedule("register", 4, 4, 4, 4, 1, 4)
@@ -195,7 +205,7 @@ Schedule = ContractionSchedule | RowsSchedule | PointwiseSchedule
 
 
 def default_schedule(extents: Extents, target: Target) -> Schedule:
-    """Return the default schedule of a kernel on a device class."""
+    """Return the default schedule of a kernel on a device class; it is legal there."""
     if isinstance(extents, RowsExtents):
         return _rows(extents, target)
     if isinstance(extents, PointwiseExtents):
@@ -234,9 +244,12 @@ def group_size(items: int, target: Target) -> int:
 def default_group(counts: Sequence[int], target: Target) -> Sizes:
     """Return the default work-group of loops: as wide as possible along the innermost one."""
     wanted = launch_sizes(counts)
-    group, left = [], group_size(prod(wanted), target)
+    group: list[int] = []
+    left = group_size(prod(wanted), target)
     for size in wanted:
         part = min(_power_below(size), left)
+        if not target.serial:
+            part = min(part, target.group_sizes[len(group)])
         group.append(part)
         left //= part
     return tuple(group)
@@ -273,11 +286,17 @@ def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
     while 2 * room <= target.row_group and 2 * room * lanes <= target.local_bytes // 2:
         room *= 2
     room = 1 if extents.searches else room
-    share = fitting_shares(items, rows, extents.order, room, target.work_items, target.least_group)
-    slices = fitting_slices(items, rows, share, target.work_items) if extents.slices else 1
-    members = prod(share[rows:])
-    group = (prod(share),) if members > 1 else default_group(items[:rows], target)
-    return RowsSchedule(vector, extents.along, members, group, slices=slices)
+    least = target.least_group
+    while True:
+        share = fitting_shares(items, rows, extents.order, room, target.work_items, least)
+        slices = fitting_slices(items, rows, share, target.work_items) if extents.slices else 1
+        members = prod(share[rows:])
+        group = (prod(share),) if members > 1 else default_group(items[:rows], target)
+        schedule = RowsSchedule(vector, extents.along, members, group, slices=slices)
+        if room == 1 or is_legal(schedule, extents, target):
+            return schedule
+        room //= 2
+        least = min(least, room)
 
 
 def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
@@ -290,8 +309,21 @@ def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
 
 
 def _legal_pointwise(schedule: Any, extents: PointwiseExtents, target: Target) -> Any:  # noqa: ANN401
+    """Items are whole vectors; the variable of a work-item's loop stays within 31 bits."""
     *_, last = extents.loops or (1,)
-    return (last % (schedule.vector * schedule.items) == 0) & (prod(schedule.group) <= target.largest_group)
+    whole = last % (schedule.vector * schedule.items) == 0
+    counted = last // schedule.vector + last // (schedule.vector * schedule.items) < 1 << 31
+    return whole & ((schedule.items == 1) | counted) & _legal_group(schedule.group, target)
+
+
+def _legal_group(group: Sequence[Any], target: Target) -> Any:  # noqa: ANN401
+    """Return whether a device runs work-groups of these sizes; those of a serial target are loops."""
+    if target.serial:
+        return True
+    legal = prod(group) <= target.largest_group
+    for size, most in zip(group, target.group_sizes, strict=False):
+        legal = legal & (size <= most)
+    return legal
 
 
 def _legal_rows(schedule: Any, extents: RowsExtents, target: Target) -> Any:  # noqa: ANN401
@@ -301,11 +333,12 @@ def _legal_rows(schedule: Any, extents: RowsExtents, target: Target) -> Any:  # 
     along, vector = np.asarray(schedule.along), schedule.vector
     fits = (along & (vector <= innermost)) | (~along & (last % vector == 0))
     room = prod(schedule.group) * extents.sum_bytes * np.where(along, 1, vector) <= target.local_bytes
-    shares = (schedule.members == 1) | (room & (not extents.searches))
+    whole = _legal_group(schedule.group, replace(target, serial=False))
+    shares = (schedule.members == 1) | (room & whole & (not extents.searches))
     slices = (schedule.slices == 1) | extents.slices
     lanes = (vector == 1) | ~along | (not extents.searches)
     loops = (along & bool(extents.inner)) | (~along & bool(extents.rows)) | (vector == 1)
-    return fits & shares & slices & lanes & loops & (prod(schedule.group) <= target.largest_group)
+    return fits & shares & slices & lanes & loops & _legal_group(schedule.group, target)
 
 
 def _legal_contraction(schedule: Any, extents: ContractionExtents, target: Target) -> Any:  # noqa: ANN401
@@ -315,7 +348,8 @@ def _legal_contraction(schedule: Any, extents: ContractionExtents, target: Targe
     legal = tiles & (schedule.slices <= extents.inner)
     if schedule.kind == "register":
         whole = (schedule.unroll == 1) | (extents.innermost % (LANES * schedule.unroll) == 0)
-        return legal & whole & (schedule.vector == LANES) & (prod(schedule.group) <= target.largest_group)
+        groups = _legal_group((*schedule.group, 1), replace(target, serial=False))
+        return legal & whole & (schedule.vector == LANES) & groups
     if schedule.kind == "panel":
         elements = schedule.depth * (rows + cols) + rows * cols
         return legal & (elements * extents.itemsize <= target.local_bytes)
@@ -327,7 +361,8 @@ def _legal_contraction(schedule: Any, extents: ContractionExtents, target: Targe
     legal &= (threads % 32 == 0) & (threads <= target.largest_group)
     legal &= (schedule.tile_rows % 4 == 0) & (schedule.vector == LANES) & (schedule.depth % 4 == 0)
     legal &= (rows * schedule.depth % threads == 0) & (cols * schedule.depth % threads == 0)
-    nbytes = 2 * schedule.depth * (rows + cols + 2 * PAD) * extents.itemsize
+    table = extents.loops if extents.loops > 1 else 0
+    nbytes = 2 * schedule.depth * (rows + cols + 2 * PAD + table) * extents.itemsize
     return legal & (nbytes <= target.local_bytes)
 
 
@@ -361,18 +396,40 @@ def _panels(extents: ContractionExtents, target: Target) -> ContractionSchedule:
             break
     schedule = ContractionSchedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, slices)
     # The larger operand is read repeatedly: keep it in the cache.
-    return replace(schedule, rows_first=extents.rows >= extents.cols)
+    schedule = replace(schedule, rows_first=extents.rows >= extents.cols)
+    while not is_legal(schedule, extents, target):
+        smaller = _smaller_panel(schedule)
+        if smaller == schedule:
+            return _registers(extents, target)
+        schedule = smaller
+    return schedule
+
+
+def _smaller_panel(schedule: ContractionSchedule) -> ContractionSchedule:
+    """Return a panel with the largest of its three sizes halved; the same where all are smallest."""
+    rows = multiple(schedule.block_rows // 2, schedule.tile_rows)
+    cols = multiple(schedule.block_cols // 2, schedule.tile_cols)
+    sizes = {"depth": schedule.depth, "block_rows": schedule.block_rows, "block_cols": schedule.block_cols}
+    halves = {"depth": max(LEAST_DEPTH, schedule.depth // 2), "block_rows": rows, "block_cols": cols}
+    shrinking = [name for name in sizes if halves[name] < sizes[name]]
+    if not shrinking:
+        return schedule
+    largest = max(shrinking, key=lambda name: sizes[name])
+    return replace(schedule, **{largest: halves[largest]})  # type: ignore[arg-type]
 
 
 def _locals(extents: ContractionExtents, target: Target) -> ContractionSchedule:
     """Return the schedule of a GPU: the largest block that still fills it, then a split of inner loops."""
     groups = max(1, target.work_items // target.group)  # that should run at once
-    chosen = SMALL
+    chosen = next((block for block in (SMALL, *SMALLER) if is_legal(block, extents, target)), None)
+    if chosen is None:
+        return _registers(extents, target)
     for block in (LARGE, MIDDLE) if extents.itemsize <= 4 else ():
         if (
             extents.cols > block.block_cols // 2
             and extents.rows > block.block_rows // 2
             and _tasks(extents, block.block_rows, block.block_cols) >= groups
+            and is_legal(block, extents, target)
         ):
             chosen = block
             break
@@ -388,7 +445,9 @@ def _registers(extents: ContractionExtents, target: Target) -> ContractionSchedu
     chosen = TILE if _tasks(extents, 4, 8) >= target.work_items and extents.cols > 4 else NARROW
     tasks = _tasks(extents, chosen.block_rows, chosen.block_cols)
     slices = min(target.work_items // tasks, extents.inner // DEPTH_OF_A_SLICE)
-    return replace(chosen, slices=max(1, slices))
+    width = min(chosen.group[0], target.group_sizes[0], power_of_two(target.largest_group))
+    height = min(chosen.group[1], target.group_sizes[1], power_of_two(target.largest_group) // width)
+    return replace(chosen, slices=max(1, slices), group=(power_of_two(width), power_of_two(height)))
 
 
 def _slowness(extents: ContractionExtents, tile: tuple[int, int], vector: int) -> float:

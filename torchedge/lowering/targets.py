@@ -6,7 +6,9 @@ The numbers are defaults, found by experiment: "cpu" on PoCL with AVX-512, "gpu"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import lcm
 from typing import Literal, get_args
 
 from torchedge.devices import Device, is_phone_gpu, match_device
@@ -38,15 +40,17 @@ class Target:
     vector: widest useful vector of floats. work_items: number that fills the device. group, least_group:
     largest and smallest work-group. row_group: work-items that share a long row (1: none share). schedule:
     template of contractions. storage: preferred storage of tensors; pattern: the access pattern of images.
-    image_width, image_height: largest image in texels; pitch: rows of images made from buffers are a multiple
-    of so many texels. shared_pitch: the same of intermediate images made from the arena's buffer; 0: each has
-    memory of its own. serial: one work-item does the work of a work-group, in loops of its own: PoCL compiles
-    them many times faster than it turns a work-group into loops. largest_group: work-items of a work-group at
-    most; local_bytes: local memory of a work-group. allocation_bytes: the largest single allocation, 0: any.
-    half: large intermediates are stored in half precision; half_weights: so are matrices of weights that the
-    step does not update. coefficients: by which the tuner chooses schedules and layouts; None: fixed
-    defaults. errors: of its predictions, with which the search for the fastest begins. checks: kernels report
-    accesses outside their tensors.
+    image_width, image_height: largest image in texels, 0 without images; half_images: images may hold half
+    floats. pitch: rows of images made from buffers are a multiple of so many texels. shared_pitch: the same
+    of intermediate images made from the arena's buffer; 0: each has memory of its own. alignment: tensors in
+    the arena begin at multiples of so many bytes. serial: one work-item does the work of a work-group, in
+    loops of its own: PoCL compiles them many times faster than it turns a work-group into loops.
+    largest_group: work-items of a work-group at most, group_sizes: the same along each dimension;
+    local_bytes: local memory of a work-group. allocation_bytes: the largest single allocation, 0: any.
+    double: kernels may compute with float64. half: large intermediates are stored in half precision;
+    half_weights: so are matrices of weights that the step does not update. coefficients: by which the tuner
+    chooses schedules and layouts; None: fixed defaults. errors: of its predictions, with which the search for
+    the fastest begins. checks: kernels report accesses outside their tensors.
     """
 
     name: DeviceClass
@@ -60,17 +64,25 @@ class Target:
     pattern: str = "row"
     image_width: int = 16_384
     image_height: int = 16_384
+    half_images: bool = True
     pitch: int = 64
     shared_pitch: int = 0
+    alignment: int = 512
     serial: bool = False
     largest_group: int = 1024
+    group_sizes: tuple[int, int, int] = (1024, 1024, 64)
     local_bytes: int = 32 << 10
     allocation_bytes: int = 0
+    double: bool = True
     half: bool = False
     half_weights: bool = False
     coefficients: KernelCoefficients | None = field(default=None, hash=False)
     errors: KernelErrors = field(default=KernelErrors(), hash=False)
     checks: bool = False
+
+    def has_images_of(self, dtype: str) -> bool:
+        """Return whether tensors of a dtype may lie in images."""
+        return self.image_width > 0 and (dtype == "float32" or (dtype == "float16" and self.half_images))
 
 
 TARGETS = {
@@ -84,7 +96,7 @@ TARGETS = {
         schedule="panel",
         least_group=1,
         serial=True,
-        local_bytes=1 << 20,
+        local_bytes=2 << 20,
     ),
     # A server or desktop GPU: 128-bit accesses; a hundred processors with over a thousand items each.
     "gpu": Target("gpu", vector=4, work_items=65_536, group=256, row_group=128, local_bytes=48 << 10),
@@ -128,10 +140,62 @@ def with_tuner(target: Target, profile: Device | None, tuner: Tuner | None) -> T
     return replace(target, coefficients=coefficients, errors=errors)
 
 
+def bounded(
+    target: Target,
+    *,
+    local_bytes: int | None = None,
+    work_group: int | None = None,
+    work_item_sizes: Sequence[int] | None = None,
+    image_width: int | None = None,
+    image_height: int | None = None,
+    half_images: bool | None = None,
+    double: bool | None = None,
+    alignments: Sequence[int | None] = (),
+) -> Target:
+    """Return a target within the limits of a device, as `lowering.limits.Limits` names them.
+
+    An unknown limit is None, and that of the device class stays. alignments: of sub-buffers and of images
+    made from buffers, in bytes.
+    """
+    sizes = [*(work_item_sizes or ()), *target.group_sizes[len(work_item_sizes or ()) :]]
+    first, second, third = [min(pair) for pair in zip(sizes, target.group_sizes, strict=False)]
+    group_sizes = (first, second, third)
+    largest = min(target.largest_group, work_group or target.largest_group, group_sizes[0])
+    width = target.image_width if image_width is None else image_width
+    height = target.image_height if image_height is None else image_height
+    if not (width and height):
+        width = height = 0
+    # The groups of a serial target are loops of one work-item.
+    most = target.group if target.serial else 1 << (largest.bit_length() - 1)
+    return replace(
+        target,
+        local_bytes=target.local_bytes if local_bytes is None else min(target.local_bytes, local_bytes),
+        largest_group=largest,
+        group_sizes=group_sizes,
+        group=min(target.group, most),
+        least_group=min(target.least_group, most),
+        row_group=min(target.row_group, 1 << (largest.bit_length() - 1)),
+        image_width=width,
+        image_height=height,
+        storage=target.storage if width else "buffer",
+        half_images=target.half_images and half_images is not False,
+        double=target.double and double is not False,
+        alignment=lcm(target.alignment, *[n for n in alignments if n]),
+    )
+
+
 def target_for(device: ClDevice, tuner: Tuner | None = None) -> Target:
-    """Return the target of an OpenCL device, with the tuner as in `with_tuner`."""
-    target = TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
+    """Return the target of an OpenCL device within its limits, with the tuner as in `with_tuner`."""
+    target = bounded(
+        TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)],
+        local_bytes=device.local_bytes,
+        work_group=device.work_group,
+        work_item_sizes=device.work_item_sizes,
+        image_width=device.image_width if device.images else 0,
+        image_height=device.image_height if device.images else 0,
+        half_images=device.half_images,
+        double=device.double,
+        alignments=[device.base_alignment],
+    )
     target = replace(target, allocation_bytes=device.allocation_bytes)
-    if device.images:
-        target = replace(target, image_width=device.image_width, image_height=device.image_height)
     return with_tuner(target, match_device(device.name) if device.kind != "cpu" else None, tuner)

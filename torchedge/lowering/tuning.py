@@ -657,7 +657,7 @@ def layout_options(node: Node, layout: Layout, target: Target, splits: int | Non
     """
     options = [layout, Layout(layout.order)]
     whole = len(node.shape) >= 2 and node.shape[layout.order[-1]] % LANES == 0
-    if whole and node.dtype in ("float32", "float16"):
+    if whole and target.has_images_of(node.dtype):
         for pattern in PATTERNS:
             image = Layout(layout.order, "image", 0, pattern)
             images = image_layouts(image, node.shape, target.image_width, target.image_height)

@@ -207,7 +207,7 @@ class LoadBench:
                 event = cl.enqueue_nd_range_kernel(self.queue, bound.loaded, *sizes, wait_for=[ready])
             else:
                 self.loading.set_args(*arguments)
-                sizes = loading_size(nbytes, self.target.name)
+                sizes = loading_size(nbytes, self.target.name, self.target.largest_group)
                 event = cl.enqueue_nd_range_kernel(self.second, self.loading, *sizes)
             self.reading[number] = [event]
 
@@ -260,7 +260,7 @@ class LoadBench:
 
     def launch_us(self) -> float:
         """Return the time of one of many launches that do nothing, us."""
-        shortest, sizes = float("inf"), loading_size(0, self.target.name)
+        shortest, sizes = float("inf"), loading_size(0, self.target.name, self.target.largest_group)
         self.loading.set_args(*self.slot_arguments(0))
         for _ in range(3):
             begun = time.perf_counter()
@@ -404,7 +404,11 @@ def _copy_row(bench: LoadBench, way: str, nbytes: int) -> Row:
     with translated(f"copying {nbytes} bytes", device=bench.context.device):
         bench.together_ms(way, nbytes, 1)
         times = [bench.together_ms(way, nbytes, 4) for _ in range(_REPEATS)]
-    local = list(loading_size(nbytes, bench.target.name)[1]) if way == "kernel" else [1]
+    local = (
+        list(loading_size(nbytes, bench.target.name, bench.target.largest_group)[1])
+        if way == "kernel"
+        else [1]
+    )
     shortest, median = _rounded(min(times)), _rounded(statistics.median(times))
     return {
         "kernel": "copy", "way": way, "size": [nbytes], "local": local, "ms": median, "least_ms": shortest,

@@ -241,7 +241,9 @@ class KernelStore(StreamingStore):
         if self._is_loadable(copy):
             kernel = self._kernel(copy.tensor)
             kernel.set_args(buffer, target, *map(np.uint32, self._numbers(copy, offset)))
-            sizes = loading_size(copy.nbytes, self._class)
+            device = self._context.device
+            largest = min(device.work_group, device.work_item_sizes[0])
+            sizes = loading_size(copy.nbytes, self._class, largest)
             return cl.enqueue_nd_range_kernel(self._uploads, kernel, *sizes, wait_for=wait_for)
         if len(copy.place) == 1:
             return cl.enqueue_copy(

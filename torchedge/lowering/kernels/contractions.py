@@ -45,7 +45,9 @@ SLICE = Axis("part", 1 << 16)
 """The loop over the slices of a split-K contraction."""
 
 LOCAL_WORDS = 1 << 14
-"""Smallest local memory of a "panel", in elements; larger ones have four times as many, and so on."""
+"""Smallest local memory of a "panel", in elements; larger ones have four times as many, and so on.
+
+A device with less has panels of all its local memory."""
 MOST_LOCAL_WORDS = 1 << 18
 """Largest local memory of a "panel" that is rounded up."""
 SHORT_INNER = 8
@@ -82,7 +84,7 @@ def write_contraction(
     chunks_a_slice = -(-chunks // schedule.slices)
     schedule = replace(schedule, slices=-(-chunks // chunks_a_slice))  # no slice is empty
     if schedule.slices == 1:
-        return (_main(group, product, schedule, group.stored, layouts, target.checks),)
+        return (_main(group, product, schedule, group.stored, layouts, target),)
     sizes = (schedule.slices, *product.sizes[:3])
     scratch = Node(sizes, "float32" if host.dtype == "float16" else host.dtype)
     outer = (product.batch, product.rows, product.cols)
@@ -90,7 +92,7 @@ def write_contraction(
     partial = replace(product, stores=((scratch, Computed(Local(ACCUMULATED, scratch.dtype), element)),))
     layouts = {**layouts, scratch: row_major(4)}
     return (
-        _main(group, partial, schedule, {scratch: None}, layouts, target.checks),
+        _main(group, partial, schedule, {scratch: None}, layouts, target),
         *_sum(group, product, scratch, element, layouts, target),
     )
 
@@ -101,16 +103,16 @@ def _main(
     schedule: ContractionSchedule,
     written: Mapping[Node, Stored | None],
     layouts: Mapping[Node, Layout],
-    checks: bool,
+    target: Target,
 ) -> KernelSource:
     """Return the kernel that multiplies."""
     host = group.host
     assert isinstance(host, Contraction)
     values = [c.value for _, c in product.stores]
     read = dict.fromkeys(read.tensor for read in reads_of(product.a, product.b, *values))
-    arguments = arguments_of(written, list(read), layouts, checks)
+    arguments = arguments_of(written, list(read), layouts, target.checks)
     texts = Texts(arguments, host.dtype)
-    filling = _FILLINGS[schedule.kind](product, schedule, texts)
+    filling = _FILLINGS[schedule.kind](product, schedule, texts, target)
     batch, rows, cols, inner = product.sizes
     source = fill(
         f"contraction_{schedule.kind}",
@@ -186,7 +188,7 @@ def _epilogue(product: Product, texts: Texts, column: str, vector: int) -> Opera
 # "panel" ------------------------------------------------------------------------------------------------
 
 
-def _panel(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Filling:
+def _panel(product: Product, schedule: ContractionSchedule, texts: Texts, target: Target) -> _Filling:
     """Fill `contraction_panel.cl.jinja`: a work-item a block."""
     batch, rows, cols, _ = product.sizes
     epilogue = _epilogue(product, texts, "col0 + c", schedule.vector)
@@ -195,8 +197,7 @@ def _panel(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Fi
     block = depth * (schedule.block_rows + schedule.block_cols) + schedule.block_rows * schedule.block_cols
     # With few sizes of local memory, contractions of many shapes share a kernel.
     words = LOCAL_WORDS * 4 ** max(0, -(-((block - 1) // LOCAL_WORDS).bit_length() // 2))
-    if words > MOST_LOCAL_WORDS:
-        words = block
+    words = block if words > MOST_LOCAL_WORDS else min(words, target.local_bytes // product.itemsize)
     values = {
         "vector": f"{texts.type}{schedule.vector}",
         "v": schedule.vector,
@@ -305,7 +306,7 @@ class _Depth:
     tail: int
 
 
-def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Filling:
+def _local(product: Product, schedule: ContractionSchedule, texts: Texts, target: Target) -> _Filling:
     """Fill `contraction_local.cl.jinja`: a work-group a block, all in the dimension without a limit."""
     batch, rows, cols, _ = product.sizes
     depth = depth_of(product, schedule.depth)
@@ -418,7 +419,7 @@ class _Tile:
     texts: Sequence[Sequence[str]] = ()
 
 
-def _register(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Filling:
+def _register(product: Product, schedule: ContractionSchedule, texts: Texts, target: Target) -> _Filling:
     """Fill `contraction_register.cl.jinja`: a work-item a tile."""
     batch, rows, cols, _ = product.sizes
     deepest = last_of(product.inner)
@@ -490,7 +491,7 @@ def _register_cut(inner: Loops, schedule: ContractionSchedule) -> dict[str, int]
     }
 
 
-_FILLINGS: Mapping[Kind, Callable[[Product, ContractionSchedule, Texts], _Filling]] = {
+_FILLINGS: Mapping[Kind, Callable[[Product, ContractionSchedule, Texts, Target], _Filling]] = {
     "panel": _panel,
     "local": _local,
     "register": _register,

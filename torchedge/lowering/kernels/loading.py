@@ -211,12 +211,18 @@ def loading_kernel(destination: Destination, device_class: DeviceClass) -> Kerne
     return with_slot(Kernel("loading", source, (), "loading"), destination, device_class)
 
 
-def loading_size(nbytes: int, device_class: DeviceClass) -> tuple[tuple[int], tuple[int]]:
-    """Return the global and the local size of a loading kernel for so many bytes."""
+def loading_size(
+    nbytes: int, device_class: DeviceClass, largest_group: int = _GROUP
+) -> tuple[tuple[int], tuple[int]]:
+    """Return the global and the local size of a loading kernel for so many bytes.
+
+    largest_group: work-items of a work-group at most.
+    """
     if device_class == "cpu":
         return (max(1, min(_CPU_ITEMS, nbytes // _CPU_SHARE)),), (1,)
-    groups = -(-nbytes // (_GROUP * _PER_ITEM * VECTOR_BYTES))
-    return (max(1, min(_MOST_GROUPS, groups)) * _GROUP,), (_GROUP,)
+    group = min(_GROUP, largest_group)
+    groups = -(-nbytes // (group * _PER_ITEM * VECTOR_BYTES))
+    return (max(1, min(_MOST_GROUPS, groups)) * group,), (group,)
 
 
 def slot_numbers(tensor: StoredTensor, start: int, stop: int, offset: int) -> tuple[int, ...]:

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import writes_texels
+from torchedge.expressions.scalars import Scalar
+from torchedge.lowering.addressing import check_loops
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.contractions import write_contraction
+from torchedge.lowering.kernels.loops import every_offset
 from torchedge.lowering.kernels.pointwise import PointwiseNest, pointwise_nest, write_pointwise
 from torchedge.lowering.kernels.products import Product, last_of, product_of, widest
 from torchedge.lowering.kernels.rows import RowsNest, rows_nest, write_rows
-from torchedge.lowering.kernels.sources import KernelSource, arguments_of
+from torchedge.lowering.kernels.sources import Arguments, KernelSource, arguments_of
 from torchedge.lowering.nodes import Contraction, Node, Rows
 from torchedge.lowering.schedules import ContractionSchedule, PointwiseSchedule, RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
@@ -21,8 +24,31 @@ Nest = Product | RowsNest | PointwiseNest
 
 
 def nest_of(group: FusionGroup, layouts: Mapping[Node, Layout]) -> Nest:
-    """Return the loops of a group's kernel: they follow the order of dimensions in memory."""
+    """Return the loops of a group's kernel: they follow the order of dimensions in memory.
+
+    Raises:
+        LoweringError: numbers of 32 bits do not count them, or do not address its tensors.
+    """
     arguments = arguments_of(group.stored, list(group.reads), layouts)
+    host, nest = group.host, _nest_of(group, arguments)
+    values = [item.value for _, item in nest.stores]
+    positions: tuple[tuple[Axis, ...], ...]
+    bodies: tuple[Scalar, ...]
+    if isinstance(nest, Product):
+        positions, bodies = (nest.batch, nest.rows, nest.cols, nest.inner), (nest.a, nest.b)
+    elif isinstance(nest, RowsNest):
+        positions, bodies = (nest.rows, *[(axis,) for axis in nest.inner]), nest.bodies
+    else:
+        positions, bodies = (nest.loops,), ()
+    indices = every_offset([*bodies, *values], nest.stores, arguments)
+    if isinstance(nest, RowsNest) and nest.searches:
+        indices.append(nest.position)
+    kind = host.name if isinstance(host, (Contraction, Rows)) else "the element-wise kernel"
+    check_loops(f"{kind} of {group.scope or 'the step'}", positions, indices)
+    return nest
+
+
+def _nest_of(group: FusionGroup, arguments: Arguments) -> Nest:
     if isinstance(group.host, Contraction):
         return product_of(group, arguments)
     return rows_nest(group, arguments) if isinstance(group.host, Rows) else pointwise_nest(group, arguments)

@@ -207,7 +207,7 @@ def write_updates(
             body.add(*declared(axes), *lines, "return;")
         body.add(f"item -= {items};")
         total, flops = total + items, flops + nest.flops
-    size = min(group_size(total, target), total)
+    size = min(group_size(total, target), total, target.largest_group)
     return arguments.launch(
         body.text("updates", arguments),
         "updates",

@@ -77,7 +77,8 @@ class Product:
     @property
     def extents(self) -> ContractionExtents:
         """Sizes for schedules."""
-        return ContractionExtents(*self.sizes, self.itemsize, self.run, last_of(self.inner).extent)
+        innermost = last_of(self.inner).extent
+        return ContractionExtents(*self.sizes, self.itemsize, self.run, innermost, len(self.inner))
 
 
 def size(loops: Loops) -> int:
