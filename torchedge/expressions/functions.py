@@ -37,6 +37,8 @@ UNARY = (
     "floor", "ceil", "trunc", "lgamma",
 )  # fmt: skip
 """Functions that OpenCL C calls by the same name, of one argument."""
+ANGLES = ("sin", "cos", "tan")
+"""Functions that are computed lane by lane."""
 BINARY = ("fmod", "atan2", "hypot", "copysign", "nextafter")
 """OpenCL functions of two arguments."""
 
@@ -87,7 +89,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "erfinv": Function("te_erfinv({0})", cost=30, helper="erfinv", lanewise=True),
         "uniform": Function("te_uniform({0}, {1}, {2}, {3})", cost=60, helper="uniform", lanewise=True),
         **{name: Function(f"({{0}} {sign} {{1}})", predicate=True) for name, sign in COMPARISONS.items()},
-        **{name: Function(f"{name}({{0}})", cost=8) for name in UNARY},
+        # Vectors that mix small and huge angles come out wrong on PoCL 3.
+        **{name: Function(f"{name}({{0}})", cost=8, lanewise=name in ANGLES) for name in UNARY},
         **{name: Function(f"{name}({{0}}, {{1}})", cost=8) for name in BINARY},
     }
 )

@@ -47,6 +47,7 @@ from torchedge.expressions.scalars import (
     Position,
     Read,
     Scalar,
+    post_order,
     transform,
     walk,
 )
@@ -142,9 +143,18 @@ class Renderer:
         return COMPUTE[dtype] + (str(self.width) if self.width > 1 else "")
 
     def _render(self, scalar: Scalar, guard: str) -> tuple[str, bool]:
-        key = (scalar, guard)
-        if key in self._known:
-            return self._known[key]  # type: ignore[return-value]
+        """Return the text of a scalar, and whether it is a vector; what it is made of is declared first."""
+        for part in post_order([scalar], lambda whole: self._arguments(whole, guard)):
+            if (part, guard) not in self._known:
+                self._declare(part, guard)
+        return self._known[(scalar, guard)]  # type: ignore[return-value]
+
+    def _arguments(self, scalar: Scalar, guard: str) -> tuple[Scalar, ...]:
+        """Return the arguments of a function whose text is not known."""
+        return scalar.args if isinstance(scalar, Apply) and (scalar, guard) not in self._known else ()
+
+    def _declare(self, scalar: Scalar, guard: str) -> None:
+        """Declare the variable of a scalar whose arguments have theirs."""
         text, vector = self._text(scalar, guard)
         if isinstance(scalar, (Apply, Read, Guarded)) and not (
             isinstance(scalar, Apply) and scalar.function == "cast" and " " not in text
@@ -153,8 +163,7 @@ class Renderer:
             name = f"{self.prefix}{self._count}"
             self.lines.append(f"const {self._declared(scalar.dtype, vector)} {name} = {text};")
             text = name
-        self._known[key] = (text, vector)  # type: ignore[assignment]
-        return text, vector
+        self._known[(scalar, guard)] = (text, vector)  # type: ignore[assignment]
 
     def _declared(self, dtype: str, vector: bool) -> str:
         if not vector:
@@ -192,7 +201,7 @@ class Renderer:
         return f"({kind}{self.width})({', '.join(lanes)})", True
 
     def _apply(self, scalar: Apply, guard: str) -> tuple[str, bool]:
-        rendered = [self._render(a, guard) for a in scalar.args]
+        rendered: list[tuple[str, bool]] = [self._known[(a, guard)] for a in scalar.args]  # type: ignore[misc]
         vector = any(v for _, v in rendered)
         if scalar.function == "cast":
             return self._cast(rendered[0], scalar.args[0].dtype, scalar.dtype)

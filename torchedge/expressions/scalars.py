@@ -34,23 +34,40 @@ class Scalar:
     dtype: str
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
+    def __post_init__(self) -> None:
+        # The parts have their hashes: no recursion over the depth of an expression.
+        self.__dict__["_hash"] = hash((type(self).__name__, self._content, self._parts))
+
     @property
     def _content(self) -> tuple[Any, ...]:
-        """The fields by which two scalars are equal."""
+        """The fields by which two scalars of equal parts are equal."""
         return tuple([getattr(self, name) for name in self.__match_args__])
 
+    @property
+    def _parts(self) -> tuple[Scalar, ...]:
+        """The scalars that it is made of, without those in indices."""
+        return ()
+
     def __hash__(self) -> int:
-        known: int | None = self.__dict__.get("_hash")  # as cached_property does, without its lock
-        if known is None:
-            known = self.__dict__["_hash"] = hash((type(self).__name__, self._content))
+        known: int = self.__dict__["_hash"]
         return known
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, Scalar) or type(self) is not type(other):
+        if not isinstance(other, Scalar) or hash(self) != hash(other):
             return False
-        return hash(self) == hash(other) and self._content == other._content
+        pairs, seen = [(self, other)], set[tuple[int, int]]()
+        while pairs:
+            one, two = pairs.pop()
+            if one is two or (id(one), id(two)) in seen:
+                continue
+            seen.add((id(one), id(two)))
+            alike = type(one) is type(two) and hash(one) == hash(two) and one._content == two._content
+            if not alike or len(one._parts) != len(two._parts):
+                return False
+            pairs += zip(one._parts, two._parts, strict=True)
+        return True
 
     __add__ = __radd__ = _operator("add")
     __mul__ = __rmul__ = _operator("mul")
@@ -118,6 +135,14 @@ class Apply(Scalar):
     args: tuple[Scalar, ...]
     dtype: str
 
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        return (self.function, self.dtype)
+
+    @property
+    def _parts(self) -> tuple[Scalar, ...]:
+        return self.args
+
 
 @dataclass(frozen=True, eq=False)
 class Guarded(Scalar):
@@ -126,6 +151,14 @@ class Guarded(Scalar):
     bounds: tuple[Bound, ...]
     value: Scalar
     other: Scalar
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        return (self.bounds,)
+
+    @property
+    def _parts(self) -> tuple[Scalar, ...]:
+        return (self.value, self.other)
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
@@ -252,6 +285,22 @@ def post_order(roots: Sequence[T], parts: Callable[[T], Sequence[T]]) -> list[T]
     return order
 
 
+def level_of(scalar: Scalar) -> int:
+    """Return how much a scalar adds to the depth of an expression: reads at places that are read, much."""
+    return 16 if isinstance(scalar, Read) and children(scalar) else 1
+
+
+def depth_of(root: Scalar) -> int:
+    """Return the levels on the longest way from a scalar to one that is made of no other."""
+    known: int | None = root.__dict__.get("_depth")
+    if known is None:
+        depths: dict[Scalar, int] = {}
+        for scalar in walk(root):
+            depths[scalar] = level_of(scalar) + max([depths[part] for part in children(scalar)], default=0)
+        known = root.__dict__["_depth"] = depths[root]
+    return known
+
+
 def reads_of(*roots: Scalar) -> list[Read]:
     """Return every distinct load below the roots."""
     return [s for s in walk(*roots) if isinstance(s, Read)]
@@ -272,22 +321,23 @@ def transform(
     memo = {} if known is None else known
 
     def fetched(atom: Atom) -> Index | None:
-        return of(Fetched(again(atom.value), atom.low, atom.high)) if isinstance(atom, Fetched) else None
+        return of(Fetched(memo[atom.value], atom.low, atom.high)) if isinstance(atom, Fetched) else None
 
     def index(item: Index) -> Index:
         return change_index(item, fetched)
 
     def again(item: Scalar) -> Scalar:
-        if item not in memo:
-            memo[item] = build(item)
+        for part in post_order([item], lambda whole: () if whole in memo else children(whole)):
+            if part not in memo:
+                memo[part] = build(part)
         return memo[item]
 
     def build(item: Scalar) -> Scalar:
         if isinstance(item, Apply):
-            return Apply(item.function, tuple(map(again, item.args)), item.dtype)
+            return Apply(item.function, tuple([memo[part] for part in item.args]), item.dtype)
         if isinstance(item, Guarded):
             bounds = [(index(i), low, high) for i, low, high in item.bounds]
-            return guarded(bounds, again(item.value), again(item.other))
+            return guarded(bounds, memo[item.value], memo[item.other])
         if isinstance(item, Position):
             return Position(index(item.index), item.dtype)
         if isinstance(item, Read):

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import prod
+from typing import TypeGuard
 
 from torchedge.expressions.functions import cost_of
 from torchedge.expressions.indices import Axis, Index, axes_of, inverse, reshape
@@ -23,6 +24,9 @@ from torchedge.expressions.scalars import (
     Read,
     Scalar,
     children,
+    depth_of,
+    level_of,
+    post_order,
     reads_of,
     substitute,
     walk,
@@ -43,6 +47,12 @@ from torchedge.lowering.translation import Translation
 
 MOST_PIECES = 4
 """A node with more operands of its own size than this is written to memory: a concatenation of many."""
+MOST_DEPTH = 64
+"""Levels (`level_of`) behind one another in a kernel; a graph may be a chain of any length."""
+MOST_SCALARS = 512
+"""Functions, reads and guards of a kernel which others join."""
+MOST_TENSORS = 48
+"""Tensors that a kernel which others join reads or writes."""
 MOST_EXTRA_WORK = 24
 """Arithmetic operations an element that may be spent again to spare a tensor its way through memory."""
 OPERAND_BLOCKS: dict[Kind, int] = {"panel": 128, "local": 64, "register": 4}
@@ -68,7 +78,7 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
         if not isinstance(node, Pointwise):
             continue
         ratio[node] = sum(share * (ratio.get(r, 1.0) if r not in kept else 1.0) for r, share in readers[node])
-        contracted = any(isinstance(r, Contraction) for r, _ in _views_up(node, readers))
+        contracted = _is_contracted(node, readers)
         if node in kept or is_access(node.body):
             continue
         if contracted or not _is_cheap(node.body, node.numel, ratio[node]):
@@ -76,14 +86,41 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
     return kept
 
 
-def _views_up(node: Node, readers: dict[Node, list[tuple[Node, float]]]) -> list[tuple[Node, float]]:
-    """Return the readers of a node and of its views."""
-    readers_up = []
-    for reader, share in readers[node]:
-        readers_up.append((reader, share))
-        if isinstance(reader, Pointwise) and is_access(reader.body):
-            readers_up += _views_up(reader, readers)
-    return readers_up
+def at_limits(order: Sequence[Node], kept: Collection[Node]) -> set[Node]:
+    """Return further nodes to write to memory, so that no kernel grows with the length of the graph.
+
+    order: of all nodes, operands before their users.
+    """
+    further: set[Node] = set()
+    reach: dict[Node, tuple[int, frozenset[Node]]] = {}
+    for node in order:
+        if not isinstance(node, Pointwise):
+            continue
+        inside = {n: reach[n] for n in node.operands if n in reach and n not in kept and n not in further}
+        depths: dict[Scalar, int] = {}
+        for scalar in walk(node.body):
+            below = max([depths[part] for part in children(scalar)], default=0)
+            inlined = inside.get(scalar.tensor, (0,))[0] if isinstance(scalar, Read) else 0
+            depths[scalar] = level_of(scalar) + below + inlined
+        direct = [n for n in node.operands if n not in inside]
+        tensors = frozenset(direct).union(*[tensors for _, tensors in inside.values()])
+        reach[node] = depths[node.body], tensors
+        if depths[node.body] > MOST_DEPTH or len(tensors) > MOST_TENSORS:
+            further.add(node)
+    return further
+
+
+def _is_contracted(node: Node, readers: Mapping[Node, Sequence[tuple[Node, float]]]) -> bool:
+    """Return whether a contraction reads a node or a view of it."""
+    waiting, seen = [node], {node}
+    while waiting:
+        for reader, _ in readers.get(waiting.pop(), ()):
+            if isinstance(reader, Contraction):
+                return True
+            if isinstance(reader, Pointwise) and is_access(reader.body) and reader not in seen:
+                seen.add(reader)
+                waiting.append(reader)
+    return False
 
 
 def _is_cheap(body: Scalar, numel: int, ratio: float) -> bool:
@@ -141,13 +178,23 @@ class Expander:
 
     def body(self, node: Pointwise) -> Scalar:
         """Return a pointwise node's body over materialised tensors, in its own axes."""
-        if node not in self.bodies:
-            self.bodies[node] = self.expand(node.body)
+        for below in post_order([node], self._missing):
+            if below not in self.bodies:
+                self.bodies[below] = self.expand(below.body)
         return self.bodies[node]
+
+    def _missing(self, node: Pointwise) -> list[Pointwise]:
+        """Return the nodes whose bodies that of a node needs first."""
+        if node in self.bodies:
+            return []
+        return [read.tensor for read in reads_of(node.body) if self._is_inlined(read.tensor)]
+
+    def _is_inlined(self, node: Node) -> TypeGuard[Pointwise]:
+        return isinstance(node, Pointwise) and node not in self.kept
 
     def _inline(self, access: Read) -> Scalar | None:
         node = access.tensor
-        if not isinstance(node, Pointwise) or node in self.kept:
+        if not self._is_inlined(node):
             return None
         return substitute(self.body(node), dict(zip(node.axes, access.indices, strict=True)))
 
@@ -232,9 +279,10 @@ def form_groups(translation: Translation, target: Target, apart: Collection[Node
     apart: element-wise nodes that join neither the group that makes their input nor the one that reads them.
     """
     roots, outputs, overwriter = _roots(translation)
-    kept = choose_kept(roots) | set(apart)
+    order, kept = nodes_below(roots), choose_kept(roots) | set(apart)
+    kept |= at_limits(order, kept)
     fuser = _Fuser(Expander(kept), {}, {}, overwriter)
-    for place, node in enumerate(nodes_below(roots)):
+    for place, node in enumerate(order):
         if isinstance(node, RowsResult):
             _add_part(fuser, node)
         elif isinstance(node, (Rows, Contraction)) or node in kept:
@@ -247,6 +295,7 @@ def form_groups(translation: Translation, target: Target, apart: Collection[Node
     for group in list(fuser.groups):
         if set(group.computed) == {group.host} and group.host not in {*roots, *apart}:
             _join_operand(fuser, group, OPERAND_BLOCKS[target.schedule])
+    _drop_unread(fuser, set(roots))
     _choose_stores(fuser, set(roots))
     return Fused(tuple(_ordered(fuser)), outputs)
 
@@ -361,7 +410,17 @@ def _joined(group: FusionGroup, follower: FusionGroup) -> dict[Node, Computed] |
     for node, item in follower.computed.items():
         element = tuple([i.substitute(moved) for i in item.element])
         joined[node] = Computed(substitute(item.value, moved, read), element)
-    return joined
+    return joined if _is_within_limits(group, follower, joined) else None
+
+
+def _is_within_limits(group: FusionGroup, follower: FusionGroup, joined: Mapping[Node, Computed]) -> bool:
+    """Return whether two groups are small enough for one kernel; one that nothing joins is as it is."""
+    values = [item.value for item in joined.values()]
+    scalars = sum(1 for _ in walk(*group.bodies, *[item.value for item in group.computed.values()], *values))
+    tensors = {*group.reads, *follower.reads, *group.computed, *joined}
+    return (
+        scalars <= MOST_SCALARS and len(tensors) <= MOST_TENSORS and max(map(depth_of, values)) <= MOST_DEPTH
+    )
 
 
 def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axis, Index] | None:
@@ -458,6 +517,20 @@ def _times_read(host: Contraction, body: Scalar, node: Node, block: int) -> int:
     own = [a.extent for a in host.axes if a in used]
     others = [a.extent for a in host.axes if a not in used]
     return len(reads) * prod(own) * prod([a.extent for a in host.inner]) * -(-prod(others) // block)
+
+
+def _drop_unread(fuser: _Fuser, roots: Collection[Node]) -> None:
+    """Remove groups whose results nothing reads: a reader may turn out to read only padding."""
+    waiting = list(reversed(fuser.groups))
+    while waiting:
+        group = waiting.pop(0)
+        if group not in fuser.groups or any(n in roots or fuser.readers.get(n) for n in group.computed):
+            continue
+        del fuser.groups[group]
+        for node in group.reads:
+            fuser.readers[node].discard(group)
+            if node in fuser.maker:
+                waiting.append(fuser.maker[node])
 
 
 def _choose_stores(fuser: _Fuser, roots: Collection[Node]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torchedge.expressions.indices import Axis, Fetched, atoms_of, axes_of, inverse, of
 from torchedge.expressions.scalars import Read, Scalar, reads_of, substitute
-from torchedge.lowering.fusion import Expander, choose_kept
+from torchedge.lowering.fusion import Expander, at_limits, choose_kept
 from torchedge.lowering.nodes import (
     Node,
     Output,
@@ -39,6 +39,8 @@ def join_rows(roots: Sequence[Node]) -> None:
         return
     place = {node: number for number, node in enumerate(order)}
     kept = choose_kept(roots)
+    limits = at_limits(order, kept)
+    kept |= limits
     readers: dict[Node, list[Pointwise]] = defaultdict(list)
     for node in order:
         if isinstance(node, Pointwise):
@@ -50,7 +52,8 @@ def join_rows(roots: Sequence[Node]) -> None:
             results[node.rows].append(node)
     for host in rows:
         below = _computed_of(results[host], readers, kept, host.numel)
-        expander = Expander(kept - {node for node in below if _is_row_by_row(node, host.numel)})
+        again = {node for node in below if node not in limits and _is_row_by_row(node, host.numel)}
+        expander = Expander(kept - again)
         for node in below:
             if node in kept and _has_elements_of(node, host):
                 _join(host, node, expander.expand(node.body), place)

@@ -183,6 +183,43 @@ def _cdist_backward(
     return (grad.unsqueeze(-1) * slope).sum(-2)
 
 
+def _gelu(source: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """Compute the tanh form as x · sigmoid(2 i): 1 + tanh(i) is not 0 where a driver's tanh is 1 - 6e-8."""
+    if approximate != "tanh":
+        plain: torch.Tensor = decomposition_table[_ATEN.gelu.default](source)
+        return plain
+    x = _single(source)
+    return (x * torch.sigmoid(2 * _inner(x))).to(source.dtype)
+
+
+def _gelu_backward(grad: torch.Tensor, source: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    if approximate != "tanh":
+        plain: torch.Tensor = decomposition_table[_ATEN.gelu_backward.default](grad, source)
+        return plain
+    x = _single(source)
+    share, slope = torch.sigmoid(2 * _inner(x)), 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    change = share * torch.sigmoid(-2 * _inner(x))
+    return (_single(grad) * (share + x * change * slope)).to(source.dtype)
+
+
+def _inner(x: torch.Tensor) -> torch.Tensor:
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+
+
+def _single(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _smooth_l1_loss_backward(
+    grad: torch.Tensor, source: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """Compute NaN where the difference is NaN, as PyTorch's kernel does and its decomposition does not."""
+    difference = source - target
+    scaled = grad / source.numel() if reduction == 1 else grad
+    inside = scaled * difference / beta if beta else scaled * difference
+    return torch.where(difference <= -beta, -scaled, torch.where(difference >= beta, scaled, inside))
+
+
 _ATEN = torch.ops.aten
 _OWN: Table = {
     _ATEN.addbmm.default: _addbmm,
@@ -192,6 +229,8 @@ _OWN: Table = {
     _ATEN.bucketize.Scalar: lambda source, sequence, **options: _searchsorted(sequence, source, **options),
     _ATEN.bucketize.Tensor: lambda source, sequence, **options: _searchsorted(sequence, source, **options),
     _ATEN.copy.default: lambda old, new, *options: new.to(old.dtype).expand(old.shape),
+    _ATEN.gelu.default: _gelu,
+    _ATEN.gelu_backward.default: _gelu_backward,
     _ATEN.hardshrink_backward.default: _shrink_backward,
     _ATEN.kthvalue.default: _kthvalue,
     _ATEN.median.default: lambda source: _median(source.reshape(-1), 0)[0],
@@ -201,6 +240,7 @@ _OWN: Table = {
     _ATEN.searchsorted.Tensor: _searchsorted,
     _ATEN.select_backward.default: _select_backward,
     _ATEN.slice_backward.default: _slice_backward,
+    _ATEN.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     _ATEN.softshrink_backward.default: _shrink_backward,
     _ATEN.split_with_sizes.default: _split_with_sizes,
 }

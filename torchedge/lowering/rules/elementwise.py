@@ -98,6 +98,8 @@ def div(a: Scalar, b: Scalar, *, rounding_mode: str | None = None) -> Scalar:
         return a / b
     if not is_floating(a.dtype):
         quotient = apply("int_div", a, _divisor(b))
+        if not isinstance(b, Constant) or b.value == -1:
+            quotient = where(b.equals(-1), -a, quotient)
         if rounding_mode == "trunc":
             return quotient
         down = _crosses_zero(apply("int_mod", a, _divisor(b)), b)
@@ -113,10 +115,10 @@ def div(a: Scalar, b: Scalar, *, rounding_mode: str | None = None) -> Scalar:
 
 
 def _divisor(b: Scalar) -> Scalar:
-    """Return a whole divisor with 1 in place of 0, which would stop some devices."""
-    if isinstance(b, Constant) and b.value:
+    """Return a whole divisor with 1 in place of 0 and -1: 1 / 0 and -2^31 / -1 would stop some devices."""
+    if isinstance(b, Constant) and b.value not in (0, -1):
         return b
-    return where(b.equals(0), constant(1, b.dtype), b)
+    return where(b.equals(0) | b.equals(-1), constant(1, b.dtype), b)
 
 
 def _crosses_zero(rest: Scalar, b: Scalar) -> Scalar:
@@ -315,10 +317,18 @@ def to_copy(result: Result, input: Node, dtype: str | None = None) -> Node:
 
 @formula("mish_backward")
 def mish_backward(g: Scalar, a: Scalar) -> Scalar:
-    """Gradient · (t + a s (1 - t²)), t = tanh(log(1 + exp(a))), s = sigmoid(a)."""
-    soft_plus = apply("maximum", a, 0) + apply("log1p", apply("exp", -apply("abs", a)))
-    t = apply("tanh", soft_plus)
-    return g * (t + a * apply("sigmoid", a) * (1 - t * t))
+    """Gradient · (t + a s (1 - t²)), t = tanh(log(1 + exp(a))), s = sigmoid(a).
+
+    By exponentials below 1, so that 1 - t vanishes as it should, whatever a driver's tanh rounds to.
+    """
+    small = apply("exp", -apply("abs", a))
+    right = constant(1, a.dtype) + small * 2
+    left = small * (small + 2)
+    above = a > 0
+    whole = where(above, right + small * small * 2, left + 2)
+    t = where(above, right, left) / whole
+    rest = where(above, small * small * 2, constant(2, a.dtype)) / whole
+    return g * (t + a * apply("sigmoid", a) * (rest * (t + 1)))
 
 
 @rule("glu_backward")
