@@ -12,12 +12,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Minutes of `make fuzz`, over all formats; INPUTS=300 ends each format after so many, the same in every run.
 MINUTES ?= 10
 
-.PHONY: help demo test test-all fuzz check format wheel clean
+.PHONY: help demo test test-all test-drivers fuzz check format wheel clean
 
 help:
 	@echo "make demo       predict the training step of a ResNet-50 on a Jetson TX2"
 	@echo "make test       run the main tests (about five minutes)"
 	@echo "make test-all   run every test (about half an hour)"
+	@echo "make test-drivers  run the drivers' suite on every OpenCL device at hand, and print a table"
 	@echo "make fuzz       mutate files of every format for MINUTES=$(MINUTES) (Linux on x86-64)"
 	@echo "make check      ruff, mypy and import-linter"
 	@echo "make format     let ruff rewrite what it can"
@@ -32,6 +33,9 @@ test: $(VENV)/dev.stamp
 
 test-all: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m 'slow or not slow'
+
+test-drivers: $(VENV)/dev.stamp
+	$(BIN)/python tests/drivers/run.py $(DRIVERS)
 
 fuzz: $(VENV)/dev.stamp
 	$(BIN)/python tests/fuzzing/run.py --minutes $(MINUTES) $(if $(INPUTS),--inputs $(INPUTS))

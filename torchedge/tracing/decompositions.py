@@ -221,7 +221,30 @@ def _smooth_l1_loss_backward(
 
 
 _ATEN = torch.ops.aten
+
+
+def _trilinear(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    third: torch.Tensor,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:
+    """Return the sum over `sumdim` of a product of three tensors: nn.Bilinear's operator."""
+    factors = []
+    for factor, places in ((first, expand1), (second, expand2), (third, expand3)):
+        for place in places:
+            factor = factor.unsqueeze(place)
+        factors.append(factor)
+    product = factors[0] * factors[1] * factors[2]
+    return product.sum(sumdim) if sumdim else product
+
+
 _OWN: Table = {
+    _ATEN._trilinear.default: _trilinear,
     _ATEN.addbmm.default: _addbmm,
     _ATEN._cdist_backward.default: _cdist_backward,
     _ATEN._cdist_forward.default: _cdist,

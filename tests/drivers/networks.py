@@ -1,0 +1,278 @@
+"""Small networks of many kinds, one batch each: what every OpenCL driver has to train rightly.
+
+`BENCHMARKS` are the networks of the benchmarks, narrow and shallow; `OTHERS` are of kinds that those lack.
+They draw no random numbers, so that a step in float64 is the same step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from lowering_steps import GroupNormUNet
+from oracles.step_networks import FSRCNN, SmallCNN, SmallGPT, SmallViT
+from torch import nn
+from torch.nn import functional as F
+
+from torchedge.tracing.vision import import_torchvision
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its positional inputs and the targets of its loss."""
+
+    model: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    targets: torch.Tensor
+    loss: Callable[..., torch.Tensor] = F.mse_loss
+
+
+class Wave(nn.Module):
+    """WaveNet's gated, dilated, causal convolutions over sound, with a normalised weight."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Conv1d(1, width, 3))
+        self.gated = nn.ModuleList([nn.Conv1d(width, 2 * width, 2, dilation=2**k) for k in range(3)])
+        self.last = nn.Conv1d(width, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(F.pad(x, (2, 0)))
+        for k, layer in enumerate(self.gated):
+            value, gate = layer(F.pad(x, (2**k, 0))).chunk(2, 1)
+            x = x + value.tanh() * gate.sigmoid()
+        return self.last(x)
+
+
+class Video(nn.Module):
+    """3-D convolutions, batch norm and pooling over frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv3d(2, 6, 3, padding=1, bias=False), nn.BatchNorm3d(6), nn.LeakyReLU(0.1)),
+            *(nn.MaxPool3d(2), nn.Conv3d(6, 8, (1, 3, 3), stride=(1, 2, 2), groups=2), nn.ELU()),
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean((2, 3, 4)))
+
+
+class Attention(nn.Module):
+    """A graph attention layer: scores along edges, a softmax over those of a node, a weighted sum."""
+
+    def __init__(self, features: int = 7, width: int = 6) -> None:
+        super().__init__()
+        self.project, self.score = nn.Linear(features, width), nn.Linear(2 * width, 1)
+        self.out = nn.Linear(width, 4)
+
+    def forward(self, nodes: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        x, (source, end) = self.project(nodes), edges
+        score = F.leaky_relu(self.score(torch.cat([x[source], x[end]], 1)), 0.2)[:, 0]
+        top = torch.full((len(x),), -1e9, dtype=x.dtype).scatter_reduce(0, end, score, "amax")
+        weight = (score - top[end]).exp()
+        total = torch.zeros(len(x), dtype=x.dtype).index_add(0, end, weight)
+        mixed = torch.zeros_like(x).index_add(0, end, x[source] * (weight / total[end])[:, None])
+        return self.out(F.elu(mixed))
+
+
+class Llama(nn.Module):
+    """RMS norms, rotary positions, grouped queries and a gated layer."""
+
+    def __init__(self, words: int = 37, width: int = 24, heads: int = 4, kept: int = 2) -> None:
+        super().__init__()
+        self.heads, self.kept, each = heads, kept, width // heads
+        self.words, self.norms = nn.Embedding(words, width), nn.ModuleList([nn.RMSNorm(width) for _ in "abc"])
+        self.query = nn.Linear(width, width, bias=False)
+        self.pairs = nn.Linear(width, 2 * kept * each, bias=False)
+        self.gate, self.up = nn.Linear(width, 40, bias=False), nn.Linear(width, 40, bias=False)
+        self.down, self.head = nn.Linear(40, width, bias=False), nn.Linear(width, words, bias=False)
+        self.register_buffer("angles", 10.0 ** -torch.linspace(0, 2, each // 2))
+
+    def _turn(self, x: torch.Tensor) -> torch.Tensor:
+        angle = torch.arange(x.shape[2])[:, None] * self.angles
+        first, second = x.chunk(2, -1)
+        return torch.cat(
+            [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
+        y = self.norms[0](x)
+        query = self.query(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        key, value = self.pairs(y).unflatten(-1, (self.kept, -1)).transpose(1, 2).chunk(2, -1)
+        key, value = (t.repeat_interleave(self.heads // self.kept, 1) for t in (key, value))
+        seen = F.scaled_dot_product_attention(self._turn(query), self._turn(key), value, is_causal=True)
+        x = x + seen.transpose(1, 2).flatten(2)
+        y = self.norms[1](x)
+        x = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return self.head(self.norms[2](x)).flatten(0, 1)
+
+
+class Generator(nn.Module):
+    """A generator of pictures: instance norm, reflected borders, transposed convolutions, shuffled pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.ReflectionPad2d(1), nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.PReLU(8)),
+            *(nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1), nn.Hardswish(), nn.Conv2d(8, 12, 1)),
+            *(nn.PixelShuffle(2), nn.Upsample(scale_factor=0.5, mode="bilinear"), nn.Tanh()),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+class Ranking(nn.Module):
+    """Sorted and summed features, an average of embeddings, a bilinear product: tables, not pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.bilinear = nn.Embedding(19, 8), nn.Bilinear(8, 5, 6)
+        self.head = nn.Sequential(nn.Linear(11, 7), nn.LayerNorm(7), nn.Mish(), nn.Linear(7, 1))
+
+    def forward(self, items: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        ordered = numbers.sort(1).values.cumsum(1)
+        joined = self.bilinear(self.items(items).mean(1), ordered)
+        return self.head(torch.cat([F.softplus(joined), ordered.clamp(-1, 2)], 1))[:, 0]
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and a classifier of its last step."""
+
+    def __init__(self, layer: nn.RNNBase, width: int) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+def _images(batch: int = 2, side: int = 32, channels: int = 3) -> torch.Tensor:
+    return torch.randn(batch, channels, side, side)
+
+
+def _classified(model: nn.Module, *inputs: torch.Tensor, of: int = 5) -> Case:
+    return Case(model, inputs, torch.randint(of, (len(inputs[0]),)), F.cross_entropy)
+
+
+def _vision(make: Callable[..., nn.Module], side: int = 48, **settings: object) -> Case:
+    model = make(num_classes=5, **settings)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) or type(module).__name__ == "StochasticDepth":
+            module.p = 0.0
+    return _classified(model, _images(4, side))
+
+
+def _resnet() -> Case:
+    resnet = import_torchvision().models.resnet
+    return _vision(resnet.ResNet, block=resnet.Bottleneck, layers=[1, 1, 1, 1], groups=2, width_per_group=8)
+
+
+def _convnext() -> Case:
+    convnext = import_torchvision().models.convnext
+    blocks = [convnext.CNBlockConfig(12, 24, 1), convnext.CNBlockConfig(24, None, 2)]
+    return _vision(convnext.ConvNeXt, block_setting=blocks)
+
+
+def _efficientnet() -> Case:
+    models = import_torchvision().models.efficientnet
+    layers = [models.MBConvConfig(e, k, s, i, o, 1, 1.0, 1.0) for e, k, s, i, o in
+              ((1, 3, 1, 8, 8), (6, 3, 2, 8, 12), (6, 5, 2, 12, 16))]  # fmt: skip
+    return _vision(models.EfficientNet, inverted_residual_setting=layers, dropout=0.0, last_channel=32)
+
+
+def _tokens(model: nn.Module, words: int, length: int) -> Case:
+    tokens = torch.randint(words, (2, length))
+    return Case(model, (tokens,), tokens.roll(-1, 1).flatten(), F.cross_entropy)
+
+
+def _gpt() -> Case:
+    return Case(
+        model := SmallGPT(words=50, width=32, length=16),
+        (torch.randint(50, (2, 16)),),
+        torch.randint(50, (32,)),
+        lambda out, labels, _=model: F.cross_entropy(out["logits"].flatten(0, 1), labels),
+    )
+
+
+def _graph() -> Case:
+    edges = torch.cat([torch.randint(12, (2, 40)), torch.arange(12).expand(2, -1)], 1)
+    return Case(Attention(), (torch.randn(12, 7), edges), torch.randint(4, (12,)), F.cross_entropy)
+
+
+def _models() -> object:
+    return import_torchvision().models
+
+
+BENCHMARKS: dict[str, Callable[[], Case]] = {
+    "resnet": _resnet,
+    "mobilenet_v2": lambda: _vision(_models().mobilenet_v2, width_mult=0.1, side=64, dropout=0.0),
+    "efficientnet": _efficientnet,
+    "densenet": lambda: _vision(
+        _models().DenseNet, growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2
+    ),
+    "convnext": _convnext,
+    "swin": lambda: _vision(
+        _models().SwinTransformer, patch_size=[4, 4], embed_dim=12, depths=[2, 2], num_heads=[2, 3],
+        window_size=[4, 4], stochastic_depth_prob=0.0,
+    ),
+    "vit": lambda: _classified(SmallViT(), _images(side=16)),
+    "unet": lambda: Case(GroupNormUNet(8), (_images(side=16),), _images(side=16)),
+    "fsrcnn": lambda: Case(FSRCNN(features=12, shrunk=5, depth=1), (_images(side=9, channels=1),),
+                           _images(side=18, channels=1)),
+    "gpt": _gpt,
+}  # fmt: skip
+
+OTHERS: dict[str, Callable[[], Case]] = {
+    "cnn": lambda: _classified(SmallCNN(), _images(side=8)),
+    "mobilenet_v3": lambda: _vision(_models().mobilenet_v3_small, width_mult=0.25, side=64, dropout=0.0),
+    "lstm": lambda: _classified(
+        Recurrent(nn.LSTM(5, 12, 2, batch_first=True), 12), torch.randn(3, 6, 5), of=3
+    ),
+    "gru": lambda: _classified(Recurrent(nn.GRU(5, 9, batch_first=True), 9), torch.randn(3, 6, 5), of=3),
+    "wave": lambda: Case(Wave(), (torch.randn(2, 1, 40),), torch.randn(2, 1, 40)),
+    "video": lambda: _classified(Video(), torch.randn(2, 2, 4, 10, 10), of=3),
+    "graph": _graph,
+    "llama": lambda: _tokens(Llama(), 37, 10),
+    "generator": lambda: Case(Generator(), (_images(side=10),), torch.randn(2, 3, 20, 20)),
+    "ranking": lambda: Case(
+        Ranking(), (torch.randint(19, (6, 4)), torch.randn(6, 5)), torch.randn(6), F.smooth_l1_loss
+    ),
+    "wide": lambda: _classified(nn.Sequential(nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 130)),
+                                torch.randn(33, 70), of=130),
+}  # fmt: skip
+"""The head of "wide" is wider than a tile, and its batch no multiple of one."""
+
+KINKS = {nn.ReLU: (0.0,), nn.ReLU6: (0.0, 6.0), nn.Hardswish: (-3.0, 3.0), nn.Hardsigmoid: (-3.0, 3.0)}
+MARGIN = 3e-6
+"""Float32's rounding of an activation of size one, with room."""
+
+
+def drawn(name: str) -> Case:
+    """Return a network, drawn so that no rectifier's input lies within rounding of a kink.
+
+    There the gradient passes in one precision and not in the other, whoever computes it. The float64 forward
+    pass alone decides which draw is taken.
+    """
+    for seed in range(20):
+        torch.manual_seed(seed)
+        case = {**OTHERS, **BENCHMARKS}[name]()
+        nearest = [float("inf")]
+
+        def look(module: nn.Module, inputs: tuple[torch.Tensor, ...], nearest: list[float] = nearest) -> None:
+            for kink in KINKS[type(module)]:
+                nearest.append(float((inputs[0] - kink).abs().min()))
+
+        exact = copy.deepcopy(case.model).double()
+        for module in exact.modules():
+            if type(module) in KINKS:
+                module.register_forward_pre_hook(look)
+        exact(*[t.double() if t.is_floating_point() else t for t in case.inputs])
+        if min(nearest) > MARGIN:
+            return case
+    raise AssertionError(f"no draw of {name} keeps clear of the kinks: make it smaller")
