@@ -20,7 +20,8 @@ def test_the_devices_of_this_machine(run):
     assert "OpenCL device" in out.splitlines()[0] and "0" in out and "*" in out
     assert max(map(len, out.splitlines())) <= 80
     documents = json.loads(run("devices", "--opencl", "--json"))
-    assert set(documents[0]) == {field.name for field in fields(ClDevice)}
+    assert set(documents[0]) == {field.name for field in fields(ClDevice)} | {"fault", "default"}
+    assert [document["default"] for document in documents].count(True) == 1
     assert run("devices", "--opencl", "0").startswith("0: ")
     assert json.loads(run("devices", "--opencl", "0", "--json")) == documents[0]
 
@@ -48,9 +49,11 @@ def test_without_pyopencl_the_command_says_how_to_get_it(capsys, monkeypatch):
 
 
 def test_tables_fit_a_terminal(capsys):
-    print_opencl_devices([GPU, PHONE, replace(GPU, index=12, name="long " * 20)], default=GPU)
+    faults = {GPU.index: "", PHONE.index: "its driver ends the process " + "for a long reason " * 9}
+    print_opencl_devices([GPU, PHONE, replace(GPU, index=12, name="long " * 20)], GPU, faults)
     for device in (GPU, PHONE):
-        print_opencl_device(device)
+        print_opencl_device(device, faults[device.index])
     out = capsys.readouterr().out
+    assert "1: its driver ends the process" in out and "install a newer driver" in out
     assert max(map(len, out.splitlines())) <= 80
     assert "rows in multiples of 64 texels" in out and "buffers, images, arithmetic" in out

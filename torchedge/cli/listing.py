@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchedge.cli.console import MIB, answer, print_table, print_wrapped, warn
 from torchedge.cli.options import DEVICE, command
-from torchedge.errors import DeviceError
+from torchedge.errors import DeviceError, TorchedgeWarning
 from torchedge.texts import number
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ def devices(name: str | None, opencl: bool) -> None:
     predictions: measured (by our probes), public data (fitted on published measurements) or assumed (memory
     or latency is an estimate from the device's figures, or scaled from another device's measurements).
 
-    With --opencl, NAME is a number, a type (gpu, cpu) or a part of a name. The default device is marked *;
+    With --opencl, NAME is a number, a type (gpu, cpu) or a part of a name. The probe builds and runs a small
+    kernel; its result is kept, and a device that failed is tried again. The default device is marked *;
     TORCHEDGE_OPENCL_DEVICE chooses another.
     """
     from torchedge.devices import find_device, scan_profiles
@@ -154,46 +157,60 @@ def _summary(device: Device) -> dict[str, Any]:
 
 
 def _list_opencl(name: str | None) -> None:
-    """Print the OpenCL devices, or the one that `name` chooses."""
+    """Print the OpenCL devices, or the one that `name` chooses, each with the result of its probe."""
     from torchedge.opencl import choose_device, list_opencl_devices
+    from torchedge.opencl.probes import fault_of
+    from torchedge.storage.locks import warnings_ignored
 
     available = list_opencl_devices()
-    if name is not None:
-        device = choose_device(name, available)
-        answer(device, lambda: print_opencl_device(device))
-        return
-
-    def show() -> None:
-        default = None
-        try:
-            default = choose_device(None, available)
-        except DeviceError as error:  # a wrong environment variable: the list shows what is there
+    chosen = None if name is None else choose_device(name, available)
+    faults = {device.index: fault_of(device, again=True) for device in available}
+    default = None
+    try:
+        with warnings_ignored(TorchedgeWarning):  # the list shows them
+            default = choose_device(None, available, lambda device: faults[device.index])
+    except DeviceError as error:  # a wrong environment variable; where none can be used, the list shows why
+        if not all(faults.values()):
             warn(str(error))
-        print_opencl_devices(available, default)
 
-    answer(available, show)
+    def document(device: ClDevice) -> dict[str, Any]:
+        properties = {field.name: getattr(device, field.name) for field in fields(device)}
+        return {**properties, "fault": faults[device.index], "default": device == default}
+
+    if chosen is not None:
+        answer(document(chosen), lambda: print_opencl_device(chosen, faults[chosen.index]))
+    else:
+        answer([*map(document, available)], lambda: print_opencl_devices(available, default, faults))
 
 
-def print_opencl_devices(available: list[ClDevice], default: ClDevice | None) -> None:
-    """Print a line for each device; the default is marked *."""
-    head = ["", "OpenCL device", "type", "half in", "units", "MiB", "image2d"]
+def print_opencl_devices(
+    available: list[ClDevice], default: ClDevice | None, faults: Mapping[int, str]
+) -> None:
+    """Print a line for each device, and why a device cannot be used; the default is marked *."""
+    from torchedge.opencl.choosing import remedy
+
+    head = ["", "OpenCL device", "platform", "driver", "type", "OpenCL", "MiB", "probe"]
     rows = [
         [
             f"{device.index}{'*' if device == default else ''}",
             device.name,
+            device.platform,
+            device.driver,
             device.kind,
-            _half(device)[-1],
-            str(device.compute_units),
+            (re.findall(r"\d+\.\d+", device.version) or ["?"])[0],
             f"{device.global_bytes // MIB:,}",
-            f"{device.image_width}" if device.images else "no",
+            "fails" if faults.get(device.index) else "works",
         ]
         for device in available
     ]
-    print_table(head, rows, left=4)
+    print_table(head, rows, left=5)
+    for device in available:
+        if fault := faults.get(device.index):
+            print_wrapped(f"{fault}; {remedy(device)}", first=f"{device.index}: ", rest="   ")
 
 
-def print_opencl_device(device: ClDevice) -> None:
-    """Print the properties of one device."""
+def print_opencl_device(device: ClDevice, fault: str) -> None:
+    """Print the properties of one device, and the fault that its probe found."""
     print_wrapped(device.name, first=f"{device.index}: ", rest="   ")
     image = f"up to {device.image_width} x {device.image_height} texels" if device.images else "no"
     rows = {
@@ -202,6 +219,7 @@ def print_opencl_device(device: ClDevice) -> None:
         "platform": f"{device.platform} ({device.platform_version})",
         "version": device.version,
         "driver": device.driver,
+        "probe": f"fails: {fault}" if fault else "works",
         "compute units": f"{device.compute_units} at {device.clock_mhz} MHz",
         "global memory": f"{device.global_bytes // MIB:,} MiB",
         "allocations": f"at most {device.allocation_bytes // MIB:,} MiB at once",

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torchedge.opencl.binary_caches import BinaryCache
-from torchedge.opencl.platforms import ClDevice
+from torchedge.opencl.platforms import ClDevice, place_of
 from torchedge.storage.locks import PROCESS
 
 PROCESSES_VARIABLE = "TORCHEDGE_BUILD_PROCESSES"
@@ -82,7 +82,7 @@ def end_waiting() -> None:
 def _start(device: ClDevice) -> subprocess.Popen[bytes]:
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, "-m", "torchedge.opencl.build_worker", str(device.index)],
+        [sys.executable, "-m", "torchedge.opencl.build_worker", place_of(device)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

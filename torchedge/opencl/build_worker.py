@@ -1,6 +1,6 @@
 """A process of `build_processes`: builds the share on its standard input and leaves binaries in the cache.
 
-Its argument is the device's index. One that gets no share within a minute ends.
+Its argument is the device's `place_of`. One that gets no share within a minute ends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import numpy as np
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.compiling import build_text
 from torchedge.opencl.contexts import DeviceContext, open_context
+from torchedge.opencl.platforms import describe, device_at, handles
 
 
 def main() -> int:
     """Build the share; texts that do not build are left to the caller, who reports them."""
-    context = open_context(int(sys.argv[1]))
+    index = device_at(sys.argv[1])
+    context = open_context(describe(handles()[index], index))
     patience = threading.Timer(60, os._exit, (1,))
     patience.daemon = True
     patience.start()

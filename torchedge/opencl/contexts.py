@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
-from torchedge.opencl.platforms import ClDevice, choose_device, handles, load_pyopencl
+from torchedge.opencl.choosing import choose_device
+from torchedge.opencl.platforms import ClDevice, handles, load_pyopencl
 from torchedge.opencl.sharing import check_process
 from torchedge.storage.locks import PROCESS
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchedge.errors import DeviceError, needed
+from torchedge.errors import DeviceError, OpenCLError, needed
+from torchedge.opencl.drivers import driver_advice, find_platforms
 from torchedge.opencl.foreign_caches import import_pyopencl
 from torchedge.opencl.sharing import check_process
-
-DEVICE_VARIABLE = "TORCHEDGE_OPENCL_DEVICE"
-"""Environment variable of the default device: a number, a type or a part of a name."""
 
 KINDS = ("gpu", "accelerator", "cpu", "other")
 """Device types, the preferred one first."""
@@ -102,21 +100,18 @@ def handles() -> list[Any]:
     devices: list[Any] = []
     reasons = []
     try:
-        platforms = cl.get_platforms()
+        platforms = find_platforms(cl)
     except cl.Error as error:
         platforms = []
-        reasons.append(" ".join(str(error).split()))
+        reasons.append(driver_message(error))
     for platform in platforms:
         try:
             devices += platform.get_devices()
         except cl.Error as error:  # a driver without its hardware
-            reasons.append(f"{platform.name.strip()}: {' '.join(str(error).split())}")
+            reasons.append(f"{_text(platform.name)}: {driver_message(error)}")
     if not devices:
         reason = f" ({'; '.join(reasons)})" if reasons else ""
-        raise DeviceError(
-            f"OpenCL finds no device{reason}; install the driver of one, or for this machine's processor "
-            "run: pip install 'torchedge[opencl]'"
-        )
+        raise DeviceError(f"OpenCL finds no device{reason}; install the driver of one, or {driver_advice()}")
     return devices
 
 
@@ -166,32 +161,54 @@ def describe(handle: Any, index: int) -> ClDevice:
     )
 
 
-def choose_device(query: str | int | None = None, devices: Sequence[ClDevice] | None = None) -> ClDevice:
-    """Return one OpenCL device.
+def place_of(device: ClDevice) -> str:
+    """Return a text by which `device_at` finds a device in another process."""
+    return json.dumps([device.index, *(getattr(device, name) for name in _NAMES)])
 
-    query: an index, a type ("gpu", "cpu", ...) or a part of a device's, platform's or vendor's name;
-    None: `$TORCHEDGE_OPENCL_DEVICE`, else the first GPU, else the first accelerator, else the first device.
+
+def device_at(place: str) -> int:
+    """Return the index in this process of the device that `place_of` describes.
+
+    Indices differ where another process looked for drivers with other variables; of equal devices it is the
+    one of the same index.
 
     Raises:
-        DeviceError: there is no such device, or a name fits several.
-        MissingExtraError: pyopencl is not installed.
+        OpenCLError: the device is not found here.
     """
-    known = list_opencl_devices() if devices is None else list(devices)
-    asked = os.environ.get(DEVICE_VARIABLE) or None if query is None else query
-    if asked is None:
-        return min(known, key=lambda device: (KINDS.index(device.kind), device.index))
-    wanted = str(asked).strip().casefold()
-    if re.fullmatch(r"-?\d+", wanted):
-        matches = [device for device in known if device.index == int(wanted)]
-    elif wanted in KINDS:
-        matches = [device for device in known if device.kind == wanted][:1]
-    else:
-        matches = [d for d in known if wanted in f"{d.name}\n{d.platform}\n{d.vendor}".casefold()]
-    if len(matches) == 1:
-        return matches[0]
-    names = "; ".join(f"{device.index}: {device.name} ({device.kind})" for device in known)
-    what = f"fits {len(matches)} devices" if matches else "fits no device"
-    raise DeviceError(f"OpenCL device {asked!r} {what}; expected one of {names}; name one by its number")
+    index, *names = json.loads(place)
+    same = [
+        own
+        for own, handle in enumerate(handles())
+        if [_text(read(handle)) for read in _NAMES.values()] == names
+    ]
+    if not same:
+        raise OpenCLError(f"a new process finds no OpenCL device {names[0]}; look at its driver's variables")
+    return index if index in same else same[0]
+
+
+_NAMES: dict[str, Callable[[Any], str]] = {
+    "name": lambda handle: handle.name,
+    "driver": lambda handle: handle.driver_version,
+    "platform": lambda handle: handle.platform.name,
+    "platform_version": lambda handle: handle.platform.version,
+}
+"""Properties by which processes tell devices apart."""
+
+_BUILD = re.compile(r"\nBuild on <.*?>:\s*\n(.*?)(?:\n\(options: .*)?\Z", re.DOTALL)
+_COMPLAINT = re.compile(r"\b(?:fatal )?error:\s*(\S.*)", re.IGNORECASE)
+
+
+def driver_message(error: BaseException) -> str:
+    """Return an error of pyopencl in one line, each thing once; of a log its first error."""
+    text = str(error)
+    log = _BUILD.search(text)
+    parts = list(dict.fromkeys(part.strip() for part in text[: log.start() if log else None].split(" - ")))
+    said = " - ".join(part for part in parts if not any(part != o and o.endswith(part) for o in parts))
+    if log is not None:
+        lines = [line.strip() for line in log[1].splitlines() if line.strip()]
+        complaint = _COMPLAINT.search(log[1])
+        said += f": {complaint[1].strip() if complaint else ' '.join(lines)}"
+    return " ".join(said.split())
 
 
 def _text(words: str) -> str:

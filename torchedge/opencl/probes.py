@@ -1,0 +1,185 @@
+"""A probe of each OpenCL device: one small kernel, in a process of its own, whose result is remembered.
+
+A driver can list a device and fail at every program: PoCL without code for the processor, a library that is
+missing, a compiler that crashes or never ends. So a device is tried before it is used: a kernel with an
+image, a sub-buffer, local memory, a barrier and built-in functions is built and run, and what it wrote is
+compared. The verdict lies in the cache folder, by driver, device, processor and the driver's environment
+variables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import numpy as np
+
+from torchedge.opencl.binary_caches import default_cache, key_of
+from torchedge.opencl.platforms import ClDevice, device_at, driver_message, handles, load_pyopencl, place_of
+from torchedge.storage.locks import PROCESS, warnings_ignored
+
+PATIENCE_S = 60
+"""Seconds that a probe may take: a cold compiler on a slow disk needs some."""
+MAX_FAULT = 400
+"""Characters of a fault that is shown."""
+
+DRIVER_VARIABLES = ("OCL_", "OPENCL_", "POCL_", "RUSTICL_", "CL_CONFIG_", "LD_LIBRARY_PATH", "LD_PRELOAD")
+"""Beginnings of the names of environment variables on which a verdict depends."""
+CACHE_VARIABLES = frozenset({"POCL_CACHE_DIR"})
+"""Variables of drivers on which none depends."""
+
+_OPTIONS = ("-cl-std=CL1.2",)
+_SIDE = 8
+_SOURCE = """\
+#ifdef WITH_IMAGE
+__constant sampler_t nearest = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
+#define READ(at) read_imagef(image, nearest, at)
+#else
+#define READ(at) vload4((at).y * 8 + (at).x, image)
+#endif
+__kernel void torchedge_probe(
+#ifdef WITH_IMAGE
+    __read_only image2d_t image,
+#else
+    __global const float *image,
+#endif
+    __global float *to)
+{
+    __local float4 row[8];
+    const int x = get_local_id(0), y = get_group_id(0);
+    row[x] = READ((int2)(x, y));
+    barrier(CLK_LOCAL_MEM_FENCE);
+    vstore4(exp(row[7 - x]) + sqrt(row[x]), y * 8 + x, to);
+}
+"""
+
+_faults: dict[str, str] = {}
+_tried_now: set[str] = set()  # keys of devices that this process tried
+
+
+def fault_of(device: ClDevice, *, again: bool = False) -> str:
+    """Return why a device of this machine cannot be used, in one line; empty where its probe succeeds.
+
+    again: try a device again whose probe failed before.
+    """
+    key = _key(device)
+    with PROCESS:
+        fault = _faults.get(key)
+        if fault is None:
+            entry = default_cache().read(key)
+            fault = None if entry is None else entry.decode("utf-8", "replace")[:MAX_FAULT]
+        if fault is None or (fault and again):
+            fault = _tried(device)
+            _tried_now.add(key)
+            default_cache().write(key, fault.encode())
+        _faults[key] = fault
+        return fault
+
+
+def tried_now(device: ClDevice) -> bool:
+    """Whether this process tried a device, not an earlier one."""
+    return _key(device) in _tried_now
+
+
+def _key(device: ClDevice) -> str:
+    environment = [
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(DRIVER_VARIABLES) and name not in CACHE_VARIABLES
+    ]
+    return key_of(device, "probe\n" + _SOURCE, [*_OPTIONS, *environment, _processor()])
+
+
+def _processor() -> str:
+    """Return what tells this machine's processor from others: a home folder may serve several machines."""
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0]
+        named = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
+        lines = [line for line in first.splitlines() if line.startswith(named)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return ""
+
+
+def _tried(device: ClDevice) -> str:
+    """Return the fault that a process of its own finds, or that ends it."""
+    if not sys.executable:
+        return probe(handles()[device.index])
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "torchedge.opencl.probes", place_of(device)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"its driver has not built and run a small kernel within {PATIENCE_S} s"
+    except OSError:
+        return probe(handles()[device.index])
+    with suppress(ValueError, IndexError, KeyError, TypeError):
+        return str(json.loads(done.stdout.splitlines()[-1])["fault"])[:MAX_FAULT]
+    said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    how = f"exit status {done.returncode}"
+    with suppress(ValueError):
+        how = Signals(-done.returncode).name
+    return f"its driver ends the process ({how}{': ' + said[-1].strip() if said else ''})"[:MAX_FAULT]
+
+
+def probe(handle: Any) -> str:
+    """Build and run the probe's kernel in this process; return the fault, empty where there is none."""
+    cl = load_pyopencl()
+    try:
+        with warnings_ignored(cl.CompilerWarning):
+            return _run(cl, handle)
+    except cl.Error as error:
+        return driver_message(error)[:MAX_FAULT]
+
+
+def _run(cl: Any, handle: Any) -> str:
+    images = bool(handle.image_support)
+    context = cl.Context([handle])
+    queue = cl.CommandQueue(context)
+    program = cl.Program(context, _SOURCE)
+    program.build([*_OPTIONS, *["-DWITH_IMAGE"] * images])
+    content = (np.arange(_SIDE * _SIDE * 4, dtype=np.float32) % 37 / 37).reshape(_SIDE, _SIDE, 4)
+    flags, start = cl.mem_flags, max(1, handle.mem_base_addr_align // 8)
+    whole = cl.Buffer(context, flags.READ_WRITE, start + content.nbytes)
+    part = whole.get_sub_region(start, content.nbytes)
+    if images:
+        texels = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.FLOAT)
+        source = cl.create_image(context, flags.READ_WRITE, texels, shape=(_SIDE, _SIDE))
+        cl.enqueue_copy(queue, source, content, origin=(0, 0), region=(_SIDE, _SIDE))
+    else:
+        source = cl.Buffer(context, flags.READ_WRITE, content.nbytes)
+        cl.enqueue_copy(queue, source, content)
+    kernel = cl.Kernel(program, "torchedge_probe")
+    kernel.set_args(source, part)
+    cl.enqueue_nd_range_kernel(queue, kernel, (_SIDE * _SIDE,), (_SIDE,))
+    queue.finish()
+    result = np.zeros_like(content)
+    cl.enqueue_copy(queue, result, whole, src_offset=start)
+    expected = np.exp(content[:, ::-1]) + np.sqrt(content)
+    if np.allclose(result, expected, rtol=1e-4, atol=1e-4):
+        return ""
+    worst = float(np.nanmax(np.abs(result - expected), initial=0))
+    return f"a small kernel computes wrong numbers (off by {worst:.3g} of values up to {expected.max():.3g})"
+
+
+def main() -> None:
+    """Try the device that the argument names; print the fault and end at once, whatever the driver does."""
+    fault = probe(handles()[device_at(sys.argv[1])])
+    print(json.dumps({"fault": fault}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
