@@ -30,7 +30,14 @@ from torchedge.opencl.sharing import check_process
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import lowered
-from torchedge.runtime.tensor_memory import KeptTensor, ResultPool, TensorMemory, kept_behind
+from torchedge.runtime.tensor_memory import (
+    KeptTensor,
+    ResultPool,
+    TensorMemory,
+    kept_behind,
+    over_storage,
+    with_strides,
+)
 from torchedge.storage.locks import PROCESS
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.aten_graphs import step_of
@@ -223,15 +230,28 @@ class GraphRun:
             else:
                 for step in self._steps:
                     step(values)
-            return [
-                None if name is None else self._result(name, values[name], place < self.traced.returned)
-                for place, name in enumerate(self._results.returned)
-            ]
+            return self._returned(values)
 
-    def _result(self, name: str, value: OnDevice, leaves: bool) -> torch.Tensor:
-        if isinstance(value, torch.Tensor):
-            return value
-        return self._on_host(value, self._results.forms[name]) if leaves else value.stand_in()
+    def _returned(self, values: Mapping[str, OnDevice]) -> list[torch.Tensor | None]:
+        """Return the results: a tensor that is returned twice is one object, views share its storage."""
+        hosts: dict[str, torch.Tensor] = {}
+        results: list[torch.Tensor | None] = []
+        for place, name in enumerate(self._results.returned):
+            value = None if name is None else values[name]
+            if name is not None and value is not None and place < self.traced.returned:
+                form, view = self._results.forms[name], self.traced.views[place]
+                if name not in hosts:
+                    hosts[name] = self._on_host(value, form)
+                if view is not None and view != (tuple(form.shape), form.stride(), 0):
+                    hosts[name] = base = with_strides(hosts[name], form.stride())
+                    if self.traced.part == "inference":
+                        value = base.as_strided(*view[:2], base.storage_offset() + view[2])
+                    else:
+                        value = over_storage(base, view)
+                else:
+                    value = hosts[name]
+            results.append(value.stand_in() if isinstance(value, KeptTensor) else value)
+        return results
 
     def _on_host(self, value: OnDevice, form: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.Tensor):

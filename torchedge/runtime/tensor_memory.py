@@ -21,10 +21,8 @@ from torchedge.runtime.memory import DeviceMemory, DeviceTensor
 from torchedge.textures.layouts import Layout
 
 _ATTRIBUTE = "torchedge_memory"
-_ROW = 1021
-"""Words that a fingerprint keeps apart; a prime, so that rows of tensors that change places do not cancel."""
-_SAMPLE = 1024
-"""Elements of a parameter that its fingerprint samples; up to twice as many."""
+_ROWS = (1021, 1019)
+"""Words that a fingerprint keeps apart: primes, so that parts of tensors that change places do not cancel."""
 _Key = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -119,10 +117,7 @@ class TensorMemory(DeviceMemory):
             tensor = self._dense(layout, shape, dtype, memory, memory_order(form))
         else:
             tensor = torch.from_numpy(self.read(DeviceTensor(stored, memory)))
-        strides = zip(tensor.stride(), form.stride(), tensor.shape, strict=True)
-        if all(a == b or n == 1 for a, b, n in strides):
-            return tensor
-        return torch.empty_strided(tensor.shape, form.stride(), dtype=dtype).copy_(tensor)
+        return with_strides(tensor, form.stride())
 
     def _dense(
         self, layout: Layout, shape: Sequence[int], dtype: torch.dtype, memory: Any, order: Sequence[int]
@@ -143,7 +138,7 @@ class TensorMemory(DeviceMemory):
         """Return the memory of a tensor's copy in the layout of `stored`; copies it where it has changed.
 
         Every in-place operation of PyTorch moves the tensor's version counter. Writes through `tensor.data`
-        or numpy do not: `fingerprint` detects most of them in parameters, and all in other tensors.
+        or numpy do not: `fingerprint` detects those.
 
         Raises:
             DeviceMemoryError: the device has too little.
@@ -185,28 +180,44 @@ class TensorMemory(DeviceMemory):
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """Return a number that changes with the data.
+    """Return a number that changes with the data, all of which is read, as fast as memory allows.
 
-    Of a parameter: a sample of its elements, all of them up to 1,024, since its version counter misses only
-    writes through `data` and numpy, which rarely spare all of the sample. Of other tensors: sums of all
-    64-bit words by their place modulo a prime.
+    It is made of sums of 64-bit words by their place modulo two primes. A change goes unseen only if every
+    changed word shares both of its sums with others that change by the opposite amounts: four words at least.
     """
     plain = tensor.detach().resolve_neg()
-    dense = plain.permute(memory_order(plain))
-    if isinstance(tensor, torch.nn.Parameter) and not tensor.is_inference():
-        count = plain.numel()
-        flat = dense.view(-1) if dense.is_contiguous() else dense.reshape(-1)
-        sample = flat[:: max(1, count // _SAMPLE)].contiguous()
-        return hash(sample.view(torch.uint8).numpy().tobytes())
-    raw = dense.contiguous().reshape(-1).view(torch.uint8).numpy()
+    dense = np.ascontiguousarray(plain.permute(memory_order(plain)).numpy())
+    raw = dense.reshape(-1).view(np.uint8)
     words = raw[: raw.size // 8 * 8].view(np.uint64)
-    whole = words.size // _ROW * _ROW
-    sums = words[:whole].reshape(-1, _ROW).sum(0, dtype=np.uint64)
-    return hash((sums.tobytes(), words[whole:].tobytes(), raw[8 * words.size :].tobytes()))
+    parts = [raw[8 * words.size :].tobytes()]
+    for row in _ROWS if words.size > _ROWS[0] else ():
+        whole = words.size // row * row
+        parts += [words[:whole].reshape(-1, row).sum(0, dtype=np.uint64).tobytes(), words[whole:].tobytes()]
+    return hash(tuple(parts if len(parts) > 1 else [*parts, words.tobytes()]))
 
 
 def _key(tensor: torch.Tensor) -> _Key:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor with other strides that is no view: over the same storage where nothing moves."""
+    pairs = zip(tensor.stride(), strides, tensor.shape, strict=True)
+    if tensor.numel() and any(a != b and n != 1 for a, b, n in pairs):
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+    if not tensor._is_view() and tensor.stride() == tuple(strides):
+        return tensor
+    return over_storage(tensor, (tuple(tensor.shape), tuple(strides), 0))
+
+
+def over_storage(tensor: torch.Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int]) -> torch.Tensor:
+    """Return a tensor of a size, strides and further offset in another's storage, but no view of it.
+
+    Autograd lets nothing write to a view that a function of its own returns.
+    """
+    size, stride, offset = view
+    empty = torch.empty(0, dtype=tensor.dtype)
+    return empty.set_(tensor.untyped_storage(), tensor.storage_offset() + offset, size, stride)
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from torchedge.errors import InputError
 from torchedge.storage.locks import PROCESS
@@ -161,6 +163,88 @@ def _is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""A view of a tensor: size, strides, and offset behind the tensor's own."""
+
+
+def _without_tokens(module: GraphModule) -> GraphModule:
+    """Return a copy of a graph that calls operators with effects without the tokens that order them."""
+    from torch._higher_order_ops.effects import with_effects
+
+    graph, copies = Graph(), dict[Node, Any]()
+    for node in module.graph.nodes:
+        if node.target is with_effects:
+            _, target, *args = node.args
+            args, kwargs = map_arg((tuple(args), node.kwargs), copies.__getitem__)
+            copies[node] = graph.call_function(target, args, kwargs)
+            copies[node].meta = {**node.meta, "val": _results_behind_token(node)}
+        elif node.target is operator.getitem and node.args[0].target is with_effects:
+            call, place = node.args
+            several = isinstance(copies[call].meta["val"], tuple)
+            if place == 0:
+                copies[node] = None
+            elif several:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node].args = (copies[call], place - 1)
+            else:
+                copies[node] = copies[call]
+        elif node.op == "output":
+            graph.output(map_arg(node.args[0], copies.__getitem__))
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return GraphModule(module, graph)
+
+
+def _results_behind_token(node: Node) -> Any:
+    """Return the example results of an operator with effects; a tuple of several, or the only one."""
+    results = tuple(node.meta["val"][1:])
+    return results if len(results) > 1 else next(iter(results), None)
+
+
+def _returning_storages(module: GraphModule, returned: int) -> list[View | None]:
+    """Let a graph return the tensors that its first results are views of; return the views.
+
+    That holds for results that share a storage, as they do in eager PyTorch, and for those of which several
+    elements lie in one place (expanded ones): their storages are copied from the device once.
+    """
+    output = next(iter(module.graph.find_nodes(op="output")))
+    leaves = [n if isinstance(n, Node) and _is_tensor(n) else None for n in _returned(module)]
+    owners: dict[object, Node] = {}
+    for node in module.graph.nodes:
+        if _is_tensor(node):
+            owners.setdefault(_storage(node), node)
+    sharing = Counter([_storage(n) for n in dict.fromkeys(leaves[:returned]) if n is not None])
+    views: list[View | None] = [None] * len(leaves)
+    for place, node in enumerate(leaves[:returned]):
+        if node is None or not (sharing[_storage(node)] > 1 or _overlaps(node.meta["val"])):
+            continue
+        view, owner = node.meta["val"], owners[_storage(node)]
+        offset = view.storage_offset() - owner.meta["val"].storage_offset()
+        views[place], leaves[place] = (tuple(view.shape), view.stride(), offset), owner
+    if any(views):
+        output.args = (
+            tuple([old if new is None else new for old, new in zip(_returned(module), leaves, strict=True)]),
+        )
+        for node in reversed(module.graph.nodes):
+            view = _is_tensor(node) and owners[_storage(node)] is not node
+            if view and node.op == "call_function" and not node.users:
+                module.graph.erase_node(node)
+    return views
+
+
+def _storage(node: Node) -> object:
+    """Return what is equal for tensors of one storage that read its bytes alike."""
+    tensor = node.meta["val"]
+    if tensor.layout is not torch.strided:
+        return node
+    # The storage itself is not hashable, and its number stays its own while the tensor lives.
+    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    return any(not step and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 Part = Literal["forward", "backward", "inference"]
 Run = Callable[[list[Any]], list[Any]]
 """Runs a traced graph: from the values of its placeholders, a list that it empties, to its results."""
@@ -171,12 +255,13 @@ class TracedGraph:
     """One graph to run: functional operators of concrete shapes, as in `meta["val"]` of its nodes.
 
     returned: the number of its results that the model returns. The other results of a forward are saved for
-    the backward, which receives them unchanged.
+    the backward, which receives them unchanged. views: for each result what to return of it, None: all.
     """
 
     module: GraphModule
     part: Part
     returned: int
+    views: Sequence[View | None]
 
 
 def compile_with_backward(
@@ -202,8 +287,9 @@ def compile_with_backward(
 
     def compiler(part: Part) -> Callable[[GraphModule, Sequence[Any]], Run]:
         def compiled(traced: GraphModule, inputs: Sequence[Any]) -> Run:
-            results = len(next(iter(traced.graph.find_nodes(op="output"))).args[0])
-            run = make(TracedGraph(traced, part, returned[-1] if part == "forward" else results))
+            module = _without_tokens(traced)
+            results = returned[-1] if part == "forward" else len(_returned(module))
+            run = make(TracedGraph(module, part, results, _returning_storages(module, results)))
 
             def boxed(args: list[Any]) -> list[Any]:
                 return run(args)
