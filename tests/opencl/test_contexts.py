@@ -6,14 +6,15 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
 from torchedge.opencl import compile_kernels, open_context
-from torchedge.opencl.contexts import translated
-from torchedge.opencl.memory import allocate_buffer, download
+from torchedge.opencl.contexts import DeviceContext, record_launches, translated
+from torchedge.opencl.memory import allocate_buffer, download, wait
 
 cl = pytest.importorskip("pyopencl")
 
@@ -114,3 +115,56 @@ def test_errors_of_the_driver_are_told_apart(status, nbytes, kind):
         raise Failure(getattr(cl.status_code, status))
     assert type(caught.value) is kind
     assert isinstance(caught.value.__cause__, cl.Error)
+
+
+class Launches:
+    """The launches of a run, as an executor names them."""
+
+    def named(self, position):
+        return f"launch {position}, kernel k{position}"
+
+
+def failing_context(statuses, error=None):
+    """Return a context whose queue has run launches with these statuses and fails at the marker."""
+
+    class Event:
+        def __init__(self, status):
+            self._status = status
+
+        @property
+        def command_execution_status(self):
+            if self._status is None:
+                raise cl.LogicError("clGetEventInfo failed: <unknown error -9999>")
+            return self._status
+
+    from oracles.opencl_devices import GPU  # processes that import this file have no such path
+
+    marker = error if error is None else Event(None)
+    fake = SimpleNamespace(
+        Error=cl.Error,
+        status_code=cl.status_code,
+        command_execution_status=cl.command_execution_status,
+        enqueue_marker=lambda queue: marker or Event(-9999),
+    )
+    context, launches = DeviceContext(GPU, fake, None, None), Launches()
+    queue = SimpleNamespace(int_ptr=7, flush=lambda: None)
+    record_launches(context, queue, [Event(status) for status in statuses], launches.named)
+    return context, queue, launches
+
+
+def test_a_failed_launch_is_named_and_the_context_is_dead():
+    context, queue, launches = failing_context([0, 0, -9999, -14])
+    with pytest.raises(
+        DeviceLostError, match=r"launch 2, kernel k2: NVIDIA H200 \(driver 580.*-9999.*restart"
+    ):
+        wait(context, queue)
+    with pytest.raises(DeviceLostError, match=r"launch 2, kernel k2.*nothing runs there any more"):
+        wait(context, queue)
+    assert launches
+
+
+def test_a_driver_that_says_no_more_leaves_the_run_to_name():
+    context, queue, launches = failing_context([None, None, None], error=True)
+    with pytest.raises(DeviceLostError, match=r"one of 3 launches from launch 0.* to launch 2.*-9999"):
+        wait(context, queue)
+    assert launches

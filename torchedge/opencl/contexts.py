@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakMethod
 
 from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
 from torchedge.opencl.choosing import choose_device
@@ -17,12 +18,18 @@ from torchedge.storage.locks import PROCESS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceContext:
-    """An open device: pyopencl's module, context and in-order queue."""
+    """An open device: pyopencl's module, context and in-order queue.
+
+    launched: the events of the last run's launches, by the queue's number, and what names them. lost: why no
+    command of this context succeeds any more, if so.
+    """
 
     device: ClDevice
     cl: Any
     context: Any
     queue: Any
+    launched: dict[int, tuple[Sequence[Any], WeakMethod[Callable[[int], str]]]] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
 
     @property
     def handle(self) -> Any:
@@ -69,6 +76,7 @@ def open_context(device: ClDevice | str | int | None = None) -> DeviceContext:
         opened = _open.get(chosen.index)
         if opened is not None and opened.device == chosen:
             check_process()
+            check_alive(opened)
             return opened
         cl = load_pyopencl()
         with translated(f"opening {chosen.name}"):
@@ -76,6 +84,60 @@ def open_context(device: ClDevice | str | int | None = None) -> DeviceContext:
             opened = DeviceContext(chosen, cl, context, cl.CommandQueue(context))
         _open[chosen.index] = opened
         return opened
+
+
+def record_launches(
+    context: DeviceContext, queue: Any, events: Sequence[Any], named: Callable[[int], str]
+) -> None:
+    """Note the events of a run, a list that may still grow, for the error of a command that fails.
+
+    named: a method that returns the name of a launch by its position; its object is not kept alive.
+    """
+    context.launched[queue.int_ptr] = (events, WeakMethod(named))
+
+
+def check_alive(context: DeviceContext) -> None:
+    """Raise DeviceLostError if an earlier command has lost the device."""
+    if context.lost:
+        raise DeviceLostError(f"{context.lost[0]}; nothing runs there any more: restart the process")
+
+
+def failure(context: DeviceContext, queue: Any, error: Any) -> OpenCLError:
+    """Return the error of a queue whose commands failed, with the launch that failed first.
+
+    error: the driver's, or the negative status of a command. The context counts as lost, except where memory
+    was short. Drivers that say no more of any event after a failure leave all launches of the run to name.
+    """
+    events, method = context.launched.get(queue.int_ptr, ((), None))
+    named = (method and method()) or "launch {}".format
+    statuses = [_status_of(event) for event in events]
+    failed = [k for k, status in enumerate(statuses) if status is None or status < 0]
+    place = "waiting for the device"
+    if failed and len(failed) < len(statuses):
+        place = named(failed[0])
+    elif events:
+        place = f"one of {len(events)} launches from {named(0)} to {named(len(events) - 1)}"
+    if isinstance(error, int):
+        message = f"status {error}, {context.cl.status_code.to_string(error, 'unknown status %d')}"
+    else:
+        translated_error = translation(error, place, device=context.device)
+        if isinstance(translated_error, DeviceMemoryError):
+            return translated_error
+        message = " ".join(str(error).split())
+    device = context.device
+    context.lost.append(f"{place}: {device.name} (driver {device.driver}) failed with {message}")
+    return DeviceLostError(
+        f"{context.lost[0]}; restart the process. A kernel accessed memory outside its tensors, or the "
+        "driver ended it: update the driver, or choose another device with TORCHEDGE_OPENCL_DEVICE"
+    )
+
+
+def _status_of(event: Any) -> int | None:
+    """Return an event's status, negative for a failure; None if the driver does not say."""
+    try:
+        return int(event.command_execution_status)
+    except Exception:
+        return None
 
 
 _NO_MEMORY = {"MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE"}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from torchedge.errors import DeviceError, DeviceMemoryError
 from torchedge.opencl.compiling import compile_kernels
-from torchedge.opencl.contexts import DeviceContext, translated
+from torchedge.opencl.contexts import DeviceContext, check_alive, failure, translated
 
 PAGE_BYTES = 4096
 """Bytes of a page: direct reads from a disk go to whole pages."""
@@ -126,13 +126,22 @@ def wait(context: DeviceContext, queue: Any) -> None:
 
     The driver's own waiting cannot be interrupted: a kernel without an end would take the process with it.
     Pauses are a small share of what was waited, at most a hundredth of a second.
+
+    Raises:
+        DeviceLostError: a command of the queue failed, or an earlier one did; it names the launch.
+        DeviceMemoryError: the driver ran out of memory.
     """
-    with translated("waiting for the device", device=context.device):
+    check_alive(context)
+    try:
         marker = context.cl.enqueue_marker(queue)
         queue.flush()
         begun = time.perf_counter()
-        while marker.command_execution_status > context.cl.command_execution_status.COMPLETE:
+        while (status := marker.command_execution_status) > context.cl.command_execution_status.COMPLETE:
             time.sleep(min(0.01, (time.perf_counter() - begun) / 50))
+    except context.cl.Error as error:
+        raise failure(context, queue, error) from error
+    if status < 0:
+        raise failure(context, queue, status)
 
 
 def upload(context: DeviceContext, queue: Any, target: Any, packed: npt.NDArray[Any]) -> None:

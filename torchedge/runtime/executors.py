@@ -21,7 +21,7 @@ from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.build_processes import TrialRun
 from torchedge.opencl.compiling import CompiledKernels
-from torchedge.opencl.contexts import translated, translation
+from torchedge.opencl.contexts import record_launches, translated, translation
 from torchedge.opencl.memory import download, upload, wait
 from torchedge.opencl.memory_gauges import admit, memory_gauge
 from torchedge.opencl.sharing import is_fork, serialised
@@ -466,20 +466,20 @@ class Executor:
         enqueue, queue, store = self.context.cl.enqueue_nd_range_kernel, self._queue, self._store
         before, after, recorded = store.before, store.after, self._profile or self._checks
         self._events, position = [], -1
+        record_launches(self.context, queue, self._events, self._named)
         try:
             if store is PRELOADED and not recorded:  # nothing but the launches
                 for call in self._calls:
                     position += 1
-                    enqueue(queue, *call)
+                    self._events.append(enqueue(queue, *call))
                 return
             store.begin()
             for position, call in enumerate(self._calls):
                 event = enqueue(queue, *call, None, before(position))
+                self._events.append(event)
                 after(position, event)
-                if recorded:
-                    self._events.append(event)
-                    if self._checks:
-                        self._check_launch(position)
+                if self._checks:
+                    self._check_launch(position)
             store.end()
         except BaseException as error:
             self._abort()
