@@ -164,7 +164,10 @@ class Predictor:
             model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim, device=self.device
         )
         if seq_len is not None:
-            family = model if isinstance(model, LengthFamily) else LengthFamily(request)
+            if isinstance(model, LengthFamily):
+                family = model.on(self.device, batch_size)
+            else:
+                family = LengthFamily(request)
             request = replace(family.request, batch_size=batch_size)
             prediction = predict_length(family, seq_len, batch_size, self.device, settings)
         else:
@@ -208,7 +211,7 @@ class Predictor:
         if not lengths:
             raise InputError("seq_len is empty; expected a sequence length, or several")
         families = [
-            m if isinstance(m, LengthFamily) else LengthFamily(r)
+            m.on(self.device) if isinstance(m, LengthFamily) else LengthFamily(r)
             for m, r in zip(models, requests, strict=True)
         ]
         return predict_lengths(families, batch_sizes, lengths, self.device, settings)
@@ -281,7 +284,14 @@ def simulate(
     if chosen is not None:
         settings = device_settings(chosen, settings)
     request = CaptureRequest(
-        model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim, device=chosen
+        model,
+        batch_size,
+        mode,
+        example,
+        input_size,
+        loss,
+        batch_dim=batch_dim,
+        device=find_device("nvidia-h200") if chosen is None else chosen,
     )
     request = request if seq_len is None else LengthFamily(request).at(seq_len)
     if evaluate is None:

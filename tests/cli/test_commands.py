@@ -24,6 +24,18 @@ class Halving(nn.Linear):
         return super().forward(x[: x.shape[0] // 2])
 
 halving = Halving(4, 2)
+
+class Asking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.wide = nn.Embedding(50, 64), nn.Linear(64, 8192)
+        self.example_inputs = (torch.zeros(2, 16, dtype=torch.int64),)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        if x.is_cuda and x.shape[0] > 8:
+            x = self.wide(x)
+        return x.mean((1, 2))
 """
 
 
@@ -238,3 +250,16 @@ def test_advise_prints_settings_that_fit(run, small):
     assert document["fits"] and document["settings"][0]["changes"] == []
     out = run(*words, "--memory-limit", "1MiB", status=DOES_NOT_FIT)
     assert "no setting fits" in out and re.search(r"64 x 1 .* no$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("length", [(), ("--seq-len", "16")], ids=["size", "length"])
+@pytest.mark.parametrize("sizes", ["16,4", "4,16"])
+def test_predict_takes_branches_on_the_device_and_each_batch_size(run, small, sizes, length):
+    def allocated(device, sizes):
+        words = ("predict", small.replace(":small", ":Asking"), "-d", device, "-b", sizes, *length)
+        rows = json.loads(run(*words, "--mode", "infer", "--json"))
+        return {row["batch_size"]: row["allocated"]["value"] for row in rows}
+
+    on_gpu, on_cpu = allocated("nvidia-h200", sizes), allocated("local-cpu", sizes)
+    assert on_gpu[16] > 2 * on_cpu[16]
+    assert on_gpu[4] < 2 * on_cpu[4]

@@ -172,3 +172,59 @@ def test_graphs_captured_without_a_device_are_of_a_processor():
     graph = torchedge.capture(model, X, mode="infer")
     assert len(graph.ops) == 1
     assert any("as on a CPU" in note for note in graph.notes)
+
+
+def test_a_graph_of_another_device_is_noted():
+    asking = Layers(lambda m, x: both(m, x) if x.is_cuda else m.first(x))
+    off = Layers(under(lambda x: torch.autocast("cpu", torch.bfloat16)))
+    for model in (asking, off):
+        graphs = [torchedge.capture(model, X, device=device) for device in (None, "nvidia-h200")]
+        for graph, device in zip(graphs, ("nvidia-h200", "local-cpu"), strict=True):
+            notes = torchedge.predict(graph, 4, device).notes
+            assert any("was captured as on" in note and device in note for note in notes)
+        for graph, device in zip(graphs, ("local-cpu", "nvidia-h200"), strict=True):
+            assert not any("was captured as on" in note for note in torchedge.predict(graph, 4, device).notes)
+    plain = torchedge.capture(Layers(both), X)
+    assert not any("captured as on" in note for note in torchedge.predict(plain, 4, "nvidia-h200").notes)
+
+
+class Sequences(nn.Module):
+    def __init__(self, decide):
+        super().__init__()
+        self.table, self.wide, self.decide = nn.Embedding(50, 32), nn.Linear(32, 2048), decide
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.wide(x) if self.decide(x) else x
+
+
+@pytest.mark.parametrize("decide", [lambda x: x.is_cuda, lambda x: x.shape[0] > 8], ids=["device", "batch"])
+def test_lengths_are_those_of_the_device_and_the_batch(decide):
+    ids = torch.zeros(2, 40, dtype=torch.int64)
+
+    def allocated(family, device, batch_size):
+        return torchedge.predict(family, batch_size, device, seq_len=32).allocated.value
+
+    loss = {"loss": lambda out: out.sum()}
+    family = torchedge.capture_lengths(Sequences(decide), ids, **loss)
+    for device in ("nvidia-h200", "local-cpu", "nvidia-h200"):
+        for batch_size in (4, 16):
+            right = torchedge.predict(
+                Sequences(decide), batch_size, device, example=ids[:, :32], **loss
+            ).allocated.value
+            assert allocated(family, device, batch_size) == right
+            own = torchedge.predict(Sequences(decide), batch_size, device, example=ids, seq_len=32, **loss)
+            assert own.allocated.value == right
+
+
+def test_lengths_of_a_model_that_asks_nothing_are_captured_once():
+    family = torchedge.capture_lengths(Sequences(lambda x: True), torch.zeros(2, 40, dtype=torch.int64))
+    first = family.on(torchedge.find_device("nvidia-h200"), 4)
+    assert family.on(torchedge.find_device("local-cpu"), 8) is first
+
+
+def test_simulation_of_no_device_is_that_of_cuda():
+    asking = Layers(lambda m, x: both(m, x) if x.is_cuda else m.first(x))
+    options = {"example": X, "loss": lambda out: out.sum()}
+    simulated = torchedge.simulate(asking, 512, **options)
+    assert simulated.allocated_mib == torchedge.simulate(Layers(both), 512, **options).allocated_mib

@@ -62,3 +62,17 @@ def test_many_batch_sizes_say_that_a_branch_was_taken():
         [Branching(DECISIONS["shape"])], [4, 16], example=X, loss=lambda out: out.sum()
     )
     assert any("as for large batches" in note for note in table.notes[0])
+
+
+def test_a_graph_for_every_batch_size_says_that_a_branch_was_taken():
+    graph = torchedge.capture(Branching(DECISIONS["shape"]), X)
+    assert graph.reads_batch and any("as for large batches" in note for note in graph.notes)
+
+
+def test_features_are_those_of_each_batch_size():
+    model = Branching(DECISIONS["shape"])
+    table = torchedge.features(model, [4, 16, 4], input_size=(64,))
+    for row, batch_size in zip(table.values, (4, 16, 4), strict=True):
+        decided = Branching(lambda x, batch_size=batch_size: batch_size > 8)
+        alone = torchedge.features(decided, batch_size, input_size=(64,))
+        assert (row == alone.values).all()

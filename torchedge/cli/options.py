@@ -26,6 +26,7 @@ from torchedge.storage.amounts import MOST_BYTES, bytes_of
 from torchedge.storage.pictures import check_picture
 
 if TYPE_CHECKING:
+    from torchedge.devices import Device
     from torchedge.graphs import ForwardGraph
     from torchedge.graphs.graph import Mode
 
@@ -416,15 +417,20 @@ def load_named(text: str, *, weights: bool = False) -> tuple[Any, str]:
 
 
 def capture_named(
-    text: str, *, mode: Mode, input_size: tuple[int, ...] | None, batch_sizes: Sequence[int]
+    text: str,
+    *,
+    mode: Mode,
+    input_size: tuple[int, ...] | None,
+    batch_sizes: Sequence[int],
+    device: Device,
 ) -> list[ForwardGraph]:
-    """Return the graph of the model that a word names for each batch size, under the model's label.
+    """Return the graph of the model that a word names on a device for each batch size, under its label.
 
     One graph serves all batch sizes, unless the model needs one for each.
     """
     from torchedge.tracing.capturing import CaptureRequest, capture_each
 
-    request = CaptureRequest(text, mode=mode, input_size=input_size)
+    request = CaptureRequest(text, mode=mode, input_size=input_size, device=device)
     with unsuitable_size(input_size):
         return capture_each(request, batch_sizes)
 

@@ -93,10 +93,14 @@ def predict(
     for place, text in enumerate(models):
         graphs: Sequence[Any]
         if seq_len is None:
-            graphs = capture_named(text, mode=mode, input_size=input_size, batch_sizes=batch_size)
+            graphs = capture_named(
+                text, mode=mode, input_size=input_size, batch_sizes=batch_size, device=predictor.device
+            )
         else:
             module, label = options.load_named(text)
-            request = CaptureRequest(module, None, mode, input_size=input_size, name=label)
+            request = CaptureRequest(
+                module, None, mode, input_size=input_size, name=label, device=predictor.device
+            )
             with options.unsuitable_size(input_size):
                 graphs = [LengthFamily(request)] * len(batch_size)
         predictions = [

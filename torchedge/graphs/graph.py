@@ -144,9 +144,9 @@ class ForwardGraph:
     frees it; None where capture cannot know. `training` is the mode the model ran in, `fixed_batch` the one
     batch size the graph is valid for (None: every). channels_last: the weights of convolutions lie
     in that memory format, which has other kernels. unread: parameters and buffers of the model that no
-    operator reads, which occupy the device all the same. asks_device: the forward pass asks what device it
-    runs on, so that the graph holds for the device that it was captured for. reads_batch: it computes with or
-    compares the batch size, so that a branch may be taken as for large batches.
+    operator reads, which occupy the device all the same. captured_for: the device that the
+    graph holds for, as the forward pass asks for its device; None: every. reads_batch: it computes with
+    or compares the batch size, so that a branch may be taken as for large batches.
     """
 
     values: tuple[Value, ...]
@@ -162,7 +162,7 @@ class ForwardGraph:
     notes: tuple[str, ...] = ()
     channels_last: bool = False
     unread: tuple[Value, ...] = ()
-    asks_device: bool = False
+    captured_for: str | None = None
     reads_batch: bool = False
 
     @cached_property

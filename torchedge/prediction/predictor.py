@@ -27,6 +27,7 @@ from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspaces import load_workspaces
 from torchedge.prediction.profiles import StepModels, load_models
 from torchedge.prediction.results import Estimate, Prediction, Predictions
+from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator
 from torchedge.tracing.sequence_lengths import LengthFamily
 
 FloatArray = npt.NDArray[np.float64]
@@ -89,7 +90,7 @@ def _predicted(
         unsupported=graph.unsupported,
         out_of_range=outside,
         provenance=models.provenance,
-        notes=(*graph.notes, *models.notes, *_not_timed(analysis, settings)),
+        notes=_notes(analysis, device, models, settings),
         needs=_demand(analysis, device, settings, models, family),
     )
 
@@ -179,7 +180,7 @@ def _predicted_many(
         device=device.name,
         provenance=models.provenance,
         unsupported=tuple(analysis.graph.unsupported for analysis in analyses),
-        notes=tuple((*a.graph.notes, *models.notes, *_not_timed(a, settings)) for a in analyses),
+        notes=tuple(_notes(a, device, models, settings) for a in analyses),
     )
 
 
@@ -188,6 +189,23 @@ def _combined(tables: Sequence[Predictions], join: Callable[[list[Any]], Any]) -
     arrays = {f.name: getattr(tables[0], f.name) for f in fields(tables[0])}
     names = [name for name, array in arrays.items() if isinstance(array, np.ndarray) and array.ndim == 2]
     return {name: join([getattr(table, name) for table in tables]) for name in names}
+
+
+def _notes(analysis: Analysis, device: Device, models: StepModels, settings: StepSettings) -> tuple[str, ...]:
+    graph = analysis.graph
+    return (*graph.notes, *_other_device(graph, device), *models.notes, *_not_timed(analysis, settings))
+
+
+def _other_device(graph: ForwardGraph, device: Device) -> tuple[str, ...]:
+    """Return a note where a graph holds for another device than the one that is predicted."""
+    there, here = graph.captured_for, Accelerator(device)
+    if there in (None, here.label) or (there == PLAIN_CPU.label and here.type == PLAIN_CPU.type):
+        return ()
+    note = (
+        f"the graph was captured as on {there}, and its forward pass asks for the device (a query, or "
+        f"autocast): predict the model itself, or capture it with device={device.name!r}"
+    )
+    return (note,)
 
 
 def _not_timed(analysis: Analysis, settings: StepSettings) -> tuple[str, ...]:

@@ -155,7 +155,20 @@ def capture(
         batch_dim,
         find_device(device) if isinstance(device, str) else device,
     ).loaded()
-    return _captured(request, [None, _EXAMPLE] if batch_size is None else [batch_size])
+    if batch_size is not None:
+        return _captured(request, [batch_size])
+    return _noted(_captured(request, [None, _EXAMPLE]))
+
+
+def _noted(graph: ForwardGraph) -> ForwardGraph:
+    """Return a graph for every batch size with a note where its branches may depend on the batch size."""
+    if not graph.reads_batch or graph.fixed_batch is not None:
+        return graph
+    note = (
+        "the forward pass computes with the batch size: its branches are taken as for large batches; "
+        "predict one batch size alone for the branches at that one"
+    )
+    return replace(graph, notes=(*graph.notes, note))
 
 
 def capture_request(request: CaptureRequest) -> ForwardGraph:
@@ -167,14 +180,8 @@ def capture_request(request: CaptureRequest) -> ForwardGraph:
     if isinstance(request.model, ForwardGraph):
         return request.model
     graph = _captured(request, [None, request.batch_size or _EXAMPLE])
-    if not graph.reads_batch:
-        return graph
-    if request.batch_size is None:
-        note = (
-            "the forward pass computes with the batch size: its branches are taken as for large batches; "
-            "predict one batch size alone for the branches at that one"
-        )
-        return replace(graph, notes=(*graph.notes, note))
+    if request.batch_size is None or not graph.reads_batch or graph.fixed_batch is not None:
+        return _noted(graph)
     fixed = _captured(request, [request.batch_size])
     if _agrees(graph, fixed, request.batch_size):
         return graph
@@ -220,7 +227,7 @@ def capture_each(request: CaptureRequest, batch_sizes: Sequence[int]) -> list[Fo
     """Return a graph for each batch size: the same graph for all if it is valid for every batch size."""
     request, graphs = request.loaded(), list[ForwardGraph]()
     for batch_size in batch_sizes:
-        holds_for_every = bool(graphs) and graphs[0].fixed_batch is None
+        holds_for_every = bool(graphs) and graphs[0].fixed_batch is None and not graphs[0].reads_batch
         graphs.append(
             graphs[0] if holds_for_every else capture_request(replace(request, batch_size=batch_size))
         )

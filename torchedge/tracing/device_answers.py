@@ -341,6 +341,8 @@ def _cleared(listener: QuestionTaker, _: Any) -> None:
 
 def _entered(listener: QuestionTaker, autocast: Any) -> None:
     listener.own_autocasts += autocast.device == _type_now()
+    if autocast.device != _type_now() and autocast._enabled:  # of another device: it does nothing here
+        listener.ask(f'torch.autocast("{autocast.device}")')
 
 
 def _left(listener: QuestionTaker, autocast: Any) -> None:

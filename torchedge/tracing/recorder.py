@@ -667,6 +667,7 @@ class Recorder:
             )
         self._note_dtypes()
         self._note_questions()
+        asks = bool(self.questions) or any(op.autocast for op in self.ops)
         sparse = [op for op in self.ops if op.kind in _SPARSE and op.attrs.get(_SPARSE[op.kind]) is True]
         if loss is not None and sparse:
             self.note("gradients of sparse embeddings are counted as dense ones")
@@ -674,7 +675,7 @@ class Recorder:
             values=tuple(self.values), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
             loss=loss, training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch,
             name=name, notes=(*notes, *self.notes), unread=unread,
-            asks_device=bool(self.questions), reads_batch=self.reads_batch,
+            captured_for=self.accelerator.label if asks else None, reads_batch=self.reads_batch,
         )  # fmt: skip
 
     def _note_questions(self) -> None:

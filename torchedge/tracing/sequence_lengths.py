@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from torchedge.devices import Device
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.tracing.capturing import CaptureRequest, Loss, arguments_of, capture_request, checked_model
@@ -35,6 +36,9 @@ class LengthFamily:
     length: int = field(init=False)
     results: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _graphs: dict[int, ForwardGraph] = field(default_factory=dict, init=False, repr=False)
+    _others: dict[tuple[Device | None, int | None], LengthFamily] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         """Find the length; raises InputError where the example has none."""
@@ -85,6 +89,34 @@ class LengthFamily:
     def own(self) -> ForwardGraph:
         """The graph at the length of the example."""
         return capture_request(self.request)
+
+    def on(self, device: Device, batch_size: int | None = None) -> LengthFamily:
+        """Return the family as the model runs on a device, at one batch size where its branches depend on it.
+
+        It is this family itself where the model asks for neither.
+        """
+        known = [self] if self.request.device is not None or "own" in vars(self) else []
+        known += [f for f in self._others.values() if f.request.batch_size == self.request.batch_size]
+        for family in known:
+            if family.request.device == device or family.own.captured_for is None:
+                break
+        else:
+            family = self._other(replace(self.request, device=device))
+        own, request = family.own, replace(family.request, batch_size=batch_size)
+        if batch_size is None or request.batch_size == family.request.batch_size:
+            return family
+        return (
+            self._other(request) if own.reads_batch or own.fixed_batch not in (None, batch_size) else family
+        )
+
+    def _other(self, request: CaptureRequest) -> LengthFamily:
+        """Return the family of another request for the same model and example, the same one each time."""
+        key = (request.device, request.batch_size)
+        if key not in self._others:
+            if len(self._others) >= _REMEMBERED:
+                del self._others[next(iter(self._others))]
+            self._others[key] = LengthFamily(request)
+        return self._others[key]
 
     def at(self, length: int) -> CaptureRequest:
         """Return the request with an example of a length; raises InputError as `graph` does."""

@@ -156,16 +156,22 @@ def features(
     if mode is not None:
         check_choice("mode", mode, get_args(Mode))
     if isinstance(model_or_graph, ForwardGraph):
-        graph = _checked_graph(model_or_graph, input_size, example, mode)
-        chosen = find_feature_set(feature_set or _default_set("train" if graph.training else "infer"))
+        graphs = [_checked_graph(model_or_graph, input_size, example, mode)] * len(sizes)
+        chosen = find_feature_set(
+            feature_set or _default_set("train" if model_or_graph.training else "infer")
+        )
     else:
         chosen = find_feature_set(feature_set or _default_set(mode or "train"))
-        from torchedge.tracing.capturing import capture
+        from torchedge.tracing.capturing import CaptureRequest, capture_each
 
         mode = mode or chosen.mode
-        graph = capture(model_or_graph, example, input_size=input_size, mode=mode, loss=None)
-    graph.check_batch_sizes(sizes.tolist())
-    values = feature_plan(graph, chosen.name).at(sizes)
+        request = CaptureRequest(model_or_graph, None, mode, example, input_size, None)
+        graphs = capture_each(request, sizes.tolist())
+    different = list({id(graph): graph for graph in graphs}.values())
+    which = np.array([different.index(graph) for graph in graphs])
+    for place, graph in enumerate(different):
+        graph.check_batch_sizes(sizes[which == place].tolist())
+    values = feature_rows(different, which, sizes.astype(np.float64), chosen.name)
     values.setflags(write=False)
     if np.ndim(batch_size) == 0:
         return Features(chosen.names, values[0], int(sizes[0]), chosen.name)
