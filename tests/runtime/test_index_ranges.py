@@ -133,6 +133,60 @@ def test_computed_indices_out_of_range_raise_in_trainers():
         model(BAD)
 
 
+class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.norm, self.last = Computing(), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(self.rows(x)))
+
+
+WITH_BAD = [GOOD, BAD, GOOD + 0.05, GOOD, BAD, BAD, GOOD + 0.01]
+
+
+def test_a_step_that_raises_updates_nothing_and_does_not_count():
+    torch.manual_seed(0)
+    model, target = Normalised(), torch.zeros(2, 4)
+    alone = copy.deepcopy(model)
+    for network, batches in ((model, WITH_BAD), (alone, [x for x in WITH_BAD if x is not BAD])):
+        optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+        with torchedge.Trainer(
+            network, GOOD, target, loss=F.mse_loss, optimizer=optimizer, accumulation=2
+        ) as trainer:
+            for x in batches:
+                if x is BAD:
+                    with pytest.raises(IndexRangeError, match="updated nothing"):
+                        trainer.step(x, target)
+                else:
+                    trainer.step(x, target)
+            assert (trainer.batches, trainer.steps) == (4, 2)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, alone.state_dict()[name]), name
+
+
+def test_a_bundle_that_raises_updates_nothing_and_does_not_count(tmp_path):
+    torch.manual_seed(0)
+    model, target = Normalised(), torch.zeros(2, 4)
+    torchedge.export(
+        model, GOOD, targets=target, loss=F.mse_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        accumulation=2, mode="train", device="local-cpu", out=tmp_path / "bundle", onnx=False,
+    )  # fmt: skip
+    states = []
+    for batches in (WITH_BAD, [x for x in WITH_BAD if x is not BAD]):
+        bundle = torchedge.load_bundle(tmp_path / "bundle")
+        for x in batches:
+            if x is BAD:
+                with pytest.raises(IndexRangeError, match="updated nothing"):
+                    bundle.train_step(x.numpy(), target.numpy())
+            else:
+                bundle.train_step(x.numpy(), target.numpy())
+        assert bundle.runner.batches == 4
+        states.append(bundle.state_dict())
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(array, states[1][name], err_msg=name)
+
+
 def test_computed_indices_out_of_range_raise_in_compiled_models():
     model = Computing()
     compiled = torch.compile(model, backend="torchedge", dynamic=False)

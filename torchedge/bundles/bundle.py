@@ -36,7 +36,7 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import InputError, PlanError, check_path
+from torchedge.errors import IndexRangeError, InputError, PlanError, check_path
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
@@ -372,11 +372,16 @@ class Runner:
 
         Raises:
             InputError: too few or many arrays, a wrong shape or dtype. OpenCLError: the driver fails.
+            IndexRangeError: an index is out of range; nothing is updated, and the batch does not count.
         """
         completes = (self.batches + 1) % self.bundle.manifest.accumulation == 0
         accumulating = None if completes else self.accumulating
         self._last = accumulating or self.executor
-        outputs = self._last.run(*inputs)
+        try:
+            outputs = self._last.run(*inputs)
+        except IndexRangeError:
+            self.batches += self._last.updates_before_checks
+            raise
         self.batches += 1
         return outputs
 

@@ -97,7 +97,7 @@ def lower_step(
     roots = [*translation.outputs, *[n for _, n in translation.updates]]
     check_nodes(roots)
     join_rows(roots)
-    fused = form_groups(translation, device, _named(translation, apart))
+    fused = form_groups(translation, device, _named(translation, apart), [*checks])
     check_shapes(_named_shapes(translation, fused.groups))
     inputs = [translation.stored[i] for i in step.inputs]
     stored, shared = list(translation.stored.values()), layouts or {}

@@ -273,10 +273,16 @@ class Fused:
     outputs: tuple[Node, ...]
 
 
-def form_groups(translation: Translation, target: Target, apart: Collection[Node] = frozenset()) -> Fused:
+def form_groups(
+    translation: Translation,
+    target: Target,
+    apart: Collection[Node] = frozenset(),
+    checks: Collection[Node] = frozenset(),
+) -> Fused:
     """Return the groups of a step for a device class.
 
     apart: element-wise nodes that join neither the group that makes their input nor the one that reads them.
+    checks: results that are computed as soon as they can be, before what is updated.
     """
     roots, outputs, overwriter = _roots(translation)
     order, kept = nodes_below(roots), choose_kept(roots) | set(apart)
@@ -297,7 +303,7 @@ def form_groups(translation: Translation, target: Target, apart: Collection[Node
             _join_operand(fuser, group, OPERAND_BLOCKS[target.schedule])
     _drop_unread(fuser, set(roots))
     _choose_stores(fuser, set(roots))
-    return Fused(tuple(_ordered(fuser)), outputs)
+    return Fused(tuple(_ordered(fuser, {fuser.maker[node] for node in checks})), outputs)
 
 
 def _roots(translation: Translation) -> tuple[list[Node], tuple[Node, ...], dict[Stored, Node]]:
@@ -543,12 +549,19 @@ def _choose_stores(fuser: _Fuser, roots: Collection[Node]) -> None:
                 group.stored[node] = target_of.get(node)
 
 
-def _ordered(fuser: _Fuser) -> list[FusionGroup]:
-    """Return the groups in topological order, and in the order of the graph where that leaves a choice."""
-    number = {group: n for n, group in enumerate(sorted(fuser.groups, key=lambda g: g.place))}
-    after = {
-        g: sorted({s for s in fuser.successors(g) if s is not g}, key=number.__getitem__) for g in number
-    }
+def _ordered(fuser: _Fuser, checks: Collection[FusionGroup]) -> list[FusionGroup]:
+    """Return the groups in topological order, and in the order of the graph where that leaves a choice.
+
+    Those of checks run first, and what overwrites a tensor after them, unless a check depends on it.
+    """
+    places = sorted(fuser.groups, key=lambda g: (g not in checks, g.place))
+    number = {group: n for n, group in enumerate(places)}
+    followers_of = {g: {s for s in fuser.successors(g) if s is not g} for g in number}
+    if checks:
+        updating = {fuser.maker[node] for node in fuser.overwriter.values()} - _before(checks, followers_of)
+        for group in checks:
+            followers_of[group] |= updating
+    after = {g: sorted(followers, key=number.__getitem__) for g, followers in followers_of.items()}
     waits = Counter(follower for followers in after.values() for follower in followers)
     by_number = list(number)
     ready = [number[g] for g in number if not waits[g]]
@@ -563,3 +576,19 @@ def _ordered(fuser: _Fuser) -> list[FusionGroup]:
     if len(order) != len(number):
         raise AssertionError("groups depend on each other in a cycle")
     return order
+
+
+def _before(
+    groups: Collection[FusionGroup], followers: Mapping[FusionGroup, Collection[FusionGroup]]
+) -> set[FusionGroup]:
+    """Return groups and all that must run before them."""
+    earlier: dict[FusionGroup, list[FusionGroup]] = {}
+    for group, after in followers.items():
+        for follower in after:
+            earlier.setdefault(follower, []).append(group)
+    found, left = set(groups), list(groups)
+    while left:
+        new = [group for group in earlier.get(left.pop(), ()) if group not in found]
+        found.update(new)
+        left += new
+    return found

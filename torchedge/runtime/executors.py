@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -163,6 +163,7 @@ class Executor:
         self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in names(self.program.outputs)]
         self._checked = [t for t in self._tensors.values() if t.tensor.role == "output" and t.tensor.indices]
+        self._last_check = max(self._writing({t.tensor.name for t in self._checked}), default=-1)
         self._awaited = [t for t in self._tensors.values() if t.tensor.role in LOADED] + [
             self._tensors[name] for name in names(self.program.hyperparameters.values())
         ]
@@ -329,7 +330,6 @@ class Executor:
         for tensor, array in zip(self._fed, inputs, strict=True):
             self.memory.write(tensor, array)
         self._enqueue()
-        self._check_computed()
         return [self.memory.read(tensor) for tensor in self._returned]
 
     @serialised
@@ -348,7 +348,6 @@ class Executor:
         """Enqueue one step on the inputs that are on the device; raises IndexRangeError as `run` does."""
         self._check_ready()
         self._enqueue()
-        self._check_computed()
         self._queue.flush()
 
     @serialised
@@ -472,6 +471,8 @@ class Executor:
                 for call in self._calls:
                     position += 1
                     self._events.append(enqueue(queue, *call))
+                    if position == self._last_check:
+                        self._check_computed()
                 return
             store.begin()
             for position, call in enumerate(self._calls):
@@ -480,6 +481,8 @@ class Executor:
                 after(position, event)
                 if self._checks:
                     self._check_launch(position)
+                if position == self._last_check:
+                    self._check_computed()
             store.end()
         except BaseException as error:
             self._abort()
@@ -514,15 +517,45 @@ class Executor:
             )
 
     def _check_computed(self) -> None:
-        """Raise IndexRangeError where the step has indexed with numbers out of range that it computed."""
+        """Raise IndexRangeError where the step indexes with numbers out of range that it computed.
+
+        The launches that update weights come later, and do not run.
+        """
         for flag in self._checked:
             if self.memory.read(flag):
                 name = flag.tensor.name.replace("~", "", 1)
+                state = (
+                    "load the weights again: this step has updated some of them"
+                    if self.updates_before_checks
+                    else "this step has updated nothing"
+                )
                 raise IndexRangeError(
                     f"program {self.program.name}: {name}, computed by the model, holds an index out of "
-                    f"range; expected indices {flag.tensor.indices}: correct the data or the model, and load "
-                    "the weights again if this step has updated them"
+                    f"range; expected indices {flag.tensor.indices}: correct the data or the model; {state}"
                 )
+
+    @cached_property
+    def updates_before_checks(self) -> bool:
+        """Whether a step has updated parameters or the optimizer's state when it raises IndexRangeError.
+
+        Programs that are lowered now compute what is checked first, unless it depends on an update.
+        """
+        trained = {
+            t.name
+            for t in self.program.tensors
+            if t.role == "parameter" or (t.role == "state" and t.dtype.startswith("float"))
+        }
+        return any(position <= self._last_check for position in self._writing(trained))
+
+    def _writing(self, names: Collection[str]) -> list[int]:
+        """Return the launches that write to tensors."""
+        program = self.program
+        return [
+            position
+            for position, launch in enumerate(program.launches)
+            for index, access in zip(launch.tensors, program.kernels[launch.kernel].access, strict=True)
+            if access != "read" and program.tensors[index].name in names
+        ]
 
     def _check_ready(self) -> None:
         self._check_open()

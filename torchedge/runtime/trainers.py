@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from torchedge.errors import InputError, OpenCLError
+from torchedge.errors import IndexRangeError, InputError, OpenCLError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
@@ -135,6 +135,8 @@ class Trainer:
         Raises:
             InputError: other dtypes or another structure than the example's, too many different shapes, or a
                 setting of the optimizer other than its learning rates, or what it trains, has changed.
+            IndexRangeError: an index is out of range, in the batch or as the model computes it. Nothing is
+                updated then, and the batch does not count.
         """
         batch = _batch_of(inputs, targets)
         programs = self._trained_on(batch)
@@ -142,7 +144,11 @@ class Trainer:
         executor = programs.updating if completes else programs.accumulating
         assert executor is not None
         self._send_rates(executor)
-        (loss,) = executor.run(*batch.arrays())
+        try:
+            (loss,) = executor.run(*batch.arrays())
+        except IndexRangeError:
+            self.batches += executor.updates_before_checks
+            raise
         self.batches += 1
         self._settings.count_step()
         return float(loss)
@@ -223,7 +229,8 @@ class Trainer:
         """Give the device's memory back; the model keeps what the last `sync` left there."""
         for executor in self._executors():
             executor.close()
-        self._training, self._inferences, self._first, self._closed = {}, {}, None, True
+        self._training, self._inferences, self._rates = {}, {}, {}
+        self._first, self._closed = None, True
 
     def __enter__(self) -> Trainer:
         return self
