@@ -35,7 +35,8 @@ def target_of_device(
     limits = limits or profile_limits(device)
     target = bounded(
         TARGETS[device_class(device.kind, device.vendor)],
-        local_bytes=limits.local_bytes,
+        # Drivers of processors have from 32 KiB (rusticl) to 2 MiB (PoCL): unknown, a bundle runs on most.
+        local_bytes=limits.local_bytes or (256 << 10 if device.kind == "cpu" else None),
         work_group=limits.work_group,
         work_item_sizes=limits.work_item_sizes,
         image_width=limits.image_width,
