@@ -1,7 +1,9 @@
 """Branches on the batch size are taken as at the batch size that was asked for."""
 
 import math
+from math import log
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,10 @@ from torch import nn
 import torchedge
 
 X = torch.zeros(4, 64)
+
+
+def levels(size):
+    return math.log2(size)
 
 
 class Branching(nn.Module):
@@ -29,6 +35,18 @@ DECISIONS = {
     "ceil": lambda x: math.ceil(x.shape[0] / 3) > 3,
     "product": lambda x: x.shape[0] * 2 > 16,
     "reversed": lambda x: x.size()[0] > 8,
+    "log2": lambda x: math.log2(x.shape[0]) > 3,
+    "imported log": lambda x: log(x.shape[0], 2) > 3,
+    "helper": lambda x: levels(x.shape[0]) > 3,
+    "root": lambda x: math.isqrt(x.shape[0]) > 3,
+    "numel": lambda x: x.numel() > 8 * 64,
+    "large numel": lambda x: x.numel() * 2**20 > 2**29,
+    "nelement": lambda x: x.nelement() // 64 > 8,
+    "numel of a shape": lambda x: x.shape.numel() > 8 * 64,
+    "numpy": lambda x: np.log2(x.shape[0]) > 3,
+    "list": lambda x: ([False] * 9 + [True] * 8)[x.shape[0]],
+    "dict": lambda x: {16: True}.get(x.shape[0], False),
+    "key of a shape": lambda x: tuple(x.shape) in {(16, 64)},
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -305,6 +306,8 @@ class _Installed:
             self._replace(torch, "clear_autocast_cache", _heard(torch.clear_autocast_cache, _cleared))
             self._replace(torch.autocast, "__enter__", _heard(torch.autocast.__enter__, _entered))
             self._replace(torch.autocast, "__exit__", _heard(torch.autocast.__exit__, _left))
+            for function in _OF_WHOLE_NUMBERS:
+                self._replace(math, function, _through_int(vars(math)[function]))
             torch.version.__class__ = _Version
 
     def _replace(self, home: object, name: str, function: Any) -> None:
@@ -331,6 +334,20 @@ def _heard(original: Any, listening: Callable[[QuestionTaker, Any], None]) -> An
         if _active.accelerator is not None:
             listening(_active.listener, args[0] if args else None)
         return result
+
+    return run
+
+
+_OF_WHOLE_NUMBERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "factorial", "comb", "perm")
+"""Functions of math that take a subclass of int as a plain int."""
+
+
+def _through_int(original: Any) -> Any:
+    """Return a function of numbers that makes plain ints of sizes by `int`, which captures notice."""
+
+    @functools.wraps(original)
+    def run(*numbers: Any) -> Any:
+        return original(*[int(n) if isinstance(n, int) else n for n in numbers])
 
     return run
 

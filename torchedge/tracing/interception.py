@@ -197,6 +197,8 @@ class Interceptor(TorchFunctionMode):
                 self.recorder.autograd.switch(args[0])
             if is_device_query(target.kind) and self._is_on_device(args[0]):
                 return self.recorder.device_answer(target.kind, sys._getframe(1))
+            if target.kind in ("numel", "nelement"):
+                return self.recorder.counted(func(*args, **kwargs), sys._getframe(1))
             return func(*args, **kwargs)
         if role == "move":
             if target.kind == "requires_grad_" and type(args[0]) is TracedTensor:

@@ -126,7 +126,7 @@ class BatchSize(int):
     def _compared(self, other: Any, answer: Any, least: int) -> Any:
         """Notice a comparison with a number above `least`, whose answer differs between batch sizes."""
         recorder = active_recorder()
-        if recorder is not None and isinstance(other, (int, float)) and least < other < LARGEST_CONSTANT:
+        if recorder is not None and isinstance(other, (int, float)) and _is_constant(other, least):
             recorder.reads_batch = True
         return answer
 
@@ -149,7 +149,23 @@ class BatchSize(int):
         return self._compared(other, int.__ge__(self, other), 1)
 
     def __hash__(self) -> int:
+        recorder = active_recorder()
+        if recorder is not None and not is_library(sys._getframe(1)):  # a key of a dict or a set
+            recorder.reads_batch = True
         return int.__hash__(self)
+
+
+def _is_constant(number: Any, least: int) -> bool:
+    """Return whether a number above `least` is the model's own, not a size that follows the batch."""
+    if type(number) is BatchSize or not least < number < _LARGEST_SIZE:
+        return False
+    if number < LARGEST_CONSTANT or isinstance(number, float):
+        return True
+    try:
+        decode_dim(number)
+    except NotAffineError:
+        return True
+    return False
 
 
 def _follows(name: str) -> Any:
@@ -201,8 +217,24 @@ for _name in (
     "__floor__",
     "__trunc__",
     "bit_length",
+    "bit_count",
+    "__invert__",
+    "__rdivmod__",
 ):
     setattr(BatchSize, _name, _read(_name))
+
+
+_UNSEEN = frozenset(
+    ("numel", "log2", "log10", "isqrt", "gcd", "lcm", "factorial", "comb", "perm", "numpy", "np")
+)
+"""Names in code that computes with whole numbers where no operation of a BatchSize is called."""
+_LARGEST_SIZE = 2**53
+
+
+def _computes_unseen(frame: FrameType) -> bool:
+    """Return whether code that reads a size may compute with it unnoticed (`x.shape.numel()`, `log2`)."""
+    names = frame.f_code.co_names
+    return not _UNSEEN.isdisjoint(names) or ("log" in names and ("math" in names or "log" in frame.f_globals))
 
 
 def without_batch_sizes(item: Any) -> Any:
@@ -530,7 +562,17 @@ class Recorder:
         if max(sizes) < LARGEST_CONSTANT:
             return sizes
         self.shows_batch = True
+        if _computes_unseen(frame):
+            self.reads_batch = True
         return torch.Size([BatchSize(size) if size >= LARGEST_CONSTANT else size for size in sizes])
+
+    def counted(self, number: Any, frame: FrameType) -> Any:
+        """Return a number of elements as the code of a frame gets it, as `shown` does sizes."""
+        follows = type(number) is int and number >= LARGEST_CONSTANT and self.fixed_batch is None
+        if not follows or is_library(frame):
+            return number
+        self.shows_batch = True
+        return BatchSize(number)
 
     def is_registered(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a parameter or a buffer of the model, which moves with it."""
