@@ -288,6 +288,21 @@ def test_batches_that_do_not_fit_are_refused(batch, message):
         trainer.step(*batch)
 
 
+def test_what_is_no_optimizer_is_refused():
+    model = mlp()
+    several = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)]
+    for wrong, message in (
+        ("adam", r"optimizer is 'adam'; expected one .*torch.optim.Adam\(model.parameters\(\)\)$"),
+        (several, r"optimizer is a list; .*several in a loop of your own \(docs/training.md\)$"),
+        (None, "optimizer is a NoneType; expected one"),
+        (torch.optim.Adam, "optimizer is a type; expected one"),
+    ):
+        with pytest.raises(InputError, match=message):
+            torchedge.Trainer(
+                model, torch.randn(8, 6), torch.zeros(8, 4), loss=F.mse_loss, optimizer=wrong, device=None
+            )
+
+
 def test_what_cannot_be_trained_is_refused():
     class Sorting(nn.Module):
         def __init__(self):

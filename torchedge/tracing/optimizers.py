@@ -59,6 +59,22 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Iterable[torch
     check_hooks(optimizer)
 
 
+def check_kind(optimizer: object) -> None:
+    """Raise InputError unless this is one optimizer of PyTorch."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return
+    several = isinstance(optimizer, (list, tuple, dict))
+    raise InputError(
+        f"optimizer is {_named(optimizer)}; expected one torch.optim.Optimizer, such as "
+        "torch.optim.Adam(model.parameters())"
+        + ("; train with several in a loop of your own (docs/training.md)" if several else "")
+    )
+
+
+def _named(item: object) -> str:
+    return repr(item[:40]) if isinstance(item, str) else f"a {type(item).__name__}"
+
+
 def check_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Raise InputError for hooks on gradients or on the optimizer's step: no captured step runs them."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -234,6 +250,7 @@ class OptimizerSettings:
     """The settings at the capture of a step; only learning rates may change afterwards."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        check_kind(optimizer)
         check_hooks(optimizer)
         self._optimizer = optimizer
         self._fixed, self._trains = self._now(), self._trains_now()

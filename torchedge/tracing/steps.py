@@ -21,7 +21,14 @@ from torchedge.tracing.copies import isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, trace_joint
 from torchedge.tracing.objectives import Loss, Objective, as_tuple, public_name
-from torchedge.tracing.optimizers import SCOPE, OptimizerPart, Trained, add_updates, check_optimizer
+from torchedge.tracing.optimizers import (
+    SCOPE,
+    OptimizerPart,
+    Trained,
+    add_updates,
+    check_kind,
+    check_optimizer,
+)
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
@@ -108,10 +115,8 @@ def capture_step(
 def _check_choices(loss: Any, optimizer: Any, accumulation: Any, gradients: bool) -> None:
     if loss is not None and loss != "model" and not callable(loss):
         raise InputError(f'loss is {loss!r}; expected a callable, "model" or None')
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(
-            f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer or None"
-        )
+    if optimizer is not None:
+        check_kind(optimizer)
     if optimizer is not None and not gradients:
         raise InputError(
             'there is an optimizer without a loss to differentiate; expected loss=, a callable or "model"'
