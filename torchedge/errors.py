@@ -18,6 +18,7 @@ __all__ = [
     "DeviceError",
     "DeviceLostError",
     "DeviceMemoryError",
+    "DivisionError",
     "IndexRangeError",
     "InputError",
     "KernelBuildError",
@@ -68,6 +69,10 @@ class InputError(TorchedgeError, ValueError):
 
 class IndexRangeError(InputError, IndexError):
     """A class label or an index in an input is outside of the tensor that it names a place of."""
+
+
+class DivisionError(InputError, ZeroDivisionError, RuntimeError):
+    """A model has divided whole numbers by zero; a RuntimeError, too, as PyTorch's is."""
 
 
 class DeviceError(TorchedgeError, LookupError):

@@ -36,7 +36,7 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import IndexRangeError, InputError, PlanError, check_path
+from torchedge.errors import DivisionError, IndexRangeError, InputError, PlanError, check_path
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
@@ -379,7 +379,7 @@ class Runner:
         self._last = accumulating or self.executor
         try:
             outputs = self._last.run(*inputs)
-        except IndexRangeError:
+        except (IndexRangeError, DivisionError):
             self.batches += self._last.updates_before_checks
             raise
         self.batches += 1

@@ -10,10 +10,10 @@ from torchedge.expressions.scalars import Scalar, constant, where
 from torchedge.graphs.steps import Step
 from torchedge.lowering.addressing import beyond_offsets, check_shapes
 from torchedge.lowering.arenas import planned
-from torchedge.lowering.building import reduced
+from torchedge.lowering.building import full, reduced
 from torchedge.lowering.copies import copied_updates
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
-from torchedge.lowering.index_ranges import index_ranges
+from torchedge.lowering.index_ranges import index_ranges, zero_divisions
 from torchedge.lowering.joined_rows import join_rows
 from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
 from torchedge.lowering.kernels.pointwise import gather_updates, write_updates
@@ -216,11 +216,22 @@ def write_kernels(
     ]
 
 
-def _checks(step: Step, translation: Translation, ranges: Mapping[int, IndexRange]) -> dict[Node, int]:
-    """Return a number for each value of indices that changes within a step: 1 where one is out of range."""
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """What a flag says of a value: that it holds other indices than these, or None: that it divides by 0."""
+
+    value: int
+    indices: IndexRange | None
+
+
+def _checks(step: Step, translation: Translation, ranges: Mapping[int, IndexRange]) -> dict[Node, _Check]:
+    """Return a number for each value of indices that changes within a step: 1 where one is out of range.
+
+    So for each divisor of whole numbers: 1 where one is zero.
+    """
     changing = {before for before, _ in step.updates}
     changing |= {index for index in ranges if step.values[index].role == "activation"}
-    checks: dict[Node, int] = {}
+    checks: dict[Node, _Check] = {}
     for index in sorted(changing.intersection(ranges)):
         bound = ranges[index]
 
@@ -230,8 +241,15 @@ def _checks(step: Step, translation: Translation, ranges: Mapping[int, IndexRang
                 inside = inside | place.equals(bound.ignored)
             return where(inside, constant(0, "int32"), 1)
 
-        checks[reduced("max", translation.nodes[index], body=outside, dtype="int32")] = index
+        checks[reduced("max", translation.nodes[index], body=outside, dtype="int32")] = _Check(index, bound)
+    for index, divisor in zero_divisions(step).items():
+        node = full((1,), 0, "int32") if divisor is None else translation.nodes[divisor]
+        checks[reduced("max", node, body=_is_zero, dtype="int32")] = _Check(index, None)
     return checks
+
+
+def _is_zero(divisor: Scalar) -> Scalar:
+    return where(divisor.equals(0), constant(1, "int32"), 0)
 
 
 def _tensors(
@@ -241,20 +259,23 @@ def _tensors(
     sources: Sequence[KernelSource],
     layouts: Mapping[Node, Layout],
     ranges: Mapping[int, IndexRange],
-    checked: Sequence[int],
+    checked: Sequence[_Check],
 ) -> tuple[list[StoredTensor], dict[Node, int]]:
     """Return all tensors of a program, and which of them holds a node."""
     tensors: list[StoredTensor] = []
     number: dict[Node, int] = {}
+    computed = {check.value for check in checked if check.indices is not None}
     flags = dict(zip(fused.outputs[len(step.outputs) :], checked, strict=True))
 
     def add(node: Node, name: str, role: TensorRole, layout: Layout, value: int | None = None) -> None:
         initial = step.initial.get(value, 0.0) if value is not None else 0.0
-        indices = ranges.get(value) if value is not None and value not in checked else None
+        indices = ranges.get(value) if value is not None and value not in computed else None
+        divisor = False
         if node in flags:
-            name, indices = f"~{step.values[flags[node]].name}"[:1000], ranges[flags[node]]
+            indices, divisor = flags[node].indices, flags[node].indices is None
+            name = f"{'~~' if divisor else '~'}{step.values[flags[node].value].name}"[:1000]
         number[node] = len(tensors)
-        tensors.append(StoredTensor(name, node.shape, node.dtype, role, layout, initial, indices))
+        tensors.append(StoredTensor(name, node.shape, node.dtype, role, layout, initial, indices, divisor))
 
     for index, stored in translation.stored.items():
         role = step.values[index].role
@@ -286,7 +307,7 @@ def _program(
     layouts: Mapping[Node, Layout],
     target: Target,
     ranges: Mapping[int, IndexRange],
-    checked: Sequence[int],
+    checked: Sequence[_Check],
 ) -> Program:
     tensors, number = _tensors(step, translation, fused, sources, layouts, ranges, checked)
     kernels: dict[str, Kernel] = {}

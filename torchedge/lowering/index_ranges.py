@@ -3,6 +3,7 @@
 PyTorch raises for a class label or an index out of range. A kernel cannot raise: it reads NaN or writes
 nothing. So inputs and weights that are indices are checked before a step runs. Indices that the step computes
 are checked by a kernel of their own, unless the operators that compute them show that they are in range.
+So are the divisors of whole numbers, which must not be zero.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torchedge.graphs import Op, Step, Value
 from torchedge.graphs.steps import Input
 from torchedge.lowering.programs import IndexRange
 
-__all__ = ["index_ranges"]
+__all__ = ["index_ranges", "zero_divisions"]
 
 _SAME_VALUES = frozenset(
     ("_to_copy", "_unsafe_view", "alias", "clone", "detach", "expand", "permute", "reshape", "squeeze", "t",
@@ -32,6 +33,7 @@ _PLACES = frozenset(("argmax", "argmin", "max", "min", "sort", "topk"))
 _LOSSES = frozenset(("nll_loss_forward", "nll_loss2d_forward"))
 _ALONG = frozenset(("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add"))
 _INTEGERS = frozenset(("int64", "int32"))
+_DIVISIONS = frozenset(("div", "floor_divide", "fmod", "remainder"))
 
 Bounds = tuple[int, int]
 
@@ -43,16 +45,13 @@ def index_ranges(step: Step) -> dict[int, IndexRange]:
     operators that compute them are omitted.
     """
     source: dict[int, int] = {}
-    bounds: dict[int, Bounds] = {}
+    bounds = _all_bounds(step)
     ranges: dict[int, IndexRange] = {}
     for op in step.ops:
         if op.kind in _SAME_VALUES and op.inputs[0] is not None:
             here, there = (step.values[index].dtype for index in (op.inputs[0], op.outputs[0]))
             if {here, there} <= _INTEGERS:
                 source[op.outputs[0]] = source.get(op.inputs[0], op.inputs[0])
-        for index in op.outputs:
-            if step.values[index].dtype in _INTEGERS and (known := _bounds(op, index, step, bounds)):
-                bounds[index] = known
         for position, bound in _indexed(op, step.values):
             value = op.inputs[position]
             if value is None or step.values[value].dtype not in _INTEGERS:
@@ -62,6 +61,43 @@ def index_ranges(step: Step) -> dict[int, IndexRange]:
                 root = source.get(value, value)
                 ranges[root] = _both(ranges[root], bound) if root in ranges else bound
     return ranges
+
+
+def zero_divisions(step: Step) -> dict[int, int | None]:
+    """Return what whole numbers are divided by that may be zero: values by index, with themselves.
+
+    A quotient by the number 0 counts with None. Divisors that are not zero by the operators that compute them
+    are omitted.
+    """
+    bounds = _all_bounds(step)
+    divisors: dict[int, int | None] = {}
+    for op in step.ops:
+        result = step.values[op.outputs[0]] if op.outputs else None
+        if op.kind not in _DIVISIONS or result is None or result.dtype.startswith(("float", "bfloat")):
+            continue
+        item = op.attrs.get("other")
+        if not prod(_shape(result)):
+            continue
+        if not isinstance(item, Input):
+            if item == 0:
+                divisors[op.outputs[0]] = None
+            continue
+        value = op.inputs[item.position]
+        if value is not None and value not in divisors:
+            low, high = bounds.get(value, (0, 0))
+            if low <= 0 <= high:
+                divisors[value] = value
+    return divisors
+
+
+def _all_bounds(step: Step) -> dict[int, Bounds]:
+    """Return the least and the largest number of each computed tensor of whole numbers, where known."""
+    bounds: dict[int, Bounds] = {}
+    for op in step.ops:
+        for index in op.outputs:
+            if step.values[index].dtype in _INTEGERS and (known := _bounds(op, index, step, bounds)):
+                bounds[index] = known
+    return bounds
 
 
 def _both(first: IndexRange, second: IndexRange) -> IndexRange:

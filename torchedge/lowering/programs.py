@@ -65,7 +65,8 @@ class StoredTensor:
 
     Roles "parameter", "buffer", "state" and "constant" stay on the device from step to step; "intermediate"
     lives within a step, in the arena. `fill` is the content of a state before the first step, `indices` what
-    an input that operators index with may hold.
+    an input that operators index with may hold. An output with `indices` or `divisor` is a flag: not 0 where
+    the step has indexed with numbers out of range, or divided whole numbers by zero.
     """
 
     name: Text
@@ -75,6 +76,7 @@ class StoredTensor:
     layout: Layout
     fill: int | float = 0.0
     indices: IndexRange | None = None
+    divisor: bool = False
 
     @property
     def nbytes(self) -> int:

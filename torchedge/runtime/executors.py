@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from torchedge.errors import IndexRangeError, InputError, KernelCheckError, OpenCLError, did_you_mean
+from torchedge.errors import (
+    DivisionError,
+    IndexRangeError,
+    InputError,
+    KernelCheckError,
+    OpenCLError,
+    did_you_mean,
+)
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
@@ -162,7 +169,8 @@ class Executor:
         names = self._names
         self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in names(self.program.outputs)]
-        self._checked = [t for t in self._tensors.values() if t.tensor.role == "output" and t.tensor.indices]
+        flags = [t for t in self._tensors.values() if t.tensor.role == "output"]
+        self._checked = [t for t in flags if t.tensor.indices or t.tensor.divisor]
         self._last_check = max(self._writing({t.tensor.name for t in self._checked}), default=-1)
         self._awaited = [t for t in self._tensors.values() if t.tensor.role in LOADED] + [
             self._tensors[name] for name in names(self.program.hyperparameters.values())
@@ -319,6 +327,7 @@ class Executor:
         Raises:
             InputError: too few or many inputs, a wrong shape or dtype, or a parameter that was never loaded.
             IndexRangeError: an input holds an index out of range, or the step computed one.
+            DivisionError: the step has divided whole numbers by zero.
             KernelCheckError: with checks, an access outside a tensor. OpenCLError: the driver fails.
         """
         self._check_ready()
@@ -345,7 +354,7 @@ class Executor:
 
     @serialised
     def launch(self) -> None:
-        """Enqueue one step on the inputs that are on the device; raises IndexRangeError as `run` does."""
+        """Enqueue one step on the inputs that are on the device; raises as `run` does."""
         self._check_ready()
         self._enqueue()
         self._queue.flush()
@@ -517,18 +526,23 @@ class Executor:
             )
 
     def _check_computed(self) -> None:
-        """Raise IndexRangeError where the step indexes with numbers out of range that it computed.
+        """Raise IndexRangeError or DivisionError where a flag of the step is set.
 
         The launches that update weights come later, and do not run.
         """
         for flag in self._checked:
             if self.memory.read(flag):
-                name = flag.tensor.name.replace("~", "", 1)
+                name = flag.tensor.name.lstrip("~")
                 state = (
                     "load the weights again: this step has updated some of them"
                     if self.updates_before_checks
                     else "this step has updated nothing"
                 )
+                if flag.tensor.divisor:
+                    raise DivisionError(
+                        f"program {self.program.name}: ZeroDivisionError: whole numbers are divided by zero "
+                        f"at {name}; expected divisors other than 0: correct the data or the model; {state}"
+                    )
                 raise IndexRangeError(
                     f"program {self.program.name}: {name}, computed by the model, holds an index out of "
                     f"range; expected indices {flag.tensor.indices}: correct the data or the model; {state}"
@@ -536,7 +550,7 @@ class Executor:
 
     @cached_property
     def updates_before_checks(self) -> bool:
-        """Whether a step has updated parameters or the optimizer's state when it raises IndexRangeError.
+        """Whether a step has updated parameters or the optimizer's state when a check of it raises.
 
         Programs that are lowered now compute what is checked first, unless it depends on an update.
         """

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from torchedge.errors import IndexRangeError, InputError, OpenCLError
+from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
@@ -146,7 +146,7 @@ class Trainer:
         self._send_rates(executor)
         try:
             (loss,) = executor.run(*batch.arrays())
-        except IndexRangeError:
+        except (IndexRangeError, DivisionError):
             self.batches += executor.updates_before_checks
             raise
         self.batches += 1
