@@ -34,7 +34,7 @@ from torchedge.prediction.predictor import (
     predict_lengths,
 )
 from torchedge.prediction.profiles import load_models
-from torchedge.prediction.results import Prediction, Predictions, checked_confidence
+from torchedge.prediction.results import Prediction, Predictions, checked_confidence, checked_limit
 from torchedge.searching.driver import (
     Search,
     SearchProgress,
@@ -71,6 +71,7 @@ __all__ = [
     "load_bundle",
     "plan",
     "predict",
+    "report",
     "search",
     "simulate",
 ]
@@ -305,6 +306,57 @@ def simulate(
             graph, batch_size, settings, evaluation=(inference, evaluate, empty_cache)
         ),
     )
+
+
+def report(
+    model: Model,
+    batch_size: int = 1,
+    *,
+    out: str | Path,
+    device: str | Path | Device | None = None,
+    mode: Mode = "train",
+    input_size: tuple[int, ...] | None = None,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
+    amp: str | None = None,
+    accumulation: int = 1,
+    loss: Callable[[Any], Any] | Literal["default"] = "default",
+    seq_len: int | None = None,
+    batch_dim: int | None = None,
+    limit_mib: float | None = None,
+    confidence: float = 0.95,
+    progress: Callable[[str], object] = lambda stage: None,
+) -> Prediction:
+    """Write a prediction as one HTML file that loads nothing, and return it.
+
+    The page shows the prediction, memory over the step and by batch size, settings that fit, and the layers.
+    out: the file. limit_mib: by default the device's memory. The other arguments and the errors are those of
+    `predict`; ProfileError where the file cannot be written.
+    """
+    from torchedge.prediction.pages import collect_report, render_report
+    from torchedge.storage.documents import write_bytes
+
+    path = check_path("out", out)
+    check_function("progress", progress)
+    check_whole("batch_size", batch_size)
+    checked_confidence(confidence)
+    chosen = choose_device(device)
+    if mode == "train" and loss is None:
+        raise InputError(_NO_LOSS)
+    request = CaptureRequest(
+        model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim, device=chosen
+    )
+    data = collect_report(
+        request,
+        chosen,
+        _settings(optimizer, amp, accumulation, model),
+        seq_len=seq_len,
+        limit_mib=None if limit_mib is None else checked_limit(limit_mib),
+        confidence=confidence,
+        progress=progress,
+    )
+    write_bytes(path, render_report(data).encode("utf-8", "backslashreplace"))
+    return data.prediction
 
 
 def search(

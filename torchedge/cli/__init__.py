@@ -33,6 +33,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "predict": ("predicting:predict", "Predict memory and latency of a training step or an inference."),
         "advise": ("predicting:advise", "Find settings under which a training step fits a device."),
         "simulate": ("predicting:simulate", "Show when a step's memory peaks, and which tensors fill it."),
+        "report": ("predicting:report", "Write a prediction as one HTML page."),
         "features": ("predicting:features", "Print the prediction features of a model."),
         "search": ("searching:search", "Search a space of networks for the best one within limits."),
     },

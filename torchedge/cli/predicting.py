@@ -1,4 +1,4 @@
-"""`torchedge predict`, `advise`, `simulate` and `features`: what a step takes, and features of models."""
+"""`torchedge predict`, `advise`, `simulate`, `report` and `features`: what a step of a model takes."""
 
 from __future__ import annotations
 
@@ -390,6 +390,48 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
         "unsupported": list(profile.unsupported),
         "stages": [asdict(stage) for stage in profile.stages],
     }
+
+
+# report -----------------------------------------------------------------------------------------------------
+
+
+@command(
+    "report",
+    notes=MODEL_HELP,
+    examples=[
+        "torchedge report resnet50 --batch-size 32 --device jetson-tx2 --html report.html",
+        "torchedge report nets.py:small -b 8 --memory-limit 4GiB --optimizer adamw --html small.html",
+    ],
+)
+@click.argument("model")
+@click.option("--html", type=options.OutputFile(".html", ".htm"), required=True, help="File to write.")
+@options.batch_size
+@options.device
+@options.step
+@options.fit
+def report(
+    model: str,
+    html: Path,
+    memory_limit: int | None,
+    confidence: float,
+    **settings: Any,  # noqa: ANN401 - of torchedge.report
+) -> int:
+    """Write a prediction as one HTML page.
+
+    It shows memory over the step with what fills it, memory by batch size, settings that fit, layers, and the
+    prediction with its intervals. The file stands alone: no server, no network, no script. Nothing is run.
+    The exit status is 3 if the step does not fit.
+    """
+    from torchedge import api
+
+    limit = None if memory_limit is None else memory_limit / MIB
+    with Progress(5, f"report {model}") as progress, options.unsuitable_size(settings["input_size"]):
+        prediction = api.report(
+            model, out=html, limit_mib=limit, confidence=confidence, progress=progress.begin, **settings
+        )
+    row = {**prediction.to_dict(), **_verdict(prediction, limit, confidence)}
+    answer(row, lambda: print(prediction), written=html)
+    return 0 if row["fits"] else DOES_NOT_FIT
 
 
 # features ---------------------------------------------------------------------------------------------------

@@ -48,9 +48,13 @@ class PeakEvent:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Memory over one step: after each of E events the live MiB (E,), its phase (E,) and operator (E,)."""
+    """Memory over one step: after each of E events the live MiB (E,), its phase (E,) and operator (E,).
+
+    by_category: (E, 7), the live MiB by what fills it, in the order of `tape.CATEGORIES`.
+    """
 
     live_mib: npt.NDArray[np.float64]
+    by_category: npt.NDArray[np.float64]
     phase: npt.NDArray[np.int8]
     operator: npt.NDArray[np.int32]
 
@@ -80,8 +84,8 @@ class MemoryProfile:
 
     def timeline(self) -> Timeline:
         """Return live memory after each event of the step."""
-        live = self.tape.live_bytes(np.array([self.batch_size]))[:, 0] / _MIB
-        return Timeline(live, self.tape.phases, self.tape.owners)
+        parts = self.tape.live_by_category(self.batch_size)
+        return Timeline(parts.sum(axis=1) / _MIB, parts / _MIB, self.tape.phases, self.tape.owners)
 
     def plot(self) -> Figure:
         """Draw live memory (MiB) over the events of a step, phases shaded, the peak marked.

@@ -130,6 +130,17 @@ class Tape:
         start = sizes[self.persistent].sum(axis=0)
         return np.asarray(np.cumsum(sizes[self._storages] * self._signs, axis=0) + start)
 
+    def live_by_category(self, batch_size: int) -> npt.NDArray[np.int64]:
+        """Return (E, C) int64: bytes alive after each event, by category."""
+        sizes = self.bytes_at(np.array([batch_size]))[:, 0]
+        changes = np.zeros((len(self.events), len(CATEGORIES)), dtype=np.int64)
+        changes[np.arange(len(self.events)), self.category[self._storages]] = (
+            sizes[self._storages] * self._signs[:, 0]
+        )
+        start = np.zeros(len(CATEGORIES), dtype=np.int64)
+        np.add.at(start, self.category[self.persistent], sizes[self.persistent])
+        return np.asarray(np.cumsum(changes, axis=0) + start)
+
     def peak_bytes(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (B,) int64: the most bytes alive at once."""
         sizes = self.bytes_at(batch_sizes)

@@ -1,0 +1,211 @@
+"""`torchedge report`: one HTML file that stands alone and shows every figure of the prediction."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.cli import DOES_NOT_FIT, main
+from torchedge.errors import ProfileError
+from torchedge.prediction.memory.tape import CATEGORIES
+from torchedge.texts import number, span
+
+HOSTILE = '<script src="https://evil.example/x.js">alert(1)</script> & "quoted" \x1b[2J'
+VOID = {"meta"}
+SHAPES = {"line", "polygon", "polyline", "circle"}
+MODULE = """
+from torch import nn
+
+def small():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10))
+"""
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page; fails where a tag is not closed by its own end."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.words = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
+    (tmp_path / "nets.py").write_text(MODULE)
+    return f"{tmp_path / 'nets.py'}:small"
+
+
+def figures(prediction):
+    """Every figure of a prediction as it is printed."""
+    for e in (
+        prediction.memory,
+        prediction.needed,
+        prediction.latency,
+        prediction.allocated,
+        prediction.reserved,
+    ):
+        yield from (number(e.value), span(e.low, e.high))
+    yield from map(number, prediction.breakdown.values())
+    yield str(prediction.provenance)
+    yield from prediction.notes
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_the_page_shows_every_figure_and_loads_nothing(mode, tmp_path):
+    out = tmp_path / "report.html"
+    options = {"device": "jetson-tx2", "mode": mode, "input_size": (3, 20, 20)}
+    prediction = torchedge.report(network(), 16, out=out, **options)
+    assert prediction == torchedge.predict(network(), 16, **options)
+    text = out.read_text(encoding="utf-8")
+    page = Page(text)
+    for figure in figures(prediction):
+        assert " ".join(figure.split()) in page.text
+    assert page.tags.count("svg") == 2 and set(page.tags) | {"line"} >= SHAPES
+    assert ("Settings that fit" in page.text) == (mode == "train")
+    assert f"{sum(p.numel() for p in network().parameters()):,} parameters" in page.text
+    names = {name for name, _ in page.attributes}
+    assert not names & {"src", "href", "srcset", "data", "action", "xlink:href", "onload"}
+    assert not set(page.tags) & {"script", "link", "img", "iframe", "object", "embed", "base"}
+    assert not re.search(r"(?i)https?:|//[a-z]|@import|url\(", text)
+    assert "prefers-color-scheme:dark" in text and "nan" not in text.lower().split("provenance")[0]
+
+
+def test_names_are_text(tmp_path):
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module("<b onload=x>", nn.Linear(4, 4))
+
+        def forward(self, x):
+            return self._modules["<b onload=x>"](x)
+
+    graph = torchedge.capture(Holder(), torch.zeros(2, 4), name=HOSTILE)
+    torchedge.report(graph, 2, device="jetson-tx2", out=tmp_path / "hostile.html")
+    page = Page((tmp_path / "hostile.html").read_text(encoding="utf-8"))
+    assert "script" not in page.tags and "b" not in page.tags
+    assert '<script src="https://evil.example/x.js">' in page.text and "<b onload=x>" in page.text
+    assert "\x1b" not in page.text
+
+
+def test_the_layers_add_up(tmp_path):
+    """Weights that two modules share count once; FLOPs and parameters are those of the whole graph."""
+    from torchedge.ops.specs import forward_flops
+    from torchedge.prediction.memory.simulation import simulate
+    from torchedge.prediction.pages import _layers
+
+    tied = nn.Linear(6, 6)
+    model = nn.Sequential(tied, nn.ReLU(), tied, nn.LayerNorm(6))
+    graph = torchedge.capture(model, torch.zeros(2, 6))
+    layers = _layers(graph, simulate(graph, 5))
+    assert sum(layer.parameters for layer in layers) == sum(p.numel() for p in model.parameters())
+    c0, c1, c2 = forward_flops(graph)
+    assert sum(layer.flops for layer in layers) == c0 + 5 * c1 + 25 * c2
+
+
+def test_categories_over_the_step_add_up_to_the_peak():
+    profile = torchedge.simulate(network(), 8, input_size=(3, 20, 20), optimizer="adam")
+    timeline = profile.timeline()
+    assert timeline.by_category.shape == (len(timeline.live_mib), len(CATEGORIES))
+    at_peak = dict(zip(CATEGORIES, timeline.by_category[profile.peak.index], strict=True))
+    assert at_peak == pytest.approx(dict(profile.breakdown))
+    assert timeline.live_mib.max() == pytest.approx(profile.live_mib)
+
+
+def test_a_graph_for_one_batch_size_has_one_point(tmp_path):
+    graph = torchedge.capture(network(), input_size=(3, 20, 20), batch_size=4)
+    torchedge.report(graph, 4, device="jetson-tx2", out=tmp_path / "one.html")
+    Page((tmp_path / "one.html").read_text(encoding="utf-8"))
+
+
+def test_the_command(run, nets, tmp_path, capsys):
+    out = tmp_path / "small.html"
+    words = ("report", nets, "--input-size", "3x16x16", "-d", "jetson-tx2", "-b", "8", "--html", str(out))
+    assert "written to" in run(*words)
+    assert "small" in Page(out.read_text(encoding="utf-8")).text
+    document = json.loads(run(*words, "--json", "--memory-limit", "10MiB", status=DOES_NOT_FIT))
+    assert document["fits"] is False and document["batch_size"] == 8
+    page = Page(out.read_text(encoding="utf-8")).text
+    assert "does not fit into 10.0 MiB" in page and "no setting fits" in page
+    assert "largest batch size that fits at 95 % confidence: none" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "--html"),
+        (("--html", "report.pdf"), "report.pdf"),
+        (("--html", "no/such/folder/report.html"), "no/such/folder"),
+        (("--html", "r.html", "--batch-size", "0"), "0"),
+        (("--html", "r.html", "--device", "no-such-device"), "no-such-device"),
+        (("--html", "r.html", "--confidence", "2"), "2"),
+    ],
+)
+def test_wrong_use_gives_one_line_and_no_file(words, named, nets, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert main(["report", nets, "--input-size", "3x16x16", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("torchedge: error: ") and error.count("\n") == 1 and named in error
+    assert {path for path in tmp_path.iterdir() if path.suffix in (".html", ".pdf")} <= before
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    out, options = tmp_path / "none" / "r.html", {"input_size": (3, 20, 20), "device": "jetson-tx2"}
+    with pytest.raises(ProfileError, match=r"r\.html"):
+        torchedge.report(network(), out=out, **options)
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page(tmp_path):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    out = tmp_path / "report.html"
+    torchedge.report(network(), 16, out=out, device="jetson-tx2", input_size=(3, 20, 20))
+    command = [
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'user'}",
+    ]
+    picture = tmp_path / "page.png"
+    pages = [f"--screenshot={picture}", "--dump-dom"]
+    for flag in pages:
+        done = subprocess.run([*command, flag, out.as_uri()], capture_output=True, timeout=120, check=True)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "Settings that fit" in Page(done.stdout.decode()).text

@@ -1,0 +1,434 @@
+"""A prediction as one HTML file: no server, no script, nothing that is loaded from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from math import floor, log10
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.devices import Device
+from torchedge.errors import CaptureError, InputError
+from torchedge.graphs import ForwardGraph, Op
+from torchedge.graphs.sizes import poly_at
+from torchedge.ops.specs import forward_flops
+from torchedge.prediction.advice import Advice, advise_settings
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.simulation import PHASES, MemoryProfile, simulate
+from torchedge.prediction.memory.tape import CATEGORIES
+from torchedge.prediction.predictor import (
+    device_settings,
+    predict_graph,
+    predict_graphs,
+    predict_length,
+    predict_lengths,
+)
+from torchedge.prediction.results import Prediction, Predictions
+from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
+from torchedge.texts import number, printable, span
+from torchedge.tracing.capturing import CaptureRequest, use_graph
+from torchedge.tracing.sequence_lengths import LengthFamily
+
+_COLOURS = (BLUE, GREEN, PINK, GREY, ORANGE, SKY, RED)
+"""Of the categories of memory, in their order."""
+_COLUMNS = 500
+"""Moments of a step that a picture shows at most."""
+_SIZES = 32
+"""Batch sizes of the curve, about."""
+_LARGEST = 1 << 16
+_ROWS = 400
+"""Layers that the table lists at most."""
+_MIB = 2.0**20
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 900, 300, 90, 40, 12
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Browsers load nothing for the page, whatever it says."""
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--dim:#5b6570;--line:#d8dde3;--paper:#fff;--bad:#b3261e;
+--good:#00704f}
+@media (prefers-color-scheme:dark){
+:root{--ink:#e6e9ed;--dim:#9aa4af;--line:#3a424b;--paper:#15181c;--bad:#ff8a80;--good:#5ed3a8}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:960px;
+margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}
+h1{font-size:1.5rem;margin-bottom:0}h2{font-size:1.15rem;margin-top:2rem}p.dim,caption,.key{color:var(--dim)}
+.scroll{overflow:auto;max-height:32rem}table{border-collapse:collapse}
+th,td{padding:.15rem .8rem .15rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th.l,td.l{text-align:left}th{position:sticky;top:0;background:var(--paper)}
+svg{width:100%;height:auto}svg text{fill:var(--dim);font-size:12px}svg .grid{stroke:var(--line)}
+svg .ink{stroke:var(--ink);fill:none;stroke-width:1.5}svg .limit{stroke:var(--bad);stroke-dasharray:6 4}
+.key span{display:inline-block;margin-right:1rem}.key i{display:inline-block;width:.8rem;height:.8rem;
+margin-right:.3rem}.good{color:var(--good)}.bad{color:var(--bad)}
+"""
+
+
+class LayerFigures(NamedTuple):
+    """A module of a model: parameters, FLOPs of its forward pass, MiB at the peak that its operators made."""
+
+    scope: str
+    kinds: str
+    parameters: int
+    flops: int
+    peak_mib: float
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """All that a report shows of one step on one device; memory in MiB.
+
+    curve: the same step at other batch sizes. largest: the largest batch size that fits, None for a graph of
+    one batch size. advice: None for an inference and where `no_advice` says why.
+    """
+
+    prediction: Prediction
+    profile: MemoryProfile
+    curve: Predictions
+    layers: tuple[LayerFigures, ...]
+    largest: int | None
+    limit_mib: float
+    confidence: float
+    settings: StepSettings
+    advice: Advice | None = None
+    no_advice: str = ""
+
+
+def collect_report(
+    request: CaptureRequest,
+    device: Device,
+    settings: StepSettings,
+    *,
+    seq_len: int | None,
+    limit_mib: float | None,
+    confidence: float,
+    progress: Callable[[str], object] = lambda stage: None,
+) -> ReportData:
+    """Predict and simulate a step at the batch size of the request, with other batch sizes and settings.
+
+    seq_len: as for `predict`. limit_mib: None is the device's memory. Raises InputError and CaptureError.
+    """
+    assert request.batch_size is not None
+    batch_size, request = request.batch_size, request.loaded()
+    family = None if seq_len is None else LengthFamily(request)
+    sized = request if family is None or seq_len is None else family.at(seq_len)
+
+    def predicted(graph: ForwardGraph) -> ReportData:
+        progress("prediction")
+        if family is None or seq_len is None:
+            prediction = predict_graph(graph, batch_size, device, settings)
+        else:
+            prediction = predict_length(family, seq_len, batch_size, device, settings)
+        limit = limit_mib if limit_mib is not None else prediction.device_memory_mib
+        assert limit is not None
+        largest, several = None, [batch_size]
+        if graph.fixed_batch is None:
+            largest = prediction.max_batch_size(limit, confidence=confidence)
+            top = max(batch_size, min(2 * max(largest, batch_size), _LARGEST))
+            spread = np.geomspace(1, top, _SIZES).round().astype(int).tolist()
+            several = sorted({batch_size, *spread, max(largest, 1)})
+        progress("batch sizes")
+        if family is None or seq_len is None:
+            curve = predict_graphs([graph], several, device, settings)
+        else:
+            curve = predict_lengths([family], several, [seq_len], device, settings)
+        profile = simulate(graph, batch_size, device_settings(device, settings))
+        layers = _layers(graph, profile)
+        return ReportData(prediction, profile, curve, layers, largest, limit, confidence, settings)
+
+    data = use_graph(sized, predicted)
+    if request.mode != "train":
+        return data
+    update = replace(sized, batch_size=batch_size * settings.accumulation)
+    try:
+        alone = replace(settings, accumulation=1)
+        advice = advise_settings(
+            update, device, alone, limit_mib=data.limit_mib, confidence=confidence, progress=progress
+        )
+    except (CaptureError, InputError) as error:  # of a graph for one batch size alone
+        return replace(data, no_advice=str(error))
+    return replace(data, advice=advice)
+
+
+def _layers(graph: ForwardGraph, profile: MemoryProfile) -> tuple[LayerFigures, ...]:
+    """Return the modules of a graph in the order in which they run first."""
+    scopes: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        scopes.setdefault(op.scope, []).append(op)
+    tape, held = profile.tape, dict.fromkeys(scopes, 0.0)
+    sizes, alive = tape.bytes_at(np.array([profile.batch_size]))[:, 0], tape.alive_after(profile.peak.index)
+    events = tape.events[: profile.peak.index + 1]
+    made = {
+        int(event) - 1: int(owner) for event, owner in zip(events, tape.owners, strict=False) if event > 0
+    }
+    for storage, owner in made.items():
+        scope = tape.operators[owner][1]
+        if alive[storage] and scope in held:
+            held[scope] += float(sizes[storage]) / _MIB
+    layers, seen = [], set[int]()
+    for scope, ops in scopes.items():
+        read = {i for op in ops for i in op.inputs if i is not None and graph.values[i].role == "parameter"}
+        flops = poly_at(forward_flops(replace(graph, ops=tuple(ops))), profile.batch_size)
+        count = sum(graph.values[i].numel[0] for i in read - seen)
+        seen |= read
+        kinds = ", ".join(dict.fromkeys(op.kind for op in ops))
+        layers.append(LayerFigures(scope, kinds, count, flops, held[scope]))
+    return tuple(layers)
+
+
+# the page ---------------------------------------------------------------------------------------------------
+
+
+def render_report(data: ReportData) -> str:
+    """Return the report as an HTML document that stands alone."""
+    p, settings = data.prediction, data.settings
+    step = "training step" if p.mode == "train" else "inference"
+    about = [f"batch {p.batch_size:,}", f"{step} on {p.device}"]
+    if p.mode == "train":
+        about += [str(settings.optimizer)]
+        about += [f"accumulation {settings.accumulation}"] * (settings.accumulation > 1)
+    about += [f"amp {settings.amp}"] if settings.amp else []
+    title, subtitle = _text(p.model), _text(", ".join(about))
+    body = [
+        f'<h1>{title}</h1>\n<p class="dim">{subtitle}</p>',
+        _prediction_part(data),
+        f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile)}",
+        f"<h2>Memory by batch size</h2>\n{_batch_picture(data)}",
+        *_advice_part(data),
+        _layer_part(data.layers),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f"<title>{title}: {subtitle}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Return a table in a box that scrolls; its first `left` columns are words."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        kinds = [f'{tag} class="l"' if place < left else tag for place in range(len(cells))]
+        return "".join(f"<{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+    names, lines = line("th", head), [f"<tr>{line('td', row)}</tr>" for row in rows]
+    return (
+        f'<div class="scroll"><table>\n<thead><tr>{names}</tr></thead>\n<tbody>\n'
+        + "\n".join(lines)
+        + "\n</tbody></table></div>"
+    )
+
+
+def _prediction_part(data: ReportData) -> str:
+    p = data.prediction
+    gamma, phi = ("Γ", "Φ") if p.mode == "train" else ("γ", "φ")
+    estimates = [
+        (f"memory {gamma}", p.memory, "all that the run takes from the device"),
+        *(
+            [("needed", p.needed, "all that the run asks for; decides whether it fits")]
+            if p.saturates
+            else []
+        ),
+        ("reserved", p.reserved, "of that by PyTorch's allocator"),
+        ("allocated", p.allocated, "of that by tensors"),
+        (f"latency {phi}", p.latency, "a step" if p.mode == "train" else "a batch"),
+    ]
+    rows = [(n, meaning, f"{number(e.value)} {e.unit}", span(e.low, e.high)) for n, e, meaning in estimates]
+    required = p.required_mib(data.confidence)
+    fits = required <= data.limit_mib
+    verdict = (
+        f'<p class="{"good" if fits else "bad"}">{"fits" if fits else "does not fit"} into '
+        f"{number(data.limit_mib)} MiB: needs up to {number(required)} MiB at {100 * data.confidence:g} % "
+        "confidence</p>"
+    )
+    total = max(p.needed.value, 1e-9)
+    parts = [(name, number(mib), f"{100 * mib / total:.0f} %") for name, mib in p.breakdown.items()]
+    remarks = [*p.unsupported_remarks, *p.notes]
+    if p.out_of_range:
+        names = ", ".join(p.out_of_range)
+        remarks.append(f"out of range: {names}: outside what the profile was fitted on, so extrapolated")
+    if data.profile.unsupported and not p.unsupported:
+        remarks += [f"memory of {kind} is a guess" for kind in data.profile.unsupported]
+    notes = "".join(f"<li>{_text(note)}</li>" for note in dict.fromkeys(remarks))
+    return "\n".join(
+        [
+            "<h2>Prediction</h2>",
+            _table(("", "meaning", "value", "90 % interval"), rows, left=2),
+            verdict,
+            f'<p class="dim">provenance: {_text(str(p.provenance))}</p>',
+            f"<ul>{notes}</ul>" if notes else "",
+            _table(("memory by what fills it", "MiB", "share"), parts),
+        ]
+    )
+
+
+def _advice_part(data: ReportData) -> list[str]:
+    if data.advice is None and not data.no_advice:
+        return []
+    heading = f"<h2>Settings that fit {number(data.limit_mib)} MiB</h2>"
+    if data.advice is None:
+        return [heading, f"<p>none was tried: {_text(data.no_advice)}</p>"]
+    fit = "" if data.advice.fits else '<p class="bad">no setting fits; this one needs least</p>'
+    notes = "".join(f"<li>{_text(note)}</li>" for note in data.advice.notes)
+    return [heading, fit, _table(*data.advice.rows()), f"<ul>{notes}</ul>" if notes else ""]
+
+
+def _layer_part(layers: Sequence[LayerFigures]) -> str:
+    rows = [
+        (
+            layer.scope or "(the model itself)",
+            layer.kinds,
+            f"{layer.parameters:,}",
+            number(layer.flops / 1e6),
+            number(layer.peak_mib),
+        )
+        for layer in layers
+    ]
+    more = f"<p>and {len(rows) - _ROWS:,} more</p>" if len(rows) > _ROWS else ""
+    head = ("module", "operators", "parameters", "forward MFLOP", "MiB at the peak")
+    total = sum(layer.parameters for layer in layers), sum(layer.flops for layer in layers)
+    return (
+        f"<h2>Layers</h2>\n<p>{total[0]:,} parameters, {number(total[1] / 1e9)} GFLOP forward. MiB at the "
+        "peak counts the tensors that the operators of a module made in this step.</p>\n"
+        f"{_table(head, rows[:_ROWS], left=2)}{more}"
+    )
+
+
+# pictures ---------------------------------------------------------------------------------------------------
+
+
+class _Frame:
+    """The axes of a picture: x from `first` to `last`, y from 0 to `top`."""
+
+    def __init__(self, first: float, last: float, top: float) -> None:
+        self.first, self.last, self.top = first, max(last, first + 1e-9), max(top, 1e-9) * 1.05
+
+    def x(self, value: float) -> float:
+        return _LEFT + (value - self.first) / (self.last - self.first) * (_WIDTH - _LEFT - 10)
+
+    def y(self, value: float) -> float:
+        return _HEIGHT - _BOTTOM - value / self.top * (_HEIGHT - _BOTTOM - _TOP)
+
+    def path(self, xs: Iterable[float], ys: Iterable[float]) -> str:
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in zip(xs, ys, strict=True))
+
+    def band(
+        self, xs: npt.NDArray[np.float64], low: npt.NDArray[np.float64], high: npt.NDArray[np.float64]
+    ) -> str:
+        return self.path([*xs, *xs[::-1]], [*low, *high[::-1]])
+
+    def picture(self, label: str, x_label: str, shapes: Iterable[str], x_ticks: Iterable[float] = ()) -> str:
+        lines = []
+        for tick in _ticks(self.top):
+            y = self.y(tick)
+            lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            text = f"{tick:,.6g} MiB"
+            lines.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        low = _HEIGHT - _BOTTOM + 16
+        lines += [
+            f'<text x="{self.x(tick):.1f}" y="{low}" text-anchor="middle">{tick:,.6g}</text>'
+            for tick in x_ticks
+        ]
+        middle = (_LEFT + _WIDTH) / 2
+        lines.append(f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{_text(x_label)}</text>')
+        return (
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(label)}">\n'
+            + "\n".join([*lines, *shapes])
+            + "\n</svg>"
+        )
+
+
+def _ticks(top: float, count: int = 5) -> list[float]:
+    """Return round numbers from 0 to `top`."""
+    raw = top / count
+    unit = 10.0 ** floor(log10(raw))
+    step = next(unit * times for times in (1, 2, 5, 10) if unit * times >= raw)
+    return [step * place for place in range(int(top / step) + 1)]
+
+
+def _memory_picture(profile: MemoryProfile) -> str:
+    timeline = profile.timeline()
+    events = len(timeline.live_mib)
+    if not events:
+        return "<p>the step allocates nothing</p>"
+    bins = np.array_split(np.arange(events), min(events, _COLUMNS))
+    moments = np.array([part[timeline.live_mib[part].argmax()] for part in bins])  # keeps the peak
+    stacked = np.cumsum(timeline.by_category[moments], axis=1)
+    frame = _Frame(0, events - 1, max(profile.live_mib, profile.reserved_mib))
+    xs = moments.astype(np.float64)
+    shapes, keys = [], []
+    low = np.zeros(len(xs))
+    for place, (name, colour) in enumerate(zip(CATEGORIES, _COLOURS, strict=True)):
+        high = stacked[:, place]
+        if (high > low).any():
+            title = f"<title>{name.replace('_', ' ')}</title>"
+            shapes.append(f'<polygon fill="{colour}" points="{frame.band(xs, low, high)}">{title}</polygon>')
+            keys.append(f'<span><i style="background:{colour}"></i>{name.replace("_", " ")}</span>')
+        low = high
+    for phase, name in enumerate(PHASES):
+        inside = np.flatnonzero(timeline.phase == phase)
+        if len(inside):
+            x = frame.x(float(inside[0]))
+            shapes.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT - _BOTTOM}"/>')
+            at, anchor = (x + 3, "start") if x < _WIDTH - 90 else (x - 3, "end")
+            y = _HEIGHT - _BOTTOM + 16
+            shapes.append(f'<text x="{at:.1f}" y="{y}" text-anchor="{anchor}">{name}</text>')
+    y = frame.y(profile.reserved_mib)
+    shapes.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    peak = max(profile.peak.index, 0)
+    x, y = frame.x(peak), frame.y(profile.live_mib)
+    shapes.append(f'<circle class="ink" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
+    picture = frame.picture("memory over the step", "allocations and releases of one step", shapes)
+    largest = [(label, number(mib)) for label, mib in profile.largest]
+    live, reserved = number(profile.live_mib), number(profile.reserved_mib)
+    return (
+        f'{picture}\n<p class="key">{"".join(keys)}</p>\n<p>Tensors peak at {live} MiB in '
+        f"{_text(str(profile.peak))}; PyTorch's allocator reserves {reserved} MiB (dashed)."
+        f"</p>\n{_table(('largest tensors at the peak', 'MiB'), largest)}"
+    )
+
+
+def _batch_picture(data: ReportData) -> str:
+    curve = data.curve
+    xs = curve.batch_sizes.astype(np.float64)
+    needed, memory, low, high = (
+        np.asarray(column, dtype=np.float64).reshape(-1)
+        for column in (curve.needed, curve.memory, curve.memory_low, curve.memory_high)
+    )
+    frame = _Frame(min(xs[0], 0.0), xs[-1], max(float(high.max()), float(needed.max()), data.limit_mib))
+    y = frame.y(data.limit_mib)
+    p = data.prediction
+    here = f"batch {p.batch_size:,}: {number(p.needed.value)} MiB"
+    shapes = [
+        f'<polygon fill="{BLUE}" opacity="0.25" points="{frame.band(xs, low, high)}"/>',
+        f'<polyline class="ink" points="{frame.path(xs, needed)}"/>',
+        f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>',
+        f'<circle fill="{RED}" cx="{frame.x(p.batch_size):.1f}" cy="{frame.y(p.needed.value):.1f}" r="5">'
+        f"<title>{here}</title></circle>",
+    ]
+    picture = frame.picture("memory by batch size", "batch size", shapes, _ticks(frame.last, 8))
+    largest = (
+        ""
+        if data.largest is None
+        else (
+            f"; largest batch size that fits at {100 * data.confidence:g} % confidence: "
+            f"{f'{data.largest:,}' if data.largest else 'none'}"
+        )
+    )
+    rows = [
+        (f"{int(n):,}", number(m), span(a, b), number(asked), number(t))
+        for n, m, a, b, asked, t in zip(xs, memory, low, high, needed, curve.latency.reshape(-1), strict=True)
+    ]
+    return (
+        f"{picture}\n<p>Line: memory that the run asks for; band: 90 % interval of what the device shows as "
+        f"taken; dashed: {number(data.limit_mib)} MiB; dot: {here}{largest}.</p>\n"
+        f"{_table(('batch', 'memory MiB', '90 %', 'needed MiB', 'ms'), rows)}"
+    )
