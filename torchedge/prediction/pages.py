@@ -379,8 +379,8 @@ def _memory_picture(profile: MemoryProfile) -> str:
             x = frame.x(float(inside[0]))
             shapes.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT - _BOTTOM}"/>')
             at, anchor = (x + 3, "start") if x < _WIDTH - 90 else (x - 3, "end")
-            y = _HEIGHT - _BOTTOM + 16
-            shapes.append(f'<text x="{at:.1f}" y="{y}" text-anchor="{anchor}">{name}</text>')
+            below = _HEIGHT - _BOTTOM + 16
+            shapes.append(f'<text x="{at:.1f}" y="{below}" text-anchor="{anchor}">{name}</text>')
     y = frame.y(profile.reserved_mib)
     shapes.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
     peak = max(profile.peak.index, 0)
