@@ -27,7 +27,7 @@ from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
-from torchedge.tracing.identities import identity_of
+from torchedge.tracing.python_state import Guard, identity_of
 from torchedge.tracing.objectives import Loss, as_arguments, as_tuple
 from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
@@ -35,6 +35,8 @@ from torchedge.tracing.steps import capture_step
 
 MAX_SHAPES = 8
 """Shapes of batches for which programs are made; more of them are rather a mistake."""
+MAX_STATES = 4
+"""Earlier Python states of the model whose programs stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Trainer:
     `torch.initial_seed()`. profile: measure the times of kernels for `report`. tuner: what chooses the
     schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md).
 
+    What the model's code reads is checked at each step (attributes, globals, closures, hooks, modes, patched
+    functions, PyTorch's flags): where it has changed, the model is captured again.
     The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls.
     Threads may share a trainer: its steps run one after the other.
     Raises InputError, CaptureError, LoweringError (operators without a kernel, by name), DeviceError,
@@ -115,6 +119,8 @@ class Trainer:
         check_tensors(dict(checked_model(model).named_parameters()), type(model).__name__)
         self._settings = OptimizerSettings(optimizer)
         self._example = _batch_of(example_inputs, targets)
+        roots = {"model": unwrapped(model), "loss": loss}
+        self._state, self._state_in_eval = Guard(roots), Guard(roots, modes=False)
         self._training: dict[Any, _Training] = {}
         self._inferences: dict[Any, _Inference] = {}
         self._rates: dict[Executor, dict[str, float]] = {}
@@ -247,10 +253,12 @@ class Trainer:
     def _trained_on(self, batch: _Batch) -> _Training:
         self._check_open()
         _check_form(batch, self._example)
-        programs = self._training.get(batch.shapes)
+        key = (self._state.check(), batch.shapes)
+        programs = self._training.get(key)
         if programs is None:
-            self._check_room(self._training, batch)
-            programs = self._training[batch.shapes] = self._capture_training(batch)
+            self._check_room([k for k in self._training if k[0] == key[0]], batch)
+            programs = self._training[key] = self._capture_training(batch)
+            self._forget_states(key[0])
         return programs
 
     def _capture_training(self, batch: _Batch) -> _Training:
@@ -272,6 +280,7 @@ class Trainer:
                 keep=frozenset(all_rules()),
                 seed=self._seed,
             )
+        self._check_weights(captured.step)
         updating = self._executor(captured.step, captured.tensors, self._first)
         accumulating, steps = None, [(captured.step, _shared_layouts(None))]
         if captured.accumulating is not None:
@@ -289,9 +298,8 @@ class Trainer:
             (settings, [names.get(id(parameter), "") for parameter in group["params"]])
             for settings, group in zip(self._settings.fixed, self._optimizer.param_groups, strict=True)
         ]
-        identity = identity_of(
-            unwrapped(self._model),
-            self._loss,
+        state = self._state.text
+        settings = identity_of(
             tree_map(
                 lambda leaf: (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf,
                 (batch.args, dict(batch.kwargs), batch.targets),
@@ -301,16 +309,18 @@ class Trainer:
             self._accumulation,
             torch.initial_seed() if self._seed is None else self._seed,
         )
-        if identity is None or self._optimizer.state:
+        if state is None or settings is None or self._optimizer.state:
             return None
-        return CaptureCache(identity, self._target, "" if self._timer is None else self._timer.device)
+        return CaptureCache(
+            f"{state}{settings}", self._target, "" if self._timer is None else self._timer.device
+        )
 
     def _inference_on(self, batch: _Batch, loss: Loss | None) -> _Inference:
         self._opened()
-        key = (batch.form, batch.shapes, loss is None)
+        key = (self._state_in_eval.check(), batch.form, batch.shapes, loss is None)
         inference = self._inferences.get(key)
         if inference is None:
-            self._check_room(self._inferences, batch)
+            self._check_room([k for k in self._inferences if k[0] == key[0]], batch)
             with _keywords_named(batch):
                 captured = capture_step(
                     self._model,
@@ -324,6 +334,7 @@ class Trainer:
                 )
             executor = self._executor(captured.step, captured.tensors, self._first)
             inference = self._inferences[key] = _Inference(executor, captured.rebuild)
+            self._forget_states(key[0], self._inferences)
         return inference
 
     def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
@@ -341,7 +352,39 @@ class Trainer:
         executor.load({name: _array_of(tensor) for name, tensor in tensors.items() if name in names})
         return executor
 
-    def _check_room(self, programs: Mapping[Any, Any], batch: _Batch) -> None:
+    def _check_weights(self, step: Step) -> None:
+        """Raise InputError where a changed model reads or trains what the first program does not hold."""
+        if self._first is None:
+            return
+        held = {tensor.name for tensor in self._first.program.tensors}
+        roles = ("parameter", "buffer", "state")
+        names = [v.name for v in step.values if v.role in roles and not v.name.startswith("random.")]
+        others = [name for name in names if name not in held]
+        if others:
+            changed = ", ".join([str(change) for change in self._state.changes[:2]])
+            raise InputError(
+                f"the step now reads {others[0]}, which the Trainer's first program does not hold"
+                f"{f', as {changed} changed' if changed else ''}; call sync() and make another Trainer"
+            )
+
+    def _forget_states(self, number: int, programs: dict[Any, Any] | None = None) -> None:
+        """Close the programs of Python states other than `number` and the latest MAX_STATES before it."""
+        programs = self._training if programs is None else programs
+        for old in [*dict.fromkeys([key[0] for key in programs if key[0] != number])][:-MAX_STATES]:
+            for key in [key for key in programs if key[0] == old]:
+                entry = programs[key]
+                if isinstance(entry, _Inference):
+                    executors = [entry.executor]
+                else:
+                    executors = [e for e in (entry.updating, entry.accumulating) if e is not None]
+                if self._first in executors:
+                    continue
+                del programs[key]
+                for executor in executors:
+                    self._rates.pop(executor, None)
+                    executor.close()
+
+    def _check_room(self, programs: Sequence[Any], batch: _Batch) -> None:
         if len(programs) >= MAX_SHAPES:
             raise InputError(
                 f"a batch of shapes {[list(shape) for shape in batch.shapes]} is the {MAX_SHAPES + 1}th "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchedge.tracing.identities import identity_of
+from torchedge.tracing.python_state import PythonState, identity_of
 
 SCALE = 2.0
 SETTINGS = {"slope": 0.1}
@@ -107,28 +108,23 @@ def test_torchs_defaults_count():
         assert identity_of(Scaled()) != before
 
 
-def hooked():
-    model = Scaled()
-    model.first.register_forward_hook(lambda *_: None)
-    return model
+class WithTable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.draws = torch.ones(3), torch.Generator()
+
+    def forward(self, x):
+        return x * self.table
 
 
-def with_tensor():
-    model = Scaled()
-    model.table = torch.ones(3)
-    return model
-
-
-def with_method():
-    model = Scaled()
-    model.generator = torch.Generator()
-    return model
+class WithGenerator(WithTable):
+    def forward(self, x):
+        return x * torch.rand(3, generator=self.draws)
 
 
 UNSEEN = {
-    hooked: "hooks of Linear",
-    with_tensor: "Tensor",
-    with_method: "Generator",
+    WithTable: "Tensor",
+    WithGenerator: "Generator",
     FromEnvironment: "module os",
     WithImport: "an import of random in forward",
     FromFile: "['open'] in forward",
@@ -142,19 +138,74 @@ def test_what_may_decide_unseen_has_no_text_and_is_logged(model, caplog):
     assert caplog.messages == [f"what decides about a capture has no text: {UNSEEN[model]}"]
 
 
-def test_a_library_class_with_another_forward_has_no_text(monkeypatch):
-    assert identity_of(nn.ReLU()) is not None
-    monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: x)
-    assert identity_of(nn.ReLU()) is None
+class Rectified(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.relu, self.unread = nn.ReLU(), 1
+
+    def forward(self, x):
+        return self.relu(x) * math.pi * getattr(torch, "extra", 1)
+
+
+OUTSIDE = {
+    "a layer's forward": lambda m: m.setattr(nn.ReLU, "forward", lambda self, x: x),
+    "a function that a layer calls": lambda m: m.setattr(F, "relu", lambda x, inplace=False: x),
+    "the call of modules": lambda m: m.setattr(nn.Module, "__call__", lambda self, x: x),
+    "a value of math": lambda m: m.setattr(math, "pi", 3),
+    "a value put on torch": lambda m: m.setattr(torch, "extra", 2, raising=False),
+    "a global hook": lambda m: m.setitem(nn.modules.module._global_forward_hooks, 0, lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("change", OUTSIDE)
+def test_what_is_patched_outside_of_a_model_changes_state_and_text(monkeypatch, change):
+    model = Rectified()
+    state = PythonState({"model": model})
+    assert state.text is not None and state.same()
+    OUTSIDE[change](monkeypatch)
+    assert not state.same()
+    assert PythonState({"model": model}).signature != state.signature
     monkeypatch.undo()
-    monkeypatch.setattr(F, "relu", lambda x, inplace=False: x)
-    assert identity_of(F.relu) is not None  # the user's own function, by its code
+    assert state.same()
+    model.unread = 2
+    assert state.same()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        lambda: torch.autocast("cpu"),
+        lambda: torch.autocast("cpu", dtype=torch.float16),
+        lambda: torch.backends.mkldnn.flags(enabled=False),
+        torch.no_grad,
+    ],
+)
+def test_flags_of_pytorch_change_state_and_text(flags):
+    state = PythonState({"model": Scaled()})
+    with flags():
+        assert not state.same()
+        assert PythonState({"model": Scaled()}).text != state.text
+    assert state.same()
+
+
+def test_changes_are_named_and_restored():
+    model = Scaled()
+    model.first.register_forward_hook(lambda *_: None)
+    state = PythonState({"model": model})
+    model.slope = 0.75
+    model.first._forward_hooks.clear()
+    assert [str(change) for change in state.changes()] == [
+        "model.first._forward_hooks (a list, then a list)",
+        "model.slope (0.5, then 0.75)",
+    ]
+    state.restore()
+    assert state.same() and model.slope == 0.5 and len(model.first._forward_hooks) == 1
 
 
 @pytest.mark.slow
 def test_other_processes_have_the_same_text():
     code = (
-        "import hashlib, torch; from torchedge.tracing.identities import identity_of; "
+        "import hashlib, torch; from torchedge.tracing.python_state import identity_of; "
         "from torchedge.tracing.vision import import_torchvision; "
         "model = import_torchvision().models.mobilenet_v2(); "
         "text = identity_of(model, {'a', 'b', 'c'}, torch.nn.functional.l1_loss); "

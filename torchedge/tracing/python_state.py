@@ -1,0 +1,821 @@
+"""The Python state that a forward pass may read: as text, and as a guard that microseconds compare.
+
+PyTorch's Dynamo makes guards of the same kind, bound to its own bytecode front end and private classes. Here
+the code of the model, the loss and every function that they name gives the names that it loads: of globals,
+closures and attributes. The values under these names are the state, with the containers and objects that they
+hold, hooks, modes, class attributes, what was patched in PyTorch, and PyTorch's own flags.
+
+A text is portable where nothing else may decide (a file, the environment, an object without readable state):
+equal texts mean equal captures, also in another process. The log says at level DEBUG why there is none.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import enum
+import functools
+import hashlib
+import logging
+import re
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter, contains, getitem, is_
+from os import _Environ
+from pathlib import PurePath
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+_LOG = logging.getLogger(__name__)
+_TORCH = ("torch", "torchvision")
+_LIBRARIES = frozenset((*_TORCH, "torchedge", "numpy", *sys.stdlib_module_names))
+"""Their code is known by version, and not followed."""
+_PURE = frozenset(
+    (
+        *_TORCH, "math", "operator", "functools", "itertools", "typing", "__future__", "abc", "collections",
+        "builtins", "contextlib", "copy", "dataclasses", "enum", "logging", "numbers", "types", "warnings",
+    )
+)  # fmt: skip
+"""Modules in which nothing decides but what a text holds."""
+_FOLLOWED = ("torch.nn.functional", "torch.functional")
+"""Modules of PyTorch whose functions are followed, beside torch.nn.modules: what they name may be patched."""
+_SWITCHED = frozenset(
+    (
+        "handle_torch_function", "has_torch_function", "has_torch_function_unary",
+        "has_torch_function_variadic", "is_compiling", "is_exporting", "is_dynamo_compiling",
+    )
+)  # fmt: skip
+"""Names that a capture itself replaces while it runs."""
+_ATOMS = frozenset(
+    (
+        type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice,
+        torch.dtype, torch.device, torch.memory_format, torch.layout, torch.finfo, torch.iinfo,
+    )
+)  # fmt: skip
+_INERT = (logging.Logger, re.Pattern, PurePath, staticmethod)
+_CHANGING = frozenset(
+    ("open", "eval", "exec", "globals", "vars", "input", "compile", "__import__", "id", "hash")
+)
+_COMPUTED = frozenset(
+    ("eval", "exec", "globals", "locals", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict")
+)
+"""Code that names one of them may read any attribute."""
+_WITH_NAMES = frozenset(("getattr", "hasattr", "setattr", "delattr"))
+_UNCALLED = frozenset(
+    (
+        "__del__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
+        "__init_subclass__", "__subclasshook__", "__class_getitem__", "__sizeof__", "__dir__", "__format__",
+        "__deepcopy__", "__copy__", "__prepare_scriptable__",
+    )
+)  # fmt: skip
+_MOST = 200_000
+"""Objects of a state; what lies beyond is not compared."""
+_WHOLE_ARRAY = 1 << 16
+"""Bytes up to which an array is compared by content."""
+_ABSENT = object()
+_FUNCTIONS = (
+    FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+
+
+def _flags() -> tuple[Any, ...]:
+    """Return the settings of PyTorch that decide about every capture in this thread."""
+    return tuple([flag() for flag in _FLAGS])
+
+
+_backends = torch.backends
+_FLAGS: list[Callable[[], Any]] = [
+    torch.get_default_dtype,
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    *[functools.partial(torch.is_autocast_enabled, kind) for kind in ("cpu", "cuda")],
+    *[functools.partial(torch.get_autocast_dtype, kind) for kind in ("cpu", "cuda")],
+    torch.are_deterministic_algorithms_enabled,
+    torch.is_deterministic_algorithms_warn_only_enabled,
+    torch.get_float32_matmul_precision,
+    torch.get_num_threads,
+    _backends.cuda.flash_sdp_enabled,
+    _backends.cuda.mem_efficient_sdp_enabled,
+    _backends.cuda.math_sdp_enabled,
+    _backends.mha.get_fastpath_enabled,
+    lambda: (_backends.opt_einsum.enabled, _backends.opt_einsum.strategy),
+    lambda: (_backends.mkldnn.enabled, _backends.mkldnn.deterministic, _backends.cudnn.enabled),
+    lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic, _backends.cudnn.allow_tf32),
+    lambda: (_backends.cuda.matmul.allow_tf32, _backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+    torch._C._len_torch_function_stack,
+    torch._C._len_torch_dispatch_stack,
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A difference of Python state: where it is, and both values (a marker where there was or is none)."""
+
+    path: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.path} ({_shown(self.before)}, then {_shown(self.now)})"
+
+
+def _shown(item: Any) -> str:
+    if item is _ABSENT:
+        return "absent"
+    if type(item) in _ATOMS:
+        text = repr(item)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+    return f"a {type(item).__name__}"
+
+
+@dataclass
+class _Watched:
+    """Places of values, and the values there."""
+
+    values: list[tuple[Mapping[str, Any], str, Any, str]] = field(default_factory=list)
+    absent: list[tuple[Mapping[str, Any], str, str]] = field(default_factory=list)
+    homes: list[tuple[Mapping[str, Any], frozenset[str], str]] = field(default_factory=list)
+    boxes: list[tuple[Any, list[Any], str]] = field(default_factory=list)
+    keyed: list[tuple[dict[Any, Any], list[Any], list[Any] | None, str]] = field(default_factory=list)
+    cells: list[tuple[CellType, Any, str]] = field(default_factory=list)
+    tensors: list[tuple[torch.Tensor, int, str]] = field(default_factory=list)
+    arrays: list[tuple[np.ndarray[Any, Any], bytes, str]] = field(default_factory=list)
+
+
+class PythonState:
+    """The Python state that calls of `roots` may read, as it is now; it keeps what it refers to alive.
+
+    roots: models, functions and plain values by name. modes: whether training modes of modules count.
+    tracing: for a copy that is being traced: parameters, buffers and flags, which the trace exchanges, do not
+    count. text: None where something may decide that no text can hold. signature: of this process.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], *, modes: bool = True, tracing: bool = False) -> None:
+        names: set[str] = {"forward", "__call__"}
+        everything = False
+        while True:
+            walk = _Walk(names, everything, modes, tracing)
+            text = walk.text_of(roots)
+            if len(walk.names) == len(names) and walk.everything == everything:
+                break
+            names, everything = set(walk.names), walk.everything
+        self._names, self._everything, self._watched = names, everything, walk.watched
+        self._keep_alive = walk.alive
+        self._now = () if tracing else _flags()
+        self._tracing = tracing
+        versions = [sys.version, *[getattr(sys.modules.get(name), "__version__", "") for name in _TORCH]]
+        whole = f"{versions}{self._now}{text}"
+        self.signature = hashlib.sha256(whole.encode("utf-8", "backslashreplace")).hexdigest()
+        self.text = whole if walk.unknown is None else None
+        if walk.unknown is not None:
+            _LOG.debug("what decides about a capture has no text: %s", walk.unknown)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        seen = self._watched
+        self._maps, self._keys, self._values = _columns([entry[:3] for entry in seen.values], 3)
+        self._absent_maps, self._absent_keys = _columns([entry[:2] for entry in seen.absent], 2)
+        self._sized = [*[entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]]
+        self._sizes = [*map(len, self._sized)]
+        self._lists = [box for box, _, _ in seen.boxes if not isinstance(box, (set, frozenset))]
+        self._listed = [item for box, items, _ in seen.boxes if box in _Same(self._lists) for item in items]
+        self._sets = [(box, items) for box, items, _ in seen.boxes if isinstance(box, set)]
+        self._dicts = [box for box, _, _, _ in seen.keyed]
+        self._dict_keys = [key for _, keys, _, _ in seen.keyed for key in keys]
+        self._full = [box for box, _, items, _ in seen.keyed if items is not None]
+        self._held = [item for _, _, items, _ in seen.keyed if items is not None for item in items]
+        self._cells = [cell for cell, _, _ in seen.cells]
+        self._contents = [content for _, content, _ in seen.cells]
+
+    def same(self) -> bool:
+        """Return whether nothing has changed, by identity: an equal value in place of another is a change."""
+        try:
+            return (
+                all(map(is_, map(getitem, self._maps, self._keys), self._values))
+                and not any(map(contains, self._absent_maps, self._absent_keys))
+                and [*map(len, self._sized)] == self._sizes
+                and all(map(is_, chain.from_iterable(self._lists), self._listed))
+                and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._held))
+                and [*chain.from_iterable(self._dicts)] == self._dict_keys
+                and all(map(is_, map(attrgetter("cell_contents"), self._cells), self._contents))
+                and all([tensor._version == version for tensor, version, _ in self._watched.tensors])
+                and all([_content(array) == content for array, content, _ in self._watched.arrays])
+                and all([len(box) == len(box.intersection(items)) for box, items in self._sets])
+                and (self._tracing or _flags() == self._now)
+            )
+        except (KeyError, ValueError, RuntimeError):  # a name, or a cell's content, that is gone
+            return False
+
+    def changes(self) -> list[Change]:
+        """Return what has changed, in the order in which it was found."""
+        found: list[Change] = []
+        seen = self._watched
+        for home, key, value, path in seen.values:
+            now = home.get(key, _ABSENT)
+            if now is not value and not _equal(now, value):
+                found.append(Change(_joined(path, key), value, now))
+        for home, key, path in seen.absent:
+            if key in home:
+                found.append(Change(_joined(path, key), _ABSENT, home[key]))
+        for home, names, path in seen.homes:
+            for key in home.keys() - names:
+                if key in self._names or self._everything:
+                    found.append(Change(_joined(path, key), _ABSENT, home[key]))
+        for box, items, path in seen.boxes:
+            now = [*box]
+            same = set(now) == set(items) if isinstance(box, set) else _equal_lists(now, items)
+            if not same:
+                found.append(Change(path, items, now))
+        for mapping, keys, held, path in seen.keyed:
+            if [*mapping] != keys or (held is not None and not _equal_lists([*mapping.values()], held)):
+                found.append(Change(path, held, [*mapping.values()]))
+        for cell, content, path in seen.cells:
+            inside = _content_of(cell)
+            if inside is not content and not _equal(inside, content):
+                found.append(Change(path, content, inside))
+        found += [Change(path, t, t) for t, version, path in seen.tensors if t._version != version]
+        found += [Change(path, a, a) for a, content, path in seen.arrays if _content(a) != content]
+        if not self._tracing and _flags() != self._now:
+            found.append(Change("a setting of PyTorch (autocast, default dtype, torch.backends)", "", ""))
+        return found
+
+    def restore(self) -> None:
+        """Restore every value; contents of tensors and arrays stay."""
+        seen = self._watched
+        for home, key, value, _ in seen.values:
+            if home.get(key, _ABSENT) is not value and isinstance(home, dict):
+                home[key] = value
+        for home, key, _ in seen.absent:
+            if isinstance(home, dict):
+                home.pop(key, None)
+        for home, names, _ in seen.homes:
+            if isinstance(home, dict):
+                for key in home.keys() - names:
+                    del home[key]
+        for box, items, _ in seen.boxes:
+            if isinstance(box, set):
+                box.intersection_update(items)
+                box.update(items)
+            elif not _identical([*box], items):
+                box.clear()
+                box.extend(items)
+        for mapping, keys, held, _ in seen.keyed:
+            if held is None:
+                for key in mapping.keys() - set(keys):
+                    del mapping[key]
+            elif [*mapping] != keys or not _identical([*mapping.values()], held):
+                mapping.clear()
+                mapping.update(zip(keys, held, strict=True))
+        for cell, content, _ in seen.cells:
+            if _content_of(cell) is not content:
+                cell.cell_contents = content
+
+
+def identity_of(*parts: Any) -> str | None:
+    """Return the text of modules, functions, classes and plain values; None where there is none."""
+    return PythonState({str(place): part for place, part in enumerate(parts)}).text
+
+
+class Guard:
+    """Numbers the Python states in which captures were made; a number stands for one state.
+
+    roots, modes: as in `PythonState`.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], *, modes: bool = True) -> None:
+        self._roots, self._modes = roots, modes
+        self._states: dict[str, tuple[int, PythonState]] = {}
+        self._current: PythonState | None = None
+        self.number = 0
+        self.changes: list[Change] = []
+
+    def check(self) -> int:
+        """Return the number of the present state; `changes` holds what a new one differs in."""
+        if self._current is not None and self._current.same():
+            return self.number
+        for number, state in self._states.values():
+            if state.same():
+                self._current, self.number = state, number
+                return number
+        fresh = PythonState(self._roots, modes=self._modes)
+        number = self._states[fresh.signature][0] if fresh.signature in self._states else len(self._states)
+        if self._current is not None and fresh.signature not in self._states:
+            self.changes = self._current.changes()
+        self._states[fresh.signature] = (number, fresh)
+        self._current, self.number = fresh, number
+        return number
+
+    @property
+    def text(self) -> str | None:
+        """The portable text of the present state."""
+        self.check()
+        return None if self._current is None else self._current.text
+
+
+# names in code ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _CodeNames:
+    """Names in a function's code: globals that it loads, attributes and constants, modules, computed names."""
+
+    globals: frozenset[str]
+    read: frozenset[str]
+    imported: frozenset[str]
+    computed: bool
+
+
+_code_names: WeakKeyDictionary[CodeType, _CodeNames] = WeakKeyDictionary()
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM")
+
+
+def _names_in(code: CodeType) -> _CodeNames:
+    known = _code_names.get(code)
+    if known is not None:
+        return known
+    loaded, read, imported = set[str](), set[str](), set[str]()
+    instructions = [*dis.get_instructions(code)]
+    computed = False
+    for place, instruction in enumerate(instructions):
+        kind, name = instruction.opname, instruction.argval
+        if kind in _GLOBAL:
+            loaded.add(str(name))
+            if name in _WITH_NAMES:
+                computed = computed or _is_computed(instructions[place + 1 : place + 20])
+        elif kind in _ATTRIBUTE:
+            read.add(str(name))
+        elif kind == "IMPORT_NAME":
+            imported.add(str(name))
+    computed = computed or not _COMPUTED.isdisjoint(loaded | read)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner = _names_in(constant)
+            loaded, read, imported = loaded | inner.globals, read | inner.read, imported | inner.imported
+            computed = computed or inner.computed
+        elif isinstance(constant, str) and len(constant) < 200:
+            read.update(part for part in constant.split(".") if part.isidentifier())
+    names = _CodeNames(frozenset(loaded), frozenset(read), frozenset(imported), computed)
+    _code_names[code] = names
+    return names
+
+
+def _is_computed(following: Iterable[dis.Instruction]) -> bool:
+    """Return whether the call of getattr that begins here has no constant for the name."""
+    for instruction in following:
+        if instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str):
+            return False
+        if instruction.opname.startswith("CALL"):
+            break
+    return True
+
+
+# texts ------------------------------------------------------------------------------------------------------
+
+
+class _Walk:
+    """One walk through the state: texts of objects, and the places to compare. Names that it meets are added.
+
+    Two or three walks reach every name: an attribute that was passed over may be named later.
+    """
+
+    def __init__(self, names: set[str], everything: bool, modes: bool, tracing: bool) -> None:
+        self.names, self.everything = set(names), everything
+        self.modes, self.tracing = modes, tracing
+        self.watched = _Watched()
+        self.unknown: str | None = None
+        self.alive: list[Any] = []
+        self._met: dict[int, int] = {}
+        self._seen: set[tuple[int, str]] = set()
+        self._weights: set[int] = set()
+        self._in_library = False
+
+    def text_of(self, roots: Mapping[str, Any]) -> str:
+        """Return the text of everything."""
+        for root in roots.values():
+            if isinstance(root, torch.nn.Module):
+                self._weights.update(map(id, (*root.parameters(), *root.buffers())))
+        try:
+            texts = [(name, self.of(root, name)) for name, root in roots.items()]
+            return f"{texts}{self.of(torch.Tensor, 'torch.Tensor')}"
+        except RecursionError:
+            self._unknown("a state that is nested too deeply")
+            return f"too deep {id(self)}"
+
+    def _unknown(self, reason: str) -> None:
+        if self.unknown is None and not self._in_library:
+            self.unknown = reason.strip()
+
+    def of(self, item: Any, path: str) -> str:
+        """Return the text of an object."""
+        kind = type(item)
+        if kind in _ATOMS:
+            return f"{kind.__name__} {item!r}"
+        if id(item) in self._met:
+            return f"#{self._met[id(item)]}"
+        if len(self._met) >= _MOST:
+            self._unknown(f"more than {_MOST} objects")
+            return "beyond"
+        self._met[id(item)] = len(self._met)
+        self.alive.append(item)
+        text = self._container(item, path)
+        if text is None:
+            text = self._callable(item, path)
+        if text is not None:
+            return text
+        if isinstance(item, torch.Tensor):
+            return self._tensor(item, path)
+        if isinstance(item, torch.nn.Module):
+            return self._module(item, path)
+        if isinstance(item, type):
+            return self._class(item, path)
+        if isinstance(item, ModuleType):
+            return self._namespace(item, frozenset(self.names), path)
+        if isinstance(item, enum.Enum):
+            return f"{self.of(kind, kind.__qualname__)} {item.name}"
+        if isinstance(item, _INERT):
+            return f"{kind.__qualname__} {getattr(item, 'name', None) or str(item)}"
+        return self._object(item, path)
+
+    def _container(self, item: Any, path: str) -> str | None:
+        if isinstance(item, _Environ):
+            self._unknown("module os")
+            return f"environment {self.of(item._data, 'os.environ')}"  # type: ignore[attr-defined]
+        if isinstance(item, tuple):
+            texts = [self.of(each, f"{path}[{place}]") for place, each in enumerate(item)]
+            return f"{type(item).__name__} {texts}"
+        if isinstance(item, (list, deque)):
+            self.watched.boxes.append((item, [*item], path))
+            texts = [self.of(each, f"{path}[{place}]") for place, each in enumerate([*item])]
+            return f"{type(item).__name__} {texts}{self._attributes(item, path)}"
+        if isinstance(item, (dict, types.MappingProxyType)):
+            if isinstance(item, dict):
+                self.watched.keyed.append((item, [*item], [*item.values()], path))
+            entries = [
+                (self.of(key, path), self.of(value, f"{path}[{key!r:.40}]")) for key, value in [*item.items()]
+            ]
+            return f"{type(item).__name__} {entries}{self._attributes(item, path)}"
+        if isinstance(item, (set, frozenset)):
+            if isinstance(item, set):
+                self.watched.boxes.append((item, [*item], path))
+            return f"set {sorted([self.of(each, path) for each in item])}"
+        if isinstance(item, np.ndarray):
+            content = _content(item)
+            self.watched.arrays.append((item, content, path))
+            self._unknown("ndarray")
+            return f"array {item.shape} {item.dtype} {hashlib.sha256(content).hexdigest()} {id(item)}"
+        return None
+
+    def _callable(self, item: Any, path: str) -> str | None:
+        if isinstance(item, FunctionType):
+            return self._function(item, path)
+        if isinstance(item, MethodType):
+            return f"method {self.of(item.__func__, path)} of {self.of(item.__self__, path)}"
+        if isinstance(item, (staticmethod, classmethod)):
+            return f"{type(item).__name__} {self.of(item.__func__, path)}"
+        if isinstance(item, property):
+            return f"property {[self.of(part, path) for part in (item.fget, item.fset)]}"
+        if isinstance(item, functools.cached_property):
+            return f"cached {self.of(item.func, path)}"
+        if isinstance(item, functools.partial):
+            parts = [self.of(part, path) for part in (item.func, item.args, item.keywords)]
+            return f"partial {parts}"
+        if isinstance(item, functools._lru_cache_wrapper):
+            return f"memoized {self.of(item.__wrapped__, path)}"
+        if isinstance(item, CellType):
+            return f"cell {self._cell(item, path)}"
+        if isinstance(item, _FUNCTIONS):
+            home = str(
+                getattr(item, "__module__", None) or getattr(item, "__objclass__", type(None)).__module__
+            )
+            owner = getattr(item, "__self__", None)
+            bound = owner is not None and not isinstance(owner, (ModuleType, type))
+            if bound or not (
+                _room(home) in _PURE or home == "None" or vars(builtins).get(item.__name__) is item
+            ):
+                self._unknown(f"{type(item).__name__} {item.__name__}")
+            of = f" of {self.of(owner, path)}" if bound else ""
+            return f"built in {home}.{item.__qualname__}{of}"
+        return None
+
+    def _cell(self, cell: CellType, path: str) -> str:
+        content = _content_of(cell)
+        if content is _ABSENT:
+            return "empty"
+        self.watched.cells.append((cell, content, path))
+        return self.of(content, path)
+
+    # attributes --------------------------------------------------------------------------------------------
+
+    def _watch(self, home: Mapping[str, Any], key: str, path: str) -> Any:
+        """Compare what a mapping holds under a name from now on; returns it."""
+        value = home.get(key, _ABSENT)
+        if value is _ABSENT:
+            self.watched.absent.append((home, key, path))
+        else:
+            self.watched.values.append((home, key, value, path))
+        return value
+
+    def _wanted(self, name: str) -> bool:
+        return self.everything or name in self.names
+
+    def _attributes(self, item: Any, path: str, skipped: frozenset[str] = frozenset()) -> str:
+        """Return the text of an object's attributes that code names."""
+        home = getattr(item, "__dict__", None)
+        texts: list[tuple[str, str]] = []
+        if isinstance(home, dict):
+            self.watched.homes.append((home, frozenset(home), path))
+            texts = [
+                (name, self.of(self._watch(home, name, path), _joined(path, name)))
+                for name in [*home]
+                if name not in skipped and self._wanted(name)
+            ]
+        for kind in type(item).__mro__:
+            for name, slot in [*vars(kind).items()]:
+                if isinstance(slot, types.MemberDescriptorType) and self._wanted(name):
+                    slots = _Slots(item)
+                    value = self._watch(slots, name, path)
+                    texts.append(
+                        (name, "absent" if value is _ABSENT else self.of(value, _joined(path, name)))
+                    )
+        return str(texts) if texts else ""
+
+    def _object(self, item: Any, path: str) -> str:
+        kind = type(item)
+        has_state = hasattr(item, "__dict__") or any(
+            isinstance(slot, types.MemberDescriptorType)
+            for base in kind.__mro__
+            for slot in vars(base).values()
+        )
+        if not has_state or (_room(kind.__module__) in _LIBRARIES and _room(kind.__module__) not in _PURE):
+            self._unknown(f"{kind.__name__} {getattr(item, '__name__', '')}")
+            return f"object {kind.__module__}.{kind.__qualname__} at {id(item)}"
+        return f"object {self.of(kind, kind.__qualname__)} {self._attributes(item, path)}"
+
+    def _module(self, module: torch.nn.Module, path: str) -> str:
+        own = vars(module)
+        weights = [
+            (kind, name, None if tensor is None else self._form(tensor))
+            for kind in ("_parameters", "_buffers")
+            for name, tensor in own[kind].items()
+        ]
+        for kind in ("_parameters", "_buffers"):
+            held = None if self.tracing else [*own[kind].values()]
+            self.watched.keyed.append((own[kind], [*own[kind]], held, _joined(path, kind)))
+        self.watched.keyed.append((own["_modules"], [*own["_modules"]], [*own["_modules"].values()], path))
+        children = [(name, self.of(child, _joined(path, name))) for name, child in own["_modules"].items()]
+        mode = self._watch(own, "training", path) if self.modes else ""
+        skipped = frozenset(("_parameters", "_buffers", "_modules", "training"))
+        kind_text = self.of(type(module), type(module).__qualname__)
+        return f"module {kind_text} {mode} {weights} {children} {self._attributes(module, path, skipped)}"
+
+    def _form(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """Return the form of a weight, whose content does not decide, and which other weight it is."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not self.tracing:
+            self._unknown(f"a weight of {type(tensor).__qualname__}")
+        first = self._met.setdefault(id(tensor), len(self._met))
+        self.alive.append(tensor)
+        form = tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device)
+        return first, type(tensor).__name__, tensor.requires_grad, tensor.is_leaf, *form
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> str:
+        """Return the text of a tensor outside of parameters and buffers, whose content counts."""
+        if self.tracing or id(tensor) in self._weights or tensor.is_inference():
+            return f"weight {self._form(tensor)}"
+        self._unknown(type(tensor).__name__)
+        self.watched.tensors.append((tensor, tensor._version, path))
+        return f"tensor {self._form(tensor)} {id(tensor)} {tensor._version}"
+
+    # classes and functions ---------------------------------------------------------------------------------
+
+    def _class(self, item: type, path: str) -> str:
+        name = f"class {item.__module__}.{item.__qualname__}"
+        own, known = vars(item), _room(item.__module__) in _LIBRARIES
+        texts: list[Any] = []
+        if not known or _room(item.__module__) in _TORCH:
+            self.watched.homes.append((own, frozenset(own), item.__qualname__))
+            is_module = issubclass(item, torch.nn.Module)
+            for key in [*own]:
+                special = key.startswith("__") and key.endswith("__")
+                called = special and isinstance(own[key], FunctionType) and key not in _UNCALLED
+                if is_module and key == "__init__":
+                    called = False
+                if not (key in self.names or called) or key in _SWITCHED or key in _OF_CLASSES:
+                    continue
+                value = self._watch(own, key, item.__qualname__)
+                if known and isinstance(value, FunctionType) and not _followed(value):
+                    continue
+                text = self.of(value, f"{item.__qualname__}.{key}")
+                if not known or not isinstance(value, _FUNCTIONS) or not _from_library(value):
+                    texts.append((key, text))
+            texts = [[self.of(base, base.__qualname__) for base in item.__bases__], *texts]
+        if not known and type(item) is not type:
+            texts.append(self.of(type(item), type(item).__qualname__))
+        return f"{name} {texts}"
+
+    def _function(self, item: FunctionType, path: str) -> str:
+        outside, home = self._in_library, _room(item.__globals__.get("__name__"))
+        if home in _TORCH or not _from_library(item):
+            self._in_library = home in _TORCH
+        try:
+            return self._function_text(item)
+        finally:
+            self._in_library = outside
+
+    def _function_text(self, item: FunctionType) -> str:
+        title = f"{item.__globals__.get('__name__')}.{item.__qualname__}"
+        known = _from_library(item)
+        cells = dict(zip(item.__code__.co_freevars, item.__closure__ or (), strict=True))
+        closure = [self._cell(cell, f"{name} of {item.__qualname__}") for name, cell in cells.items()]
+        if known and not _followed(item):
+            if _room(str(item.__globals__.get("__name__"))) not in _PURE:
+                self._unknown(f"function {title}")
+            return f"function {title} {closure}"
+        names = _names_in(item.__code__)
+        self.names |= names.read
+        if not known:
+            self.everything = self.everything or names.computed
+            if names.globals & _CHANGING:
+                self._unknown(f"{sorted(names.globals & _CHANGING)} in {item.__name__}")
+        globals_ = [(name, self._global(item, name, names)) for name in sorted(names.globals - _SWITCHED)]
+        for name in sorted(names.imported):
+            module = sys.modules.get(name)
+            if not known and _room(name) not in _PURE:
+                self._unknown(f"an import of {name} in {item.__name__}")
+            if isinstance(module, ModuleType):
+                globals_.append((f"import {name}", self._namespace(module, names.read, name)))
+        if known:
+            return f"function {title} {closure} {globals_}"
+        more = [
+            self.of(part, f"defaults of {item.__qualname__}")
+            for part in (item.__defaults__, item.__kwdefaults__)
+        ]
+        return f"function {_code_text(item.__code__)} {more} {closure} {globals_} {self._attributes(item, title)}"
+
+    def _global(self, item: FunctionType, name: str, names: _CodeNames) -> str:
+        path = f"global of {item.__globals__.get('__name__')}"
+        if _from_library(item) and name not in item.__globals__:
+            return ""
+        value = self._watch(item.__globals__, name, path)
+        if value is _ABSENT:
+            value = self._watch(vars(builtins), name, "builtins")
+            return "" if value is _ABSENT or not isinstance(value, FunctionType) else self.of(value, name)
+        if isinstance(value, ModuleType):
+            if not (_room(value.__name__) in _PURE) and not _from_library(item):
+                self._unknown(f"module {value.__name__}")
+            return self._namespace(value, names.read, value.__name__)
+        return self.of(value, f"{path}: {name}")
+
+    def _namespace(self, module: ModuleType, read: Iterable[str], path: str) -> str:
+        """Return the text of the names in a module that code reads."""
+        home, texts = vars(module), []
+        for name in sorted(home.keys() & set(read)):
+            if name in _SWITCHED or (id(module), name) in self._seen:
+                texts.append((name, ""))
+                continue
+            self._seen.add((id(module), name))
+            value = self._watch(home, name, path)
+            if isinstance(value, ModuleType):
+                texts.append((name, self._namespace(value, read, f"{path}.{name}")))
+            elif _room(module.__name__) in _LIBRARIES and not isinstance(value, FunctionType):
+                plain = type(value) in _ATOMS and not name.startswith("_")
+                texts.append((name, self.of(value, path) if plain or _is_foreign(value) else ""))
+            else:
+                texts.append((name, self.of(value, f"{path}.{name}")))
+        return f"module {module.__name__} {texts}"
+
+
+_OF_CLASSES = frozenset(
+    (
+        "__dict__",
+        "__weakref__",
+        "__doc__",
+        "__module__",
+        "__annotations__",
+        "__slots__",
+        "__abstractmethods__",
+    )
+)
+
+
+class _Slots(dict[str, Any]):
+    """An object's slots as a mapping."""
+
+    def __init__(self, item: Any) -> None:
+        super().__init__()
+        self.item = item
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self.item, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self.item, name, value)
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(str(name), _ABSENT) is not _ABSENT
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a slot's value."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def pop(self, name: str, default: Any = None) -> Any:
+        """Empty a slot."""
+        if name in self:
+            object.__delattr__(self.item, name)
+        return default
+
+
+class _Same:
+    """Objects, contained by identity."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._ids = {id(item) for item in items}
+
+    def __contains__(self, item: object) -> bool:
+        return id(item) in self._ids
+
+
+def _columns(rows: list[Any], width: int) -> Iterator[list[Any]]:
+    return iter([list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)])
+
+
+def _room(name: object) -> str:
+    return str(name).partition(".")[0]
+
+
+def _from_library(item: Any) -> bool:
+    """Return whether a function is a library's own, whatever `functools.wraps` says."""
+    if isinstance(item, FunctionType):
+        return _room(item.__globals__.get("__name__")) in _LIBRARIES
+    return isinstance(item, _FUNCTIONS)
+
+
+def _is_foreign(item: Any) -> bool:
+    """Return whether a user put this callable into a library's module."""
+    if not callable(item) or isinstance(item, (type, *_FUNCTIONS)):
+        return False
+    return _room(type(item).__module__) not in _TORCH
+
+
+def _followed(item: FunctionType) -> bool:
+    """Return whether names in a function's code are followed: the user's, and layers of PyTorch."""
+    home = str(item.__globals__.get("__name__"))
+    return not _from_library(item) or home in _FOLLOWED or home.startswith("torch.nn.modules.")
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _content_of(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT
+
+
+def _content(array: np.ndarray[Any, Any]) -> bytes:
+    return array.tobytes() if array.nbytes <= _WHOLE_ARRAY and not array.dtype.hasobject else b""
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two values that are not one object are the same plain value."""
+    return type(one) is type(other) and type(one) in _ATOMS and repr(one) == repr(other)
+
+
+def _equal_lists(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(a is b or _equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def _identical(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts]
+    about = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount)
+    more = (code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags)
+    return f"{code.co_code.hex()} {constants} {about} {more} {getattr(code, 'co_exceptiontable', b'').hex()}"
+
+
+def _constant(item: Any) -> str:
+    if isinstance(item, frozenset):
+        return f"frozenset {sorted(map(repr, item))}"
+    return f"{type(item).__name__} {item!r}"
