@@ -81,8 +81,8 @@ def _read_program(cache: BinaryCache, key: str) -> Program | None:
 class CaptureCache:
     """Which programs a capture led to, so that it need not be repeated: by what decides about it, as text.
 
-    identity: of model, batch, loss, optimizer and settings (`tracing.python_state`). target, measured_on: as in
-    `key_of`.
+    identity: of model, batch, loss, optimizer and settings (`tracing.python_state`). target, measured_on: as
+    in `key_of`.
     """
 
     identity: str

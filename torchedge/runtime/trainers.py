@@ -27,10 +27,10 @@ from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
-from torchedge.tracing.python_state import Guard, identity_of
 from torchedge.tracing.objectives import Loss, as_arguments, as_tuple
 from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
+from torchedge.tracing.python_state import Guard, identity_of
 from torchedge.tracing.steps import capture_step
 
 MAX_SHAPES = 8

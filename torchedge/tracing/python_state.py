@@ -186,7 +186,7 @@ class PythonState:
         seen = self._watched
         self._maps, self._keys, self._values = _columns([entry[:3] for entry in seen.values], 3)
         self._absent_maps, self._absent_keys = _columns([entry[:2] for entry in seen.absent], 2)
-        self._sized = [*[entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]]
+        self._sized: list[Any] = [*[entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]]
         self._sizes = [*map(len, self._sized)]
         self._lists = [box for box, _, _ in seen.boxes if not isinstance(box, (set, frozenset))]
         self._listed = [item for box, items, _ in seen.boxes if box in _Same(self._lists) for item in items]
@@ -617,7 +617,7 @@ class _Walk:
                 if known and isinstance(value, FunctionType) and not _followed(value):
                     continue
                 text = self.of(value, f"{item.__qualname__}.{key}")
-                if not known or not isinstance(value, _FUNCTIONS) or not _from_library(value):
+                if not known or isinstance(value, FunctionType) or not isinstance(value, _FUNCTIONS):
                     texts.append((key, text))
             texts = [[self.of(base, base.__qualname__) for base in item.__bases__], *texts]
         if not known and type(item) is not type:
@@ -672,14 +672,17 @@ class _Walk:
             value = self._watch(vars(builtins), name, "builtins")
             return "" if value is _ABSENT or not isinstance(value, FunctionType) else self.of(value, name)
         if isinstance(value, ModuleType):
-            if not (_room(value.__name__) in _PURE) and not _from_library(item):
+            if _room(value.__name__) not in _PURE and not _from_library(item):
                 self._unknown(f"module {value.__name__}")
             return self._namespace(value, names.read, value.__name__)
         return self.of(value, f"{path}: {name}")
 
     def _namespace(self, module: ModuleType, read: Iterable[str], path: str) -> str:
         """Return the text of the names in a module that code reads."""
-        home, texts = vars(module), []
+        home, texts = vars(module), list[tuple[str, str]]()
+        if not self._in_library:
+            for name in sorted(set(read) - home.keys() - _SWITCHED):
+                self.watched.absent.append((home, name, path))
         for name in sorted(home.keys() & set(read)):
             if name in _SWITCHED or (id(module), name) in self._seen:
                 texts.append((name, ""))
