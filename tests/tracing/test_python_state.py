@@ -117,18 +117,8 @@ class WithTable(nn.Module):
         return x * self.table
 
 
-class WithGenerator(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.draws = torch.Generator()
-
-    def forward(self, x):
-        return x * torch.rand(3, generator=self.draws)
-
-
 UNSEEN = {
     WithTable: "Tensor",
-    WithGenerator: "Generator",
     FromEnvironment: "module os",
     WithImport: "an import of random in forward",
     FromFile: "['open'] in forward",

@@ -328,7 +328,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class _CodeNames:
-    """Names in a function's code: globals that it loads, attributes and constants, modules, computed names."""
+    """Names in code: globals that it loads, attributes and constants, modules, whether it computes names."""
 
     globals: frozenset[str]
     read: frozenset[str]
@@ -661,7 +661,8 @@ class _Walk:
             self.of(part, f"defaults of {item.__qualname__}")
             for part in (item.__defaults__, item.__kwdefaults__)
         ]
-        return f"function {_code_text(item.__code__)} {more} {closure} {globals_} {self._attributes(item, title)}"
+        own = self._attributes(item, title)
+        return f"function {_code_text(item.__code__)} {more} {closure} {globals_} {own}"
 
     def _global(self, item: FunctionType, name: str, names: _CodeNames) -> str:
         path = f"global of {item.__globals__.get('__name__')}"

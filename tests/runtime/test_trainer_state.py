@@ -1,0 +1,100 @@
+"""`Trainer` where Python state changes between its steps: it captures again, as eager PyTorch would run."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torchedge
+
+pytest.importorskip("pyopencl")
+
+SCALE = 1.0
+SETTINGS = {"shift": 0.5}
+
+
+@dataclass
+class Config:
+    slope: float = 0.5
+
+
+class Inner(nn.Module):
+    factor = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.config, self.list = nn.Linear(4, 4), Config(), [1.0, {"bias": 0.25}]
+        self.activation = partial(F.leaky_relu, negative_slope=0.1)
+
+    def forward(self, x):
+        x = self.activation(self.layer(x) * self.config.slope) * self.factor * SCALE
+        return x + self.list[1]["bias"] + SETTINGS["shift"]
+
+
+def model_with(power):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.tau = Inner(), 1.0
+
+        def forward(self, x):
+            y = self.inner(x)
+            return y * power[0] * self.tau if self.training else y
+
+    return Outer()
+
+
+CHANGES = {
+    "attribute": lambda m, p, patch: setattr(m, "tau", 0.1),
+    "dataclass": lambda m, p, patch: setattr(m.inner.config, "slope", 0.25),
+    "nested containers": lambda m, p, patch: m.inner.list[1].update(bias=-1.0),
+    "class attribute": lambda m, p, patch: patch.setattr(Inner, "factor", 3.0),
+    "global": lambda m, p, patch: patch.setitem(globals(), "SCALE", 0.5),
+    "entry of a global": lambda m, p, patch: patch.setitem(SETTINGS, "shift", 1.5),
+    "closure": lambda m, p, patch: p.__setitem__(0, 2.0),
+    "partial": lambda m, p, patch: setattr(m.inner, "activation", partial(F.leaky_relu, negative_slope=0.7)),
+    "hook": lambda m, p, patch: m.inner.layer.register_forward_hook(
+        lambda module, inputs, output: output * 2
+    ),
+    "mode": lambda m, p, patch: m.eval(),
+    "own forward": lambda m, p, patch: setattr(m.inner.layer, "forward", lambda x: x @ m.inner.layer.weight),
+    "class's forward": lambda m, p, patch: patch.setattr(Inner, "forward", lambda self, x: self.layer(x)),
+}
+
+
+def losses(step, model, power, change):
+    found = [step(), step()]
+    with pytest.MonkeyPatch.context() as patch:
+        CHANGES[change](model, power, patch)
+        return [*found, step(), step()]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("change", CHANGES)
+def test_state_that_changes_between_steps_counts_as_in_eager(change):
+    torch.manual_seed(0)
+    powers = [1.5], [1.5]
+    models = [model_with(power) for power in powers]
+    models[1].load_state_dict(copy.deepcopy(models[0].state_dict()))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+
+    def eager():
+        loss = F.mse_loss(models[0](x), y)
+        optimizers[0].zero_grad()
+        loss.backward()
+        optimizers[0].step()
+        return loss.item()
+
+    wanted = losses(eager, models[0], powers[0], change)
+    with torchedge.Trainer(models[1], x, y, loss=F.mse_loss, optimizer=optimizers[1]) as trainer:
+        found = losses(lambda: trainer.step(x, y), models[1], powers[1], change)
+    assert found == pytest.approx(wanted, rel=1e-4)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
