@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 
 import pytest
 import torch
@@ -50,6 +51,10 @@ def model_with(power):
     return Outer()
 
 
+def transposed(self, x):
+    return x @ self.weight + self.bias
+
+
 CHANGES = {
     "attribute": lambda m, p, patch: setattr(m, "tau", 0.1),
     "dataclass": lambda m, p, patch: setattr(m.inner.config, "slope", 0.25),
@@ -63,7 +68,9 @@ CHANGES = {
         lambda module, inputs, output: output * 2
     ),
     "mode": lambda m, p, patch: m.eval(),
-    "own forward": lambda m, p, patch: setattr(m.inner.layer, "forward", lambda x: x @ m.inner.layer.weight),
+    "own forward": lambda m, p, patch: setattr(
+        m.inner.layer, "forward", MethodType(transposed, m.inner.layer)
+    ),
     "class's forward": lambda m, p, patch: patch.setattr(Inner, "forward", lambda self, x: self.layer(x)),
 }
 
