@@ -68,6 +68,28 @@ def test_a_missing_package_is_no_error(fast, capsys, monkeypatch):
     assert found["OpenCL"]["verdict"] == "missing" and "torchedge[opencl]" in found["OpenCL"]["command"]
 
 
+@pytest.mark.parametrize("faults", [["", ""], ["", "builds nothing"], ["builds nothing", "hangs"]])
+def test_opencl_devices_are_judged_by_their_probes(faults, fast, capsys, monkeypatch):
+    """A driver that is listed may build nothing; beside one that works it is no defect."""
+    pytest.importorskip("pyopencl")
+    import torchedge.opencl
+    from torchedge.opencl import probes
+
+    devices = [
+        SimpleNamespace(name=f"device {i}", kind="cpu", platform="P", fault=fault)
+        for i, fault in enumerate(faults)
+    ]
+    monkeypatch.setattr(torchedge.opencl, "list_opencl_devices", lambda: devices)
+    monkeypatch.setattr(probes, "fault_of", lambda device, again: device.fault)
+    assert cli.main(["doctor", "--json"]) in (0, 4)
+    document = json.loads(capsys.readouterr().out)
+    found = [f for f in document["findings"] if f["subject"] == "OpenCL"]
+    for finding, fault in zip(found, faults, strict=True):
+        expected = "works" if not fault else "broken" if all(faults) else "missing"
+        assert finding["verdict"] == expected and fault in finding["detail"]
+        assert bool(finding["command"]) == bool(fault)
+
+
 def test_a_folder_that_is_a_file_and_a_damaged_profile_are_named(fast, capsys, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path / "file" / "cache"))

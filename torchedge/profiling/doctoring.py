@@ -165,14 +165,22 @@ def _opencl() -> Iterator[Finding]:
         )
         return
     from torchedge.opencl import list_opencl_devices
+    from torchedge.opencl.choosing import remedy
+    from torchedge.opencl.probes import fault_of
 
     try:
         devices = list_opencl_devices()
     except TorchedgeError as error:
         yield Finding("OpenCL", "broken", first_line(error), _pip("'pyopencl[pocl]'"))
         return
-    for device in devices:
-        yield Finding("OpenCL", "works", f"{device.name} ({device.kind}, {device.platform})")
+    faults = [fault_of(device, again=True) for device in devices]
+    for device, fault in zip(devices, faults, strict=True):
+        name = f"{device.name} ({device.kind}, {device.platform})"
+        if not fault:
+            yield Finding("OpenCL", "works", name)
+            continue
+        verdict: Verdict = "broken" if all(faults) else "missing"  # where another one works, it is not needed
+        yield Finding("OpenCL", verdict, f"{name}: {fault}", remedy(device).rpartition("run: ")[2])
 
 
 def _profiles() -> Iterator[Finding]:
