@@ -24,7 +24,9 @@ from torchedge.errors import TorchedgeError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import target_for
 from torchedge.lowering.translation import unsupported_operators
+from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.tracing.aten_graphs import step_of
 from torchedge.tracing.joint_graphs import plain_kernels
@@ -219,7 +221,8 @@ def capture(call: Call, tangents: Tensors) -> tuple[Step, dict[str, torch.Tensor
 
 def run_on_opencl(step: Step, constants: dict[str, torch.Tensor], tensors: Tensors) -> list[np.ndarray]:
     """Return a step's outputs on the default OpenCL device."""
-    executor = Executor(lower(step))
+    device = choose_device()
+    executor = Executor(lower(step, target_for(device)), device)
     executor.load({name: tensor.numpy() for name, tensor in constants.items()})
     return executor.run(*[tensor.contiguous().numpy() for tensor in tensors])
 
