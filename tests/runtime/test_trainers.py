@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import torchedge
 from torchedge.errors import InputError, LoweringError, OpenCLError
-from torchedge.runtime import trainers
+from torchedge.runtime import notices, trainers
 
 pytest.importorskip("pyopencl")
 
@@ -286,6 +286,26 @@ def test_batches_that_do_not_fit_are_refused(batch, message):
     trainer = torchedge.Trainer(model, *example, loss=F.cross_entropy, optimizer=optimizer)
     with pytest.raises(InputError, match=message):
         trainer.step(*batch)
+
+
+@pytest.mark.parametrize("after, lines", [(0.0, 2), (1e6, 0)])
+def test_making_a_program_is_noticed_once_it_lasts(monkeypatch, caplog, after, lines):
+    monkeypatch.setattr(notices, "AFTER_S", after)
+    model = mlp()
+    x, y = torch.randn(8, 6), torch.randint(4, (8,))
+    with caplog.at_level("INFO", "torchedge"), trained(model, x, y) as trainer:
+        trainer.step(x, y)
+        trainer.step(x[:4], y[:4])
+        trainer.step(x[:4], y[:4])
+    ends = [r.getMessage() for r in caplog.records if " took " in r.getMessage()]
+    assert len(ends) == lines
+    for text, size in zip(ends, (8, 4), strict=False):
+        assert f"Sequential for float32[{size}, 6], int64[{size}] took" in text
+
+
+def trained(model, x, y):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return torchedge.Trainer(model, x, y, loss=F.cross_entropy, optimizer=optimizer)
 
 
 def test_what_is_no_optimizer_is_refused():

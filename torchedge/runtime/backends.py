@@ -29,6 +29,7 @@ from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.opencl.sharing import check_process
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
+from torchedge.runtime.notices import noticed
 from torchedge.runtime.program_caches import lowered
 from torchedge.runtime.tensor_memory import (
     KeptTensor,
@@ -226,7 +227,8 @@ class GraphRun:
         check_process()
         with self.device.lock, torch.no_grad():
             if self._steps is None:
-                self._steps = self._prepared(values)
+                with noticed(f"making the {self.traced.part} programs of a compiled graph"):
+                    self._steps = self._prepared(values)
             else:
                 for step in self._steps:
                     step(values)

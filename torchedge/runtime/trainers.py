@@ -24,6 +24,7 @@ from torchedge.opencl import ClDevice, open_context
 from torchedge.opencl.sharing import serialised
 from torchedge.runtime.executors import LOADED, SHARED, Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
+from torchedge.runtime.notices import noticed
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
@@ -257,7 +258,8 @@ class Trainer:
         programs = self._training.get(key)
         if programs is None:
             self._check_room([k for k in self._training if k[0] == key[0]], batch)
-            programs = self._training[key] = self._capture_training(batch)
+            with noticed(f"making the training step of {self._title} for {_described(batch)}"):
+                programs = self._training[key] = self._capture_training(batch)
             self._forget_states(key[0])
         return programs
 
@@ -321,21 +323,25 @@ class Trainer:
         inference = self._inferences.get(key)
         if inference is None:
             self._check_room([k for k in self._inferences if k[0] == key[0]], batch)
-            with _keywords_named(batch):
-                captured = capture_step(
-                    self._model,
-                    batch.args,
-                    batch.kwargs,
-                    targets=batch.targets,
-                    loss=loss,
-                    gradients=False,
-                    training=False,
-                    keep=frozenset(all_rules()),
-                )
-            executor = self._executor(captured.step, captured.tensors, self._first)
-            inference = self._inferences[key] = _Inference(executor, captured.rebuild)
+            with noticed(f"making the inference of {self._title} for {_described(batch)}"):
+                inference = self._inferences[key] = self._capture_inference(batch, loss)
             self._forget_states(key[0], self._inferences)
         return inference
+
+    def _capture_inference(self, batch: _Batch, loss: Loss | None) -> _Inference:
+        with _keywords_named(batch):
+            captured = capture_step(
+                self._model,
+                batch.args,
+                batch.kwargs,
+                targets=batch.targets,
+                loss=loss,
+                gradients=False,
+                training=False,
+                keep=frozenset(all_rules()),
+            )
+        executor = self._executor(captured.step, captured.tensors, self._first)
+        return _Inference(executor, captured.rebuild)
 
     def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
         """Return the executor of a step, which shares weights and states with `owner`."""
@@ -414,6 +420,10 @@ class Trainer:
         pairs = [(t.updating, t.accumulating) for t in self._training.values()]
         training = [executor for pair in pairs for executor in pair if executor is not None]
         return [*training, *[inference.executor for inference in self._inferences.values()]]
+
+    @property
+    def _title(self) -> str:
+        return type(unwrapped(self._model)).__name__
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers that the first program holds, by name."""
