@@ -156,6 +156,8 @@ def test_the_command(run, nets, tmp_path, capsys):
     words = ("report", nets, "--input-size", "3x16x16", "-d", "jetson-tx2", "-b", "8", "--html", str(out))
     assert "written to" in run(*words)
     assert "small" in Page(out.read_text(encoding="utf-8")).text
+    printed = run(*words, "--memory-limit", "10MiB", status=DOES_NOT_FIT)
+    assert "does not fit into 10.0 MiB" in printed and "\nfits into" not in printed
     document = json.loads(run(*words, "--json", "--memory-limit", "10MiB", status=DOES_NOT_FIT))
     assert document["fits"] is False and document["batch_size"] == 8
     page = Page(out.read_text(encoding="utf-8")).text

@@ -429,8 +429,10 @@ def report(
         prediction = api.report(
             model, out=html, limit_mib=limit, confidence=confidence, progress=progress.begin, **settings
         )
-    row = {**prediction.to_dict(), **_verdict(prediction, limit, confidence)}
-    answer(row, lambda: print(prediction), written=html)
+    step = {name: settings[name] for name in ("optimizer", "amp", "accumulation")}
+    step["optimizer"] = step["optimizer"] if prediction.mode == "train" else None
+    row = {**prediction.to_dict(), **step, **_verdict(prediction, limit, confidence)}
+    answer(row, lambda: _print([prediction], [row]), written=html)
     return 0 if row["fits"] else DOES_NOT_FIT
 
 
