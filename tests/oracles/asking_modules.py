@@ -1,0 +1,152 @@
+"""Small modules from a seed that ask for their batch size and device, and what they run as on CUDA.
+
+A module is built twice from its seed: one asks PyTorch (`asks`), the other has the answers that CUDA gives
+and autocasts on the CPU, so that it runs without a GPU. Both devices cast its operators alike.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+BATCHES = {
+    "shape": lambda x, n: x.shape[0] > n,
+    "size": lambda x, n: x.size(0) <= n,
+    "len": lambda x, n: len(x) > n,
+    "numel": lambda x, n: x.numel() > n * x.shape[1],
+    "log2": lambda x, n: math.log2(x.shape[0]) > math.log2(n + 1),
+    "half": lambda x, n: x.shape[0] // 2 > n // 2,
+    "dict": lambda x, n: {2 * n: True}.get(x.shape[0], False),
+}
+DEVICES: dict[str, tuple[Callable[[torch.Tensor], bool], bool]] = {
+    "is_cuda": (lambda x: x.is_cuda, True),
+    "is_cpu": (lambda x: x.is_cpu, False),
+    "type": (lambda x: x.device.type == "cuda", True),
+    "get_device": (lambda x: x.get_device() < 0, False),
+    "available": (lambda x: torch.cuda.is_available(), True),
+    "count": (lambda x: torch.cuda.device_count() == 0, False),
+    "capability": (lambda x: torch.cuda.get_device_capability() >= (8, 0), True),
+}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a module: its kind, its argument, and the steps of its parts."""
+
+    kind: str
+    argument: Any = None
+    parts: tuple[tuple[Step, ...], ...] = ()
+
+
+def drawn(seed: int) -> tuple[Step, ...]:
+    """Return the steps of a seed's module."""
+    source = random.Random(seed)
+
+    def block(depth: int, low: bool) -> tuple[Step, ...]:
+        return tuple(step(depth, low) for _ in range(source.randint(1, 3)))
+
+    def step(depth: int, low: bool) -> Step:
+        kinds = ["linear", "linear", "hooked", "cast", "activation", "residual"]
+        if depth:
+            kinds += ["batch", "device", "autocast", "autocast", "checkpoint"]
+        kind = source.choice(kinds)
+        if kind in ("linear", "hooked"):
+            return Step(kind, (source.choice([256, 512, 1024]), low))
+        if kind == "residual":
+            return Step(kind)
+        if kind == "activation":
+            return Step(kind, source.choice(["relu", "gelu", "tanh", "sigmoid"]))
+        if kind == "cast":
+            return Step(kind, source.choice([torch.float32, torch.bfloat16, torch.float16]))
+        if kind == "batch":
+            chosen = (source.choice(sorted(BATCHES)), source.choice([4, 8, 32]))
+            return Step(kind, chosen, (block(depth - 1, low), block(depth - 1, low)))
+        if kind == "device":
+            return Step(kind, source.choice(sorted(DEVICES)), (block(depth - 1, low), block(depth - 1, low)))
+        if kind == "autocast":
+            enabled, dtype = source.random() < 0.7, source.choice(sorted(DTYPES))
+            form = source.choice(["named", "of the tensor", "old"])
+            return Step(kind, (enabled, dtype, form), (block(depth - 1, enabled),))
+        return Step(kind, None, (block(depth - 1, low),))
+
+    return (Step("linear", (512, False)), *[s for _ in range(3) for s in block(2, False)])
+
+
+class Asking(nn.Module):
+    """A module of steps on (batch, width) tensors. asks: whether it asks PyTorch about the device."""
+
+    def __init__(self, steps: tuple[Step, ...], width: int = 256, *, asks: bool) -> None:
+        super().__init__()
+        self.asks, self.steps = asks, steps
+        self.layers = nn.ModuleDict()
+        self._add(steps, width, "s")
+
+    def _add(self, steps: tuple[Step, ...], width: int, place: str) -> int:
+        """Add the layers of steps; parts of branches come back to the width that they begin with."""
+        for index, step in enumerate(steps):
+            here = f"{place}_{index}"
+            if step.kind in ("linear", "hooked"):
+                layer = nn.Linear(width, step.argument[0])
+                if step.kind == "hooked":
+                    layer.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
+                    layer.register_forward_hook(lambda module, args, output: output.relu() + 1)
+                self.layers[here] = layer
+                width = step.argument[0]
+            elif step.kind == "residual":
+                self.layers[here] = nn.Linear(width, width, bias=False)
+            ends = [self._add(part, width, f"{here}_{n}") for n, part in enumerate(step.parts)]
+            if len(ends) == 2:
+                for n, end in enumerate(ends):
+                    self.layers[f"{here}_{n}_end"] = nn.Linear(end, width)
+            elif ends:
+                width = ends[0]
+        return width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._run(self.steps, x, "s", False)
+
+    def _run(self, steps: tuple[Step, ...], x: torch.Tensor, place: str, low: bool) -> torch.Tensor:
+        for index, step in enumerate(steps):
+            x = self._step(step, x, f"{place}_{index}", low)
+        return x
+
+    def _step(self, step: Step, x: torch.Tensor, here: str, low: bool) -> torch.Tensor:
+        if step.kind in ("linear", "hooked"):
+            return self.layers[here](x if low else x.float())
+        if step.kind == "residual":
+            return x + self.layers[here](x if low else x.float())
+        if step.kind == "activation":
+            return getattr(torch.nn.functional, step.argument)(x)
+        if step.kind == "cast":
+            return x.to(step.argument)
+        if step.kind == "checkpoint":
+            return checkpoint(
+                self._run, step.parts[0], x, f"{here}_0", low, use_reentrant=False, preserve_rng_state=False
+            )
+        if step.kind == "autocast":
+            enabled, dtype, form = step.argument
+            with self._autocast(x, enabled, DTYPES[dtype], form):
+                return self._run(step.parts[0], x, f"{here}_0", enabled)
+        if step.kind == "batch":
+            name, number = step.argument
+            chosen = 0 if BATCHES[name](x, number) else 1
+        else:
+            question, answer = DEVICES[step.argument]
+            chosen = 0 if (question(x) if self.asks else answer) else 1
+        x = self._run(step.parts[chosen], x, f"{here}_{chosen}", low)
+        return self.layers[f"{here}_{chosen}_end"](x if low else x.float())
+
+    def _autocast(self, x: torch.Tensor, enabled: bool, dtype: torch.dtype, form: str) -> Any:
+        if not self.asks:
+            return torch.autocast("cpu", dtype, enabled=enabled)
+        if form == "old":
+            return torch.amp.autocast("cuda", dtype=dtype, enabled=enabled)
+        return torch.autocast("cuda" if form == "named" else x.device.type, dtype, enabled=enabled)
