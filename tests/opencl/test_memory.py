@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from torchedge.errors import DeviceError
+from torchedge.errors import DeviceError, DeviceMemoryError
 from torchedge.opencl import open_context
 from torchedge.opencl.memory import (
     CHANNEL_TYPES,
@@ -80,6 +80,9 @@ def test_images_that_a_device_lacks_are_refused():
     no_half = replace(context, device=replace(context.device, half_images=False))
     with pytest.raises(DeviceError, match="no images of float16"):
         allocate_image(no_half, 4, 4, "float16", "weight")
+    little = replace(context, device=replace(context.device, allocation_bytes=255))
+    with pytest.raises(DeviceMemoryError, match=r"weight: 256 bytes requested, .* at most 255 at once"):
+        allocate_image(little, 4, 4, "float32", "weight")
     buffer = allocate_buffer(context, 4096, "weight")
     from_none = replace(context, device=replace(context.device, image_from_buffer=False))
     with pytest.raises(DeviceError, match="makes no images from buffers"):

@@ -50,14 +50,8 @@ def allocate_buffer(context: DeviceContext, nbytes: int, what: str) -> Any:
     Raises:
         DeviceMemoryError: more than the largest allocation of the device, or than its free memory.
     """
-    device = context.device
-    if nbytes > device.allocation_bytes:
-        raise DeviceMemoryError(
-            f"{what}: {nbytes} bytes requested, {device.name} allocates at most "
-            f"{device.allocation_bytes} at once; use a smaller batch or half storage",
-            nbytes=nbytes,
-        )
-    with translated(what, nbytes=nbytes, device=device):
+    _check_allocation(context, nbytes, what)
+    with translated(what, nbytes=nbytes, device=context.device):
         return context.cl.Buffer(context.context, context.cl.mem_flags.READ_WRITE, max(1, nbytes))
 
 
@@ -66,12 +60,13 @@ def allocate_image(context: DeviceContext, width: int, height: int, dtype: str, 
 
     Raises:
         DeviceError: the device has no images, none of that dtype or none so large.
-        DeviceMemoryError: no memory is left.
+        DeviceMemoryError: more than the largest allocation of the device, or than its free memory.
     """
     _check_image(context, width, height, what)
     cl = context.cl
-    item = np.dtype(dtype).itemsize
-    with translated(what, nbytes=width * height * 4 * item, device=context.device):
+    nbytes = width * height * 4 * np.dtype(dtype).itemsize
+    _check_allocation(context, nbytes, what)
+    with translated(what, nbytes=nbytes, device=context.device):
         return cl.create_image(
             context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), shape=(width, height)
         )
@@ -214,6 +209,16 @@ def upload_call(
     if len(place) == 1:
         return partial(copy, dst_offset=place[0])
     return partial(copy, origin=place[:2], region=place[2:])
+
+
+def _check_allocation(context: DeviceContext, nbytes: int, what: str) -> None:
+    device = context.device
+    if nbytes > device.allocation_bytes:
+        raise DeviceMemoryError(
+            f"{what}: {nbytes} bytes requested, {device.name} allocates at most "
+            f"{device.allocation_bytes} at once; use a smaller batch or half storage",
+            nbytes=nbytes,
+        )
 
 
 def _check_image(context: DeviceContext, width: int, height: int, what: str) -> None:

@@ -1,0 +1,152 @@
+"""Training steps within the limits of phones, imposed on the device in use: gradients stay those of float64.
+
+What is asked of the driver is judged here, at pyopencl: not by what the lowering says of its programs.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import pytest
+
+pytest.importorskip("pyopencl")
+
+import pyopencl as cl
+from drivers.networks import BENCHMARKS, drawn
+from drivers.test_training_steps import check_step
+
+from torchedge.devices import find_device
+from torchedge.lowering.limits import profile_limits
+from torchedge.lowering.targets import target_for
+from torchedge.opencl import choose_device
+
+PHONES = ("adreno-540", "adreno-630", "adreno-640", "adreno-740", "adreno-750", "mali-g77", "mali-g715")
+SMALL = {
+    "work_group": 32,
+    "work_item_sizes": (32, 16, 4),
+    "local_bytes": 1 << 10,
+    "image_width": 256,
+    "image_height": 192,
+    "allocation_bytes": 1 << 20,
+    "base_alignment": 4096,
+}
+"""Less than any phone has: as much smaller as the networks here are than those that phones train."""
+
+
+def phone(name):
+    """Return the device in use with a phone's limits, where those are less; "small" has the least.
+
+    The names by which other processes find the device stay.
+    """
+    here = choose_device()
+    profile = find_device("mali-g77" if name == "small" else name)
+    known = {**profile_limits(profile).known, **(SMALL if name == "small" else {})}
+    fewer = {
+        limit: min(known[limit], getattr(here, limit))
+        for limit in ("work_group", "local_bytes", "image_width", "image_height", "allocation_bytes")
+        if limit in known
+    }
+    sizes = known.get("work_item_sizes", (fewer["work_group"],) * 3)
+    return replace(
+        here,
+        kind="gpu",
+        vendor=profile.vendor,
+        double=False,
+        half_arithmetic=False,
+        image_from_buffer=False,
+        work_item_sizes=tuple(map(min, sizes, here.work_item_sizes)),
+        base_alignment=known.get("base_alignment", max(128, here.base_alignment)),
+        **fewer,
+    )
+
+
+@dataclass
+class Watch:
+    """Counts what the driver is asked for, and collects what is beyond a device's limits."""
+
+    device: object
+    seen: Counter = field(default_factory=Counter)
+    beyond: set = field(default_factory=set)
+
+    def held(self, what, amount, most):
+        self.seen[what] += 1
+        if amount > most:
+            self.beyond.add(f"{what}: {amount}, the device takes {most}")
+
+    def launch(self, kernel, local):
+        group = local or ()
+        self.held("work-group", prod(group), self.device.work_group)
+        for size, most in zip(group, self.device.work_item_sizes, strict=False):
+            self.held("side of a work-group", size, most)
+        local_bytes = kernel.get_work_group_info(
+            cl.kernel_work_group_info.LOCAL_MEM_SIZE, kernel.context.devices[0]
+        )
+        self.held("local memory", local_bytes, self.device.local_bytes)
+        if re.search(r"\bdouble\d*\b", kernel.program.source):
+            self.beyond.add(f"kernel {kernel.function_name} computes in double")
+
+    def image(self, width, height):
+        self.held("width of an image", width, self.device.image_width)
+        self.held("height of an image", height, self.device.image_height)
+        self.held("allocation", width * height * 16, self.device.allocation_bytes)
+
+    def part(self, offset):
+        self.held("offset of a sub-buffer", offset % self.device.base_alignment, 0)
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """A function that watches pyopencl for a device, during the test."""
+
+    def start(device):
+        watch = Watch(device)
+        enqueue, image, make, part = (
+            cl.enqueue_nd_range_kernel, cl.create_image, cl.Buffer, cl.Buffer.get_sub_region
+        )  # fmt: skip
+
+        def enqueued(queue, kernel, size, local, *rest, **named):
+            watch.launch(kernel, local)
+            return enqueue(queue, kernel, size, local, *rest, **named)
+
+        def imaged(context, flags, format, shape, **named):
+            watch.image(*shape)
+            return image(context, flags, format, shape, **named)
+
+        def made(context, flags, size):
+            watch.held("allocation", size, device.allocation_bytes)
+            return make(context, flags, size)
+
+        def parted(self, offset, *rest):
+            watch.part(offset)
+            return part(self, offset, *rest)
+
+        def described():
+            raise AssertionError("an image is made from a buffer")
+
+        monkeypatch.setattr(cl, "enqueue_nd_range_kernel", enqueued)
+        monkeypatch.setattr(cl, "create_image", imaged)
+        monkeypatch.setattr(cl, "ImageDescriptor", described)
+        monkeypatch.setattr(cl.Buffer, "get_sub_region", parted)
+        monkeypatch.setattr(cl, "Buffer", made)
+        return watch
+
+    return start
+
+
+STEPPED = [name for name in BENCHMARKS if name not in ("resnet", "mobilenet_v2", "swin")]
+"""PoCL compiles kernels of the others for phones for minutes."""
+PAIRS = [("small", "cnn"), *((name, "cnn") for name in PHONES), *(("small", name) for name in STEPPED)]
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [pytest.param(*pair, marks=pytest.mark.slow if k else ()) for k, pair in enumerate(PAIRS)],
+)
+def test_a_step_within_a_phone_s_limits_is_that_of_float64(name, network, watch):
+    device = phone(name)
+    assert target_for(device).name == "mobile"
+    watched = watch(device)
+    check_step(drawn(network), device=device)
+    assert not watched.beyond, watched.beyond
+    assert watched.seen["work-group"] and watched.seen["width of an image"] and watched.seen["allocation"]
