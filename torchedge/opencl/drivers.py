@@ -69,6 +69,9 @@ def installed_runtime() -> Path | None:
 
 def driver_advice() -> str:
     """Return how to get a driver for this machine's processor."""
+    vendors = os.environ.get(VENDORS)
+    if vendors and not Path(vendors).exists():
+        return f"unset {VENDORS}, whose folder {vendors} does not exist"
     machine = platform.machine() or "an unknown processor"
     debian = "apt install pocl-opencl-icd (Debian, Ubuntu)"
     if sys.platform != "linux":
