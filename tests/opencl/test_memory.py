@@ -11,6 +11,7 @@ from torchedge.errors import DeviceError, DeviceMemoryError
 from torchedge.opencl import open_context
 from torchedge.opencl.memory import (
     CHANNEL_TYPES,
+    Transposer,
     allocate_buffer,
     allocate_image,
     download,
@@ -104,3 +105,14 @@ def test_an_image_over_a_buffer_shares_its_bytes():
     found = np.empty((4, row, 4), np.float32)
     download(context, context.queue, buffer, found.reshape(-1))
     np.testing.assert_array_equal(found[:, :10], held)
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)])
+def test_nothing_is_transposed_without_a_launch(sizes):
+    context = open_context()
+    target = allocate_buffer(context, 4, "a target")
+    upload(context, context.queue, target, np.array([7.0], np.float32))
+    Transposer(context, context.queue).transpose(target, target, sizes, 4)
+    kept = np.zeros(1, np.float32)
+    download(context, context.queue, target, kept)
+    assert kept.tolist() == [7.0]

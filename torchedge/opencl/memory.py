@@ -260,6 +260,8 @@ class Transposer:
     def transpose(self, source: Any, target: Any, sizes: tuple[int, int, int, int], item: int) -> None:
         """Enqueue the copy of a buffer to another one, transposed; `item`: bytes of an element."""
         count, outer, middle, inner = sizes
+        if 0 in sizes:  # a launch of no work-items divides by zero in some drivers
+            return
         kernel = self._kernel(item)
         grid = (-(-inner // _TILE), -(-outer // _TILE), count * middle)
         with translated("transposing a tensor", device=self._context.device):
