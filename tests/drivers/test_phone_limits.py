@@ -135,7 +135,7 @@ def watch(monkeypatch):
 
 
 STEPPED = [name for name in BENCHMARKS if name not in ("resnet", "mobilenet_v2", "swin")]
-"""PoCL compiles kernels of the others for phones for minutes."""
+"""Networks that were checked; resnet, mobilenet_v2 and swin have not been."""
 PAIRS = [("small", "cnn"), *((name, "cnn") for name in PHONES), *(("small", name) for name in STEPPED)]
 
 
