@@ -48,7 +48,7 @@ def main() -> None:
     queues: dict[int, QueuePlan] = {}
     for limit in arguments.limits:
         try:
-            queues[limit] = plan_queue(programs, device, memory_limit=limit * MEBIBYTE)
+            queues[limit] = plan_queue(programs, device, memory_limit=limit)
         except LimitError as error:
             print(error)
     for limit, queue in queues.items():
