@@ -210,7 +210,7 @@ _by_code: dict[CodeType, FunctionType] = {}
 
 
 def called_function(func: Any, caller: FrameType) -> Any:
-    """Return the function of PyTorch whose call a mode receives as `func`, from the frame that calls the mode.
+    """Return the function of PyTorch that a mode receives as `func`, from the frame that calls the mode.
 
     PyTorch looks the function up by its name, under which user code may have put another one
     (`F.relu = lambda x: relu(x) * 5`). A mode that called that one would apply it once more.
