@@ -1,6 +1,7 @@
 """README.md and pages of docs/: sessions and snippets, run again, print what they show; links exist.
 
-Blocks marked `py` are fragments of other people's scripts and do not run.
+Blocks marked `py` are fragments of other people's scripts and do not run. A `python` block that begins with `# NAME.py` is a file
+of that name. A command without output below it runs, and its output is not compared.
 Sessions are compared by meaning: words, and numbers within 2 %, whatever the layout. Paste new output with
 `TORCHEDGE_UPDATE_README=1 python -m pytest -n0 tests/test_readme.py`.
 """
@@ -13,6 +14,7 @@ import os
 import re
 import shlex
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +24,9 @@ from torchedge.cli import main
 from torchedge.tracing.vision import prepare_torchvision
 
 FENCE = re.compile(r"^```(pycon|python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "docs/predicting.md", "docs/devices.md")
+PAGES = ("README.md", "docs/predicting.md", "docs/devices.md", "docs/tutorial.md")
+FILE = re.compile(r"# (\w+\.py)\n")
+TRACE = "Traceback (most recent call last):\n    ...\n"
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DRAWN = re.compile(r"[#…│─━]+")
 """Bars, rules and cut words depend on the width of the terminal."""
@@ -39,6 +43,7 @@ def clean(monkeypatch, tmp_path):
     prepare_torchvision()
     pytest.importorskip("torchvision")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # of the files that a page holds
     monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
@@ -136,7 +141,10 @@ def rerun(text, snippets=True):
     def replaced(match):
         kind, body = match[1], match[2]
         if kind == "python":
-            if snippets:
+            file = FILE.match(body)
+            if file:
+                Path(file[1]).write_text(body, encoding="utf-8")
+            elif snippets:
                 snippet(body, names)
             return match[0]
         return f"```{kind}\n{pycon(body, names) if kind == 'pycon' else console(body)}```"
@@ -160,7 +168,12 @@ def pycon(body, names):
         lines += [f">>> {first}", *(f"... {line}".rstrip() for line in more)]
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            exec(compile(example.source, "README.md", "single"), names)
+            try:
+                exec(compile(example.source, "README.md", "single"), names)
+            except Exception as error:
+                if example.exc_msg is None:
+                    raise
+                print(f"{TRACE}{type(error).__module__}.{type(error).__qualname__}: {error}")
         names.pop("_", None)
         lines += out.getvalue().splitlines()
     return "".join(f"{line}\n" for line in lines)
@@ -168,19 +181,23 @@ def pycon(body, names):
 
 def console(body):
     """Run `$ torchedge ...` lines, each perhaps with ` | tail -n N` behind it."""
-    lines = []
-    for line in body.splitlines():
+    lines, shown = [], body.splitlines()
+    for line, below in zip(shown, [*shown[1:], "$ "], strict=True):
         if not line.startswith("$ "):
             continue
-        lines += [""] * bool(lines) + [line]
+        lines += [""] * (lines[-1:] != [] and not lines[-1].startswith("$ ")) + [line]
         command, _, behind = line[2:].partition(" | ")
         program, *words = shlex.split(command, comments=True)
         assert program == "torchedge"
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = main(words)
-        assert status in (0, 3), line
-        printed = out.getvalue().splitlines()
+        if below.startswith("torchedge: error: "):
+            assert status == 2, line
+            out = err
+        else:
+            assert status in ((0, 4) if words == ["doctor"] else (0, 3)), err.getvalue()
+        printed = [] if below.startswith("$ ") else out.getvalue().splitlines()
         if behind:
             printed = printed[-int(re.fullmatch(r"tail -n (\d+)", behind)[1]) :]
         lines += printed
