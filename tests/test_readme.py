@@ -2,8 +2,8 @@
 
 Blocks marked `py` are fragments of other people's scripts and do not run. A block that begins with
 `# NAME.py` or `# NAME.toml` is a file. A command without output below it runs, and its output is not
-compared. Sessions are compared by meaning: words, and numbers within 2 %, whatever the layout. Paste new output with
-`TORCHEDGE_UPDATE_README=1 python -m pytest -n0 tests/test_readme.py`.
+compared. Sessions are compared by meaning: words, and numbers within 2 %, whatever the layout. Paste new
+output with `TORCHEDGE_UPDATE_README=1 python -m pytest -n0 -m "" tests/test_readme.py`.
 """
 
 import contextlib
@@ -143,7 +143,7 @@ def test_a_newcomer_finds_the_answer(task, clean, checkout):
     for package in ("transformers", "peft", "pytorch_lightning", "accelerate", "onnx"):
         if re.search(rf"(?:import|from) {package}\b", section):
             pytest.importorskip(package)
-    names = {}
+    names = {"__name__": "__main__"}
     rerun(introduction, names=names)
     check(checkout / page, section, rerun(section, names=names))
 
@@ -241,7 +241,7 @@ def test_the_index_names_every_page(checkout):
 
 def rerun(text, snippets=True, names=None):
     """The text with every session's output as it is now; names live through the text."""
-    names = {} if names is None else names
+    names = {"__name__": "__main__"} if names is None else names
 
     def replaced(match):
         kind, body = match[1], match[2]
@@ -275,7 +275,7 @@ def pycon(body, names):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             try:
-                exec(compile(example.source, "README.md", "single"), names)
+                exec(compile(example.source, "<stdin>", "single"), names)
             except Exception as error:
                 if example.exc_msg is None:
                     raise
@@ -298,7 +298,7 @@ def console(body):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = main(words)
-        if below.startswith("torchedge: error: "):
+        if below.startswith("torchedge: error:"):
             assert status == 2, line
             out = err
         else:

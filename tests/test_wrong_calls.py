@@ -54,6 +54,13 @@ def many(models, batch_sizes=8):
     torchedge.Predictor(TX2).predict_many(models, batch_sizes, input_size=(3, 8, 8))
 
 
+def branch():
+    """A module of a namespace without a name, as a notebook's or a debugger's may be."""
+    names = {"Module": nn.Module}
+    exec("class Branch(Module):\n def forward(self, x): return x if x.sum() > 0 else -x", names)
+    return names["Branch"]()
+
+
 def watch():
     with torchedge.watch(device=TX2) as step:
         pass
@@ -114,6 +121,7 @@ WRONG = {
     ),
     "a loss of many": (lambda: predict(loss=lambda y: y), CaptureError, "expected a scalar"),
     "a length of images": (lambda: predict(seq_len=128), InputError, "the example has no sequence; expected"),
+    "a branch on values": (lambda: predict(branch(), mode="infer"), CaptureError, "use torch.where, or make"),
     "a limit below zero": (lambda: predict().fits(-1), InputError, "limit_mib is -1; expected a positive"),
     "a limit that is none": (lambda: predict().fits(float("nan")), InputError, "limit_mib is nan; expected"),
     "a limit in words": (lambda: predict().fits("lots"), InputError, "'lots'"),

@@ -307,7 +307,9 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
     tracing, exporting = failures["trace"], failures["export"]
     reasons = [str(error).partition(" raised ")[2] or str(error) for error in (tracing, exporting)]
     step = _next_step(request) if " raised " in str(tracing) else ""
-    if reasons[0] == reasons[1]:
+    if "DataDependent" in reasons[1] and not step:
+        step = "; use torch.where, or make the choice an argument of the model"
+    if reasons[0] == reasons[1] or step.startswith(";"):
         raise CaptureError(f"{call.name} cannot be captured: {str(tracing).rstrip('.')}{step}") from tracing
     raise CaptureError(
         f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: "
