@@ -94,7 +94,7 @@ def test_a_device_of_torch_is_its_profile(monkeypatch):
     names[1] = "AMD Radeon"
     with pytest.raises(DeviceError, match="AMD Radeon has no profile; name a similar device"):
         torchedge.Predictor("cuda:1")
-    with pytest.raises(InputError, match="device is a int; expected a name"):
+    with pytest.raises(InputError, match="device is an int; expected a name"):
         torchedge.predict(NET, device=3)
 
 
@@ -232,7 +232,7 @@ def test_results_in_a_dataclass_are_outputs():
 def test_a_reason_that_both_ways_of_capture_give_is_given_once():
     with pytest.raises(CaptureError) as caught:
         torchedge.capture(Applied(lambda layer, x: layer(x).argmax(1)), ROWS)
-    assert str(caught.value).count("the loss is a NoneType") == 1
+    assert str(caught.value).count("the loss is None") == 1
 
 
 def test_function_transforms_leave_no_level_behind():
@@ -284,7 +284,7 @@ def test_what_is_no_path_is_refused_by_name(path):
 
 
 def test_what_is_no_function_or_size_is_refused_by_name():
-    with pytest.raises(InputError, match="progress is a int; expected a function"):
+    with pytest.raises(InputError, match="progress is an int; expected a function"):
         torchedge.advise(NET, 2, example=X, progress=5)
     with pytest.raises(InputError, match="input_size is None; expected the shape"):
         torchedge.PruningSpace(NET, None)

@@ -20,7 +20,15 @@ from torchedge.devices import (
     match_device,
     stand_in,
 )
-from torchedge.errors import DeviceError, InputError, check_choice, check_function, check_path, check_whole
+from torchedge.errors import (
+    DeviceError,
+    InputError,
+    check_choice,
+    check_function,
+    check_path,
+    check_whole,
+    described,
+)
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
@@ -201,7 +209,7 @@ class Predictor:
         each graph in `notes` and `unsupported`.
         """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
-            raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
+            raise InputError(f"models is {described(models)}; expected a list of modules or graphs")
         if mode == "train" and loss is None:
             raise InputError(_NO_LOSS)
         requests = [
@@ -284,6 +292,10 @@ def simulate(
     """
     from torchedge.prediction.memory import simulation
 
+    if evaluate is not None:
+        check_whole("evaluate", evaluate)
+    elif empty_cache:
+        raise InputError("empty_cache is given without evaluate; expected both: add evaluate, a batch size")
     settings = _settings(optimizer, amp, accumulation, model)
     chosen = None if device is None else choose_device(device)
     if chosen is not None:
@@ -595,7 +607,7 @@ def _own_device(device: object) -> Device:
 
     if not isinstance(device, (str, torch.device)):
         raise InputError(
-            f"device is a {type(device).__name__}; expected a name of `torchedge devices`, a profile's "
+            f"device is {described(device)}; expected a name of `torchedge devices`, a profile's "
             "folder or a torch.device"
         )
     own = torch.device(device)
@@ -652,7 +664,6 @@ def _settings(
         step = replay_of(optimizer, model)
     else:
         raise InputError(
-            f"optimizer is a {type(optimizer).__name__}; "
-            "expected a name such as 'adam' or a torch.optim object"
+            f"optimizer is {described(optimizer)}; expected a name such as 'adam' or a torch.optim object"
         )
     return StepSettings(optimizer=step, amp=amp, accumulation=accumulation)

@@ -165,7 +165,7 @@ def forget_patched() -> None:
 def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
     """Return the forward of a module of PyTorch with plain bodies in its globals, None for other modules."""
     forward: Any = kind.forward
-    if not isinstance(forward, FunctionType) or not forward.__module__.startswith("torch.nn.modules."):
+    if not isinstance(forward, FunctionType) or not str(forward.__module__).startswith("torch.nn.modules."):
         return None
     if "F" not in forward.__code__.co_names:
         return None
