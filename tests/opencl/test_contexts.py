@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
 from torchedge.opencl import compile_kernels, open_context
-from torchedge.opencl.contexts import DeviceContext, record_launches, translated
+from torchedge.opencl.contexts import DeviceContext, clock_offset, record_launches, translated
 from torchedge.opencl.memory import allocate_buffer, download, wait
 
 cl = pytest.importorskip("pyopencl")
@@ -168,3 +169,16 @@ def test_a_driver_that_says_no_more_leaves_the_run_to_name():
     with pytest.raises(DeviceLostError, match=r"one of 3 launches from launch 0.* to launch 2.*-9999"):
         wait(context, queue)
     assert launches
+
+
+@pytest.mark.parametrize("queued", [1_000, 0])
+def test_the_clock_of_a_driver_that_gives_no_queued_time_is_that_of_submission(queued):
+    """Intel's runtime for processors leaves the first of a marker's times at 0."""
+    profile = SimpleNamespace(queued=queued, submit=1_000, start=2_000, end=3_000)
+    marker = SimpleNamespace(profile=profile, wait=lambda: None)
+    context = SimpleNamespace(
+        cl=SimpleNamespace(enqueue_marker=lambda queue: marker, Error=OSError), device=None
+    )
+    before = time.perf_counter_ns()
+    offset = clock_offset(context, None)
+    assert before - 1_000 <= offset <= time.perf_counter_ns() - 1_000
