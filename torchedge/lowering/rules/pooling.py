@@ -186,7 +186,7 @@ def _padding(corner: Index, spacing: int) -> Scalar:
 
 
 def _place_of_nan(element: Scalar, turns: Sequence[Index], kernel: Sequence[int]) -> Scalar:
-    """Return an element's place in its window if it is NaN, else -1: of several NaN, PyTorch takes the last."""
+    """Return an element's place in its window if it is NaN, else -1: of several, PyTorch takes the last."""
     place = Index(())
     for turn, size in zip(turns, kernel, strict=True):
         place = place * size + turn
