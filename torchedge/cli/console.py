@@ -163,10 +163,10 @@ def print_notes(*notes: Iterable[str]) -> None:
         print_wrapped(note, first="note: ", rest="  ")
 
 
-def warn(text: str) -> None:
-    """Write one line of warning to stderr, unless -q is given."""
+def warn(text: str, kind: str = "warning") -> None:
+    """Write one line of warning, or of another kind, to stderr, unless -q is given."""
     if verbosity() >= 0:
-        print("torchedge: warning:", printable(" ".join(text.split())), file=sys.stderr)
+        print(f"torchedge: {kind}:", printable(" ".join(text.split())), file=sys.stderr)
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 - any nested result
