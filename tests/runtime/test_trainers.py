@@ -314,8 +314,8 @@ def test_what_is_no_optimizer_is_refused():
     for wrong, message in (
         ("adam", r"optimizer is 'adam'; expected one .*torch.optim.Adam\(model.parameters\(\)\)$"),
         (several, r"optimizer is a list; .*several in a loop of your own \(docs/training.md\)$"),
-        (None, "optimizer is a NoneType; expected one"),
-        (torch.optim.Adam, "optimizer is a type; expected one"),
+        (None, "optimizer is None; expected one"),
+        (torch.optim.Adam, "optimizer is the class Adam; expected one"),
     ):
         with pytest.raises(InputError, match=message):
             torchedge.Trainer(

@@ -36,7 +36,15 @@ from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_o
 from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import write_weights
 from torchedge.devices import Device, Provenance
-from torchedge.errors import DeviceError, InputError, LoweringError, check_choice, check_path
+from torchedge.errors import (
+    DeviceError,
+    InputError,
+    LoweringError,
+    check_choice,
+    check_path,
+    described,
+    not_a_module,
+)
 from torchedge.graphs import Mode
 from torchedge.lowering.inference import capture_inference_step, target_of_device
 from torchedge.lowering.limits import Limits, check_limits, profile_limits
@@ -45,6 +53,7 @@ from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
+from torchedge.storage.amounts import Amount
 from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.planning import StreamingPlan, plan_program
@@ -75,7 +84,7 @@ class Request:
     seed: int | None = None
     name: str | None = None
     plan: StreamingPlan | None = None
-    memory_limit: int | str | None = None
+    memory_limit: Amount | None = None
     onnx: bool = True
     accumulation: int = 1
     precision: Precision = "float32"
@@ -205,7 +214,7 @@ def _source(captured: CapturedStep, target: Target, request: Request) -> Source:
 def _check_request(request: Request) -> None:
     model = request.model
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        raise not_a_module(model)
     if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(request.arguments)):
         raise InputError("example holds no tensor; expected what the model is called with, batch included")
     state = unwrapped(model).state_dict()
@@ -238,7 +247,7 @@ def _check_request(request: Request) -> None:
     if len(streaming) > 1:
         raise InputError("plan and memory_limit are given; expected one of them")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):
-        raise InputError(f"plan is a {type(request.plan).__name__}; expected what torchedge.plan returns")
+        raise InputError(f"plan is {described(request.plan)}; expected what torchedge.plan returns")
 
 
 def _check_dtypes(captured: CapturedStep) -> None:

@@ -242,7 +242,7 @@ def _prediction_part(data: ReportData) -> str:
         (f"latency {phi}", p.latency, "a step" if p.mode == "train" else "a batch"),
     ]
     rows = [(n, meaning, f"{number(e.value)} {e.unit}", span(e.low, e.high)) for n, e, meaning in estimates]
-    required = p.required_mib(data.confidence)
+    required = p.needed_mib(data.confidence)
     fits = required <= data.limit_mib
     verdict = (
         f'<p class="{"good" if fits else "bad"}">{"fits" if fits else "does not fit"} into '

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError
+from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError, check_whole
 from torchedge.graphs.steps import Step
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
@@ -110,6 +110,7 @@ class Trainer:
         profile: bool = False,
         tuner: Tuner | None = None,
     ) -> None:
+        check_whole("accumulation", accumulation)
         self._lock = threading.RLock()
         self._model, self._loss, self._optimizer = model, loss, optimizer
         self._accumulation, self._seed, self._profile = accumulation, seed, profile

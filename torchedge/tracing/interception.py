@@ -22,7 +22,7 @@ from torch.utils._pytree import (
     tree_map,
 )
 
-from torchedge.errors import CaptureError, first_line
+from torchedge.errors import CaptureError, described, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored
@@ -636,7 +636,7 @@ def loss_index(recorder: Recorder, value: Any) -> int:
     """Return the value to differentiate; raises CaptureError if the loss is no scalar of the graph."""
     if not isinstance(value, TracedTensor):
         raise CaptureError(
-            f"the loss is a {type(value).__name__}; expected a scalar tensor that depends on the outputs"
+            f"the loss is {described(value)}; expected a scalar tensor that depends on the outputs"
         )
     if tuple(value.sizes):
         raise CaptureError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, described
 from torchedge.graphs.steps import GraphBuilder, Ref
 
 SCOPE = "optimizer"
@@ -64,15 +64,12 @@ def check_kind(optimizer: object) -> None:
     if isinstance(optimizer, torch.optim.Optimizer):
         return
     several = isinstance(optimizer, (list, tuple, dict))
+    given = repr(optimizer[:40]) if isinstance(optimizer, str) else described(optimizer)
     raise InputError(
-        f"optimizer is {_named(optimizer)}; expected one torch.optim.Optimizer, such as "
+        f"optimizer is {given}; expected one torch.optim.Optimizer, such as "
         "torch.optim.Adam(model.parameters())"
         + ("; train with several in a loop of your own (docs/training.md)" if several else "")
     )
-
-
-def _named(item: object) -> str:
-    return repr(item[:40]) if isinstance(item, str) else f"a {type(item).__name__}"
 
 
 def check_hooks(optimizer: torch.optim.Optimizer) -> None:
