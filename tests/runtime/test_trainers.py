@@ -313,7 +313,7 @@ def test_what_is_no_optimizer_is_refused():
     several = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)]
     for wrong, message in (
         ("adam", r"optimizer is 'adam'; expected one .*torch.optim.Adam\(model.parameters\(\)\)$"),
-        (several, r"optimizer is a list; .*several in a loop of your own \(docs/training.md\)$"),
+        (several, r"optimizer is a list of 2; .*a GAN. in docs/training.md"),
         (None, "optimizer is a NoneType; expected one"),
         (torch.optim.Adam, "optimizer is a type; expected one"),
     ):

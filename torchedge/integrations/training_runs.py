@@ -30,6 +30,7 @@ from torchedge.errors import (
     check_function,
     first_line,
 )
+from torchedge.graphs.training_steps import Loss
 from torchedge.prediction.advice import Advice
 from torchedge.prediction.results import CONFIDENCE, Prediction, checked_confidence
 from torchedge.profiling.hosts import measure_operator_us
@@ -129,7 +130,7 @@ class TrainingRun:
         optimizer: str | torch.optim.Optimizer = "adamw",
         amp: str | None = None,
         accumulation: int = 1,
-        loss: Callable[[Any], Any] | Literal["default"] = "default",
+        loss: Loss = "default",
     ) -> Prediction | None:
         """Predict the run, and warn or raise LimitError if it will not fit; None where it is not predicted.
 

@@ -564,7 +564,7 @@ LossFunction = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ForwardCall:
-    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` if there is a loss.
+    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs, *targets)` if there is a loss.
 
     Only shape and dtype of the tensors among the arguments count. Dimension `batch_dim` of a tensor is the
     batch if it equals that of the first tensor. fixed_batch: the one batch size to capture for, None: every.
@@ -574,6 +574,7 @@ class ForwardCall:
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    targets: tuple[Any, ...] = ()
     loss: LossFunction | None = None
     training: bool = False
     fixed_batch: int | None = None
@@ -586,7 +587,7 @@ class ForwardCall:
 def trace(call: ForwardCall) -> ForwardGraph:
     """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
     recorder = Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)
-    fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder, call.batch_dim)
+    fed_args, fed_kwargs, targets = feed((call.args, call.kwargs, call.targets), recorder, call.batch_dim)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
         isolated(call.model, call.training) as model,
@@ -598,14 +599,14 @@ def trace(call: ForwardCall) -> ForwardGraph:
         outputs = model(*fed_args, **fed_kwargs)
         returned = [recorder.index_of(t) for t in tensors_in(outputs)]
         recorder.scopes.append("loss")
-        value = call.loss(outputs) if call.loss is not None else None
+        value = call.loss(outputs, *targets) if call.loss is not None else None
         if call.loss is not None:
             outputs = None  # as in `loss = criterion(model(x), y)`: only tensors that autograd saves stay
         if not returned:
             raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
         last = loss_index(recorder, value) if call.loss is not None else None
         graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
-    outputs = value = fed_args = fed_kwargs = None
+    outputs = value = fed_args = fed_kwargs = targets = None
     if recorder.leaked():
         forget_cached((TracedTensor,))
     return graph

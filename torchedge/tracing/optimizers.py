@@ -63,11 +63,9 @@ def check_kind(optimizer: object) -> None:
     """Raise InputError unless this is one optimizer of PyTorch."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return
-    several = isinstance(optimizer, (list, tuple, dict))
     raise InputError(
         f"optimizer is {_named(optimizer)}; expected one torch.optim.Optimizer, such as "
         "torch.optim.Adam(model.parameters())"
-        + ("; train with several in a loop of your own (docs/training.md)" if several else "")
     )
 
 
