@@ -428,6 +428,7 @@ def plan(
     *,
     memory_limit: Amount | None = None,
     input_size: tuple[int, ...] | None = None,
+    seq_len: int | None = None,
     precision: Precision = "float32",
     m_peak: Amount | None = "500MiB",
     lam: float = LAMBDA,
@@ -438,7 +439,7 @@ def plan(
     """Plan which launch of an inference loads which weights, for models larger than the memory (FlashMem).
 
     The model is lowered as by `export`: the plan is of the kernels that run.
-    model, example, input_size, device: as in `predict`. Weights may be on the meta device.
+    model, example, input_size, seq_len, device: as in `predict`. Weights may be on the meta device.
     memory_limit: all that a run allocates (weights, inputs and outputs, intermediates, staging buffers), in
     MiB or as "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
     precision: "float32" or "float16", in which weights and large intermediates are stored.
@@ -458,7 +459,7 @@ def plan(
 
     chosen = choose_device(device)
     target = target_of_device(chosen, precision=precision)
-    captured = capture_model(model, example, input_size=input_size)
+    captured = capture_model(model, example, input_size=input_size, seq_len=seq_len)
     planned = plan_model(
         captured,
         target,

@@ -93,7 +93,7 @@ ONLY_SHELL = {
     "simulate": {"plot"},
     "features": set(),
     "search": {"image_sizes", "input_size", "round_to", "out", "resume", *LIMITS},
-    "export": {"batch_size", "input_size", "weights", "lr"},
+    "export": {"batch_size", "input_size", "seq_len", "weights", "lr"},
     "plan model": {"plot", "picture", "layers", "out", "write_instance", "strategy"},
 }
 

@@ -314,8 +314,8 @@ def test_what_is_no_optimizer_is_refused():
     for wrong, message in (
         ("adam", r"optimizer is 'adam'; expected one .*torch.optim.Adam\(model.parameters\(\)\)$"),
         (several, r"optimizer is a list of 2; .*a GAN. in docs/training.md"),
-        (None, "optimizer is a NoneType; expected one"),
-        (torch.optim.Adam, "optimizer is a type; expected one"),
+        (None, "optimizer is a NoneType; expected a name"),
+        (torch.optim.Adam, "optimizer is a type; expected a name"),
     ):
         with pytest.raises(InputError, match=message):
             torchedge.Trainer(

@@ -22,7 +22,7 @@ from torch.utils._pytree import (
     tree_map,
 )
 
-from torchedge.errors import CaptureError, first_line
+from torchedge.errors import CaptureError, InputError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored
@@ -314,6 +314,8 @@ class Interceptor(TorchFunctionMode):
             None if known is not None and not known.replayed else (to_meta(args, rec), to_meta(kwargs, rec))
         )
         result = self._result(call)
+        if target.kind == "embedding":
+            _check_positions(call, rec)
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
@@ -612,6 +614,20 @@ def trace(call: ForwardCall) -> ForwardGraph:
     return graph
 
 
+def _check_positions(call: _Call, recorder: Recorder) -> None:
+    """Raise InputError where positions that the model counts itself are beyond its table of them."""
+    table, indices = call.inputs[:2]
+    positions = None if indices is None else recorder.example.constant(indices)
+    if positions is None or table is None or not positions.numel():
+        return
+    rows, most = recorder.values[table].shape[0], int(positions.max())
+    if type(rows) is int and most >= rows:
+        raise InputError(
+            f"the model looks up position {most} in a table of {rows}; expected at most {rows} positions, "
+            "by a shorter example or a smaller seq_len"
+        )
+
+
 def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
     """Replace every tensor of an example by an input of the graph under construction."""
     batch = batch_of(tree, batch_dim)
@@ -626,7 +642,7 @@ def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
         count += 1
         fed = recorder.feed("x" if count == 1 else f"x{count}", sizes, leaf.dtype)
         if not leaf.dtype.is_floating_point:
-            recorder.example.add(recorder.index_of(fed), leaf)
+            recorder.example.add(recorder.index_of(fed), leaf, given=True)
         return fed
 
     return tree_map(stand_in, tree)
