@@ -12,12 +12,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Minutes of `make fuzz`, over all formats; INPUTS=300 ends each format after so many, the same in every run.
 MINUTES ?= 10
 
-.PHONY: help demo test test-all test-drivers fuzz check format wheel clean
+.PHONY: help demo test test-slow test-all test-drivers fuzz check format wheel clean
 
 help:
 	@echo "make demo       predict the training step of a ResNet-50 on a Jetson TX2"
 	@echo "make test       run the main tests (about five minutes)"
-	@echo "make test-all   run every test (about half an hour)"
+	@echo "make test-slow  run the tests that make test leaves out (about half an hour)"
+	@echo "make test-all   run every test, all with optimized kernels"
 	@echo "make test-drivers  run the drivers' suite on every OpenCL device at hand, and print a table"
 	@echo "make fuzz       mutate files of every format for MINUTES=$(MINUTES) (Linux on x86-64)"
 	@echo "make check      ruff, mypy and import-linter"
@@ -30,6 +31,9 @@ demo: $(VENV)/demo.stamp
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m slow
 
 test-all: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m 'slow or not slow'

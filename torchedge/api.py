@@ -20,7 +20,7 @@ from torchedge.devices import (
     match_device,
     stand_in,
 )
-from torchedge.errors import DeviceError, InputError, check_function, check_path, check_whole
+from torchedge.errors import DeviceError, InputError, check_function, check_path, check_whole, described
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.training_steps import OPTIMIZERS, StepOptions, TrainingStep
@@ -205,7 +205,7 @@ class Predictor:
         each graph in `notes` and `unsupported`.
         """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
-            raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
+            raise InputError(f"models is {described(models)}; expected a list of modules or graphs")
         _, settings = _request(CaptureRequest(None), step, {**options, "dtype": None, "checkpointing": False})
         asked = CaptureRequest(None, None, mode, example, input_size, batch_dim=batch_dim, device=self.device)
         chosen = TrainingStep.of(step, options)
@@ -287,6 +287,10 @@ def simulate(
     """
     from torchedge.prediction.memory import simulation
 
+    if evaluate is not None:
+        check_whole("evaluate", evaluate)
+    elif empty_cache:
+        raise InputError("empty_cache is given without evaluate; expected both: add evaluate, a batch size")
     chosen = None if device is None else choose_device(device)
     asked = CaptureRequest(
         model,
@@ -588,7 +592,7 @@ def _own_device(device: object) -> Device:
 
     if not isinstance(device, (str, torch.device)):
         raise InputError(
-            f"device is a {type(device).__name__}; expected a name of `torchedge devices`, a profile's "
+            f"device is {described(device)}; expected a name of `torchedge devices`, a profile's "
             "folder or a torch.device"
         )
     own = torch.device(device)

@@ -29,7 +29,7 @@ _NUMPY = {
     "copysign": np.copysign, "nextafter": lambda a, b: np.nextafter(np.float32(a), np.float32(b)),
     "int_pow": lambda a, b: _int_pow(a, b), "digamma": special.digamma,
     "trigamma": lambda a: special.polygamma(1, a),
-    "erfinv": special.erfinv, "zeta": special.zeta,
+    "erfinv": special.erfinv, "erfcx": special.erfcx, "zeta": special.zeta,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh,
 }  # fmt: skip

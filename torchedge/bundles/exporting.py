@@ -36,7 +36,15 @@ from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_o
 from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import write_weights
 from torchedge.devices import Device, Provenance
-from torchedge.errors import DeviceError, InputError, LoweringError, check_choice, check_path
+from torchedge.errors import (
+    DeviceError,
+    InputError,
+    LoweringError,
+    check_choice,
+    check_path,
+    described,
+    not_a_module,
+)
 from torchedge.graphs import Mode
 from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.inference import capture_inference_step, target_of_device
@@ -204,7 +212,7 @@ def _source(captured: CapturedStep, target: Target, request: Request) -> Source:
 def _check_request(request: Request) -> None:
     model = request.model
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        raise not_a_module(model)
     if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(request.arguments)):
         raise InputError("example holds no tensor; expected what the model is called with, batch included")
     state = unwrapped(model).state_dict()
@@ -235,7 +243,7 @@ def _check_request(request: Request) -> None:
     if len(streaming) > 1:
         raise InputError("plan and memory_limit are given; expected one of them")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):
-        raise InputError(f"plan is a {type(request.plan).__name__}; expected what torchedge.plan returns")
+        raise InputError(f"plan is {described(request.plan)}; expected what torchedge.plan returns")
 
 
 def _check_dtypes(captured: CapturedStep) -> None:

@@ -441,8 +441,5 @@ def unsuitable_size(input_size: tuple[int, ...] | None) -> Iterator[None]:
     except CaptureError as error:
         if input_size is None:
             raise
-        shape = "x".join(map(str, input_size))
-        raise CaptureError(
-            f"{str(error).rstrip('.')}. Check that --input-size {shape} is the shape of one sample, without "
-            "the batch"
-        ) from error
+        option = f"--input-size {'x'.join(map(str, input_size))}"
+        raise CaptureError(str(error).replace(f"input_size={input_size}", option)) from error

@@ -85,6 +85,12 @@ def predict(
 
     if models[0].endswith(".py") and Path(models[0]).is_file():
         return _predict_script(models, device, operator_us, memory_limit, confidence)
+    words = [text for text in models if text.startswith("-")]
+    if words:
+        raise InputError(
+            f"{words[0]} is no model; expected arguments behind -- of a training script alone: name the "
+            "script first (train.py), or omit them"
+        )
     predictor = Predictor(device)
     if operator_us is not None:
         predictor = Predictor(predictor.device.on_host(operator_us))

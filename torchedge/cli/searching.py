@@ -14,7 +14,7 @@ import click
 from torchedge.cli import options
 from torchedge.cli.console import DOES_NOT_FIT, Progress, answer, print_notes, print_table, print_wrapped
 from torchedge.cli.options import BATCH_SIZES, CONFIDENCE, PATH, SIZE, WHOLE, command, load_named, number_from
-from torchedge.errors import InputError
+from torchedge.errors import InputError, described
 from torchedge.texts import number
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _score(text: str | None, space: SearchSpace) -> tuple[Callable[[Sequence[Any
     function = python_attribute(Path(path), name)
     if not callable(function):
         raise InputError(
-            f"{path}: {name} is a {type(function).__name__}; expected a function of a list of encodings"
+            f"{path}: {name} is {described(function)}; expected a function of a list of encodings"
         )
     return function, f"{Path(path).name}:{name}"
 

@@ -86,6 +86,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "digamma": Function("te_digamma({0})", cost=60, helper="digamma", lanewise=True),
         "trigamma": Function("te_trigamma({0})", cost=60, helper="trigamma", lanewise=True),
         "zeta": Function("te_zeta({0}, {1})", cost=200, helper="zeta", lanewise=True),
+        "erfcx": Function("te_erfcx({0})", cost=40, helper="erfcx", lanewise=True),
         "erfinv": Function("te_erfinv({0})", cost=30, helper="erfinv", lanewise=True),
         "uniform": Function("te_uniform({0}, {1}, {2}, {3})", cost=60, helper="uniform", lanewise=True),
         **{name: Function(f"({{0}} {sign} {{1}})", predicate=True) for name, sign in COMPARISONS.items()},
@@ -161,12 +162,18 @@ inline float te_zeta(float x, float q) {
   if (x == 1) return INFINITY;
   if (x < 1 || (q <= 0 && q != floor(q) && x != floor(x))) return NAN;
   if (q <= 0 && q == floor(q)) return INFINITY;
-  float sum = pow(q, -x), a = q, b = 0;
+  if (q > 1 && (isinf(x) || isinf(q))) return NAN;
+  if (q > 1e6f) return pow(q, 1 - x) / (x - 1) + 0.5f * pow(q, -x);
+  float sum = pow(q, -x), a = q, b = 0, lost = 0;
   for (int i = 0; i < 9 || a <= 9; ++i) {
     a += 1;
     b = pow(a, -x);
-    sum += b;
+    float total = sum + b;  // Neumaier's sum: terms on both sides of zero cancel
+    if (isfinite(total)) lost += fabs(sum) > fabs(b) ? (sum - total) + b : (b - total) + sum;
+    sum = total;
+    if (a > 0 && b <= 3e-8f * fabs(sum)) return sum + lost;
   }
+  sum += lost;
   const float terms[5] = {12.0f, -720.0f, 30240.0f, -1209600.0f, 47900160.0f};
   float factor = 1, k = 0, power = b / a;
   sum += b * a / (x - 1) - 0.5f * b;
@@ -178,6 +185,28 @@ inline float te_zeta(float x, float q) {
     k += 2;
   }
   return sum;
+}
+""",
+        # (1 + 2 x) exp(x²) erfc(x) is a polynomial in (x - 2) / (x + 2): least squares at 80 Chebyshev nodes.
+        "erfcx": """\
+inline float te_erfcx(float x) {
+  float y = fabs(x), t = (y - 2) / (y + 2);
+  if (y > 1e9f) return x > 0 ? 0.564189584f / x : (x < 0 ? INFINITY : x);
+  float p = 6.33694581e-05f;
+  p = 0.000160803582f + p * t;
+  p = -0.000357920449f + p * t;
+  p = -0.0013957069f + p * t;
+  p = 0.00121741055f + p * t;
+  p = 0.00868915953f + p * t;
+  p = -0.00801896304f + p * t;
+  p = -0.0542119592f + p * t;
+  p = 0.164049461f + p * t;
+  p = -0.166031092f + p * t;
+  p = -0.0927637592f + p * t;
+  p = (1.27697837f + p * t) / (1 + 2 * y);
+  if (x >= 0 || y > 9.4f) return x < 0 ? INFINITY : p;
+  float square = x * x, power = exp(square);
+  return 2 * (power + power * fma(x, x, -square)) - p;
 }
 """,
         # M. Giles, Approximating the erfinv function (GPU Computing Gems 2, 2011).

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
-from torchedge.errors import InputError, check_choice, check_whole, did_you_mean
+from torchedge.errors import InputError, check_choice, check_whole, described, did_you_mean
 
 OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
 """Optimizers whose steps are written by rules."""
@@ -94,7 +94,7 @@ class TrainingStep:
         Raises InputError for an option that is none.
         """
         if step is not None and not isinstance(step, cls):
-            raise InputError(f"step is a {type(step).__name__}; expected a torchedge.TrainingStep")
+            raise InputError(f"step is {described(step)}; expected a torchedge.TrainingStep")
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
@@ -127,13 +127,12 @@ def _check_optimizer(optimizer: object) -> None:
         check_choice("optimizer", optimizer, (*OPTIMIZERS, *REPLAYED_OPTIMIZERS))
     elif isinstance(optimizer, (list, tuple, dict)):
         raise InputError(
-            f"optimizer is a {type(optimizer).__name__} of {len(optimizer)}; a TrainingStep has one. For "
-            'several, as in a GAN, follow "Several optimizers: a GAN" in docs/training.md: a step for each'
+            f"optimizer is a {type(optimizer).__name__} of {len(optimizer)}; expected one: for several, as of "
+            'a GAN, follow "A GAN, and other steps with several optimizers" in docs/recipes.md'
         )
     elif not getattr(optimizer, "param_groups", None):
         raise InputError(
-            f"optimizer is a {type(optimizer).__name__}; "
-            "expected a name such as 'adam' or a torch.optim object"
+            f"optimizer is {described(optimizer)}; expected a name such as 'adam' or a torch.optim object"
         )
 
 

@@ -28,6 +28,7 @@ from torchedge.errors import (
     TorchedgeWarning,
     check_choice,
     check_function,
+    described,
     first_line,
 )
 from torchedge.graphs.training_steps import Loss
@@ -238,7 +239,7 @@ def largest_batch(dataset: Any, collate: Callable[[list[Any]], Any], batch_size:
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TorchedgeError(
-            f"the dataset is a {type(dataset).__name__} without indices; expected one, or an example batch: "
+            f"the dataset is {described(dataset)} without indices; expected one, or an example batch: "
             "pass example="
         )
     with _same_randomness():
@@ -255,7 +256,7 @@ def batch_size_of(loader: Any) -> int:
     batch_size = batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if not isinstance(batch_size, int):
         raise TorchedgeError(
-            f"the data loader is a {type(loader).__name__} without a batch size; expected "
+            f"the data loader is {described(loader)} without a batch size; expected "
             "DataLoader(batch_size=...), or a batch: pass example="
         )
     return batch_size

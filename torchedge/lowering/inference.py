@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from torchedge.devices import Device
-from torchedge.errors import InputError, check_choice
+from torchedge.errors import check_choice, not_a_module
 from torchedge.lowering.assembly import Lowered, lower_step
 from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.programs import Program
@@ -108,7 +108,7 @@ def capture_model(
         model, label = load_model(model)
         name = name or label
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a model's name")
+        raise not_a_module(model, "a torch.nn.Module or a model's name")
     model = unwrapped(model)
     if example is None and input_size is None:
         example = getattr(model, "example_inputs", None)

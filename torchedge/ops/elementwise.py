@@ -84,7 +84,7 @@ OPS = (
     _wide(
         "exp",
         "input",
-        "rsqrt expm1 reciprocal tan log log2 log10 log1p asin acos sinh cosh erfinv",
+        "rsqrt expm1 reciprocal tan log log2 log10 log1p asin acos sinh cosh erfinv special_erfcx",
     ),
     spec(
         "sin",

@@ -45,8 +45,8 @@ class Demand:
         """Return the demand at a sequence length; raises InputError for a graph of one length alone."""
         if self.lengths is None:
             raise InputError(
-                "seq_len is given, and this prediction is of one input size; predict with seq_len= and "
-                "an example first"
+                "this prediction has no sequence length; expected one of a sequence: predict with seq_len= "
+                "and an example first"
             )
         return self.lengths(seq_len)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.errors import InputError, did_you_mean
+from torchedge.errors import InputError, described, did_you_mean
 from torchedge.graphs import GraphFamily, Mode
 from torchedge.graphs.sizes import Amounts
 from torchedge.ops.specs import forward_flops
@@ -370,7 +370,7 @@ def check_score(score: object, batched: bool) -> Score:
     """Return the score as a function of a list of encodings."""
     if not callable(score):
         raise InputError(
-            f"score is a {type(score).__name__}; expected a function of a list of encodings, higher is better"
+            f"score is {described(score)}; expected a function of a list of encodings, higher is better"
         )
     if batched:
         return score

@@ -11,7 +11,16 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.devices import Device, find_device
-from torchedge.errors import CaptureError, InputError, TorchedgeError, check_choice, check_whole, first_line
+from torchedge.errors import (
+    CaptureError,
+    InputError,
+    TorchedgeError,
+    check_choice,
+    check_whole,
+    described,
+    first_line,
+    not_a_module,
+)
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
@@ -34,7 +43,7 @@ def checked_model(model: object) -> torch.nn.Module:
     Raises CaptureError for whole detectors, scripted modules and lazy layers without weights.
     """
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        raise not_a_module(model)
     model = unwrapped(model)
     name = type(model).__name__
     if type(model).__module__.startswith("torchvision.models.detection") and name in _DETECTORS:
@@ -317,11 +326,26 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
         raise next(iter(failures.values()))
     tracing, exporting = failures["trace"], failures["export"]
     reasons = [str(error).partition(" raised ")[2] or str(error) for error in (tracing, exporting)]
-    if reasons[0] == reasons[1]:
-        raise CaptureError(f"{call.name} cannot be captured: {tracing}") from tracing
+    step = _next_step(request) if " raised " in str(tracing) else ""
+    if "DataDependent" in reasons[1] and not step:
+        step = "; use torch.where, or make the choice an argument of the model"
+    if reasons[0] == reasons[1] or step.startswith(";"):
+        raise CaptureError(f"{call.name} cannot be captured: {str(tracing).rstrip('.')}{step}") from tracing
     raise CaptureError(
-        f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: {exporting}."
+        f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: "
+        f"{str(exporting).rstrip('.')}{step or '.'}"
     ) from tracing
+
+
+def _next_step(request: CaptureRequest) -> str:
+    """Return the sentence that names the argument to check, where the model itself raised an error."""
+    if request.input_size is not None:
+        return f". Check that input_size={request.input_size} is the shape of one sample, without the batch"
+    tensors = [t for t in tree_flatten(request.example)[0] if isinstance(t, torch.Tensor)]
+    if not tensors:
+        return ". Pass example= with the arguments that the model is called with"
+    kinds = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:4])
+    return f". Check that the model takes the example, batch included: {kinds}"
 
 
 def _in_channels_last(model: torch.nn.Module) -> bool:
@@ -480,7 +504,7 @@ def _from_example(example: Any) -> _Inputs:
     tensors = [t for t in tree_flatten(example)[0] if isinstance(t, torch.Tensor)]
     if not tensors:
         raise InputError(
-            f"example is a {type(example).__name__} without tensors; expected a tensor or a pytree of tensors"
+            f"example is {described(example)} without tensors; expected a tensor or a pytree of tensors"
         )
     check_tensors(example, "example", values=False)
     if not tensors[0].numel():

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.tracing.torch_calls import plain_forward
+from torchedge.tracing.torch_calls import forget_patched, plain_forward
 
 _LONGEST_RANGE = 50_000_000
 _ATOMS = frozenset((int, float, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype))
@@ -123,6 +123,7 @@ def _copied(model: _Module) -> tuple[_Module, list[Any]]:
 @contextmanager
 def scoped(model: _Module, scopes: list[str]) -> Iterator[None]:
     """Make each module of a copy push its path to `scopes`, and PyTorch's modules run plain bodies."""
+    forget_patched()
     named = [*model.named_modules()]
     forwards = {kind: plain_forward(kind) for kind in {type(module) for _, module in named}}
     for name, module in named:

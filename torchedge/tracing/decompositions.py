@@ -101,8 +101,42 @@ def _padded(grad: torch.Tensor, dim: int, before: int, size: int) -> torch.Tenso
     return torch.constant_pad_nd(grad, pad)
 
 
+# At NaN PyTorch's decompositions of the next five differ from its kernels, or they overflow before those do.
+
+
 def _shrink_backward(grad: torch.Tensor, source: torch.Tensor, lambd: float) -> torch.Tensor:
-    return torch.where((source >= -lambd) & (source <= lambd), 0.0, grad)
+    return torch.where((source < -lambd) | (source > lambd), grad, 0.0)
+
+
+def _hardtanh_backward(
+    grad: torch.Tensor, source: torch.Tensor, min_val: float, max_val: float
+) -> torch.Tensor:
+    wide = _single(source)  # a bound may not be a number in half precision
+    return torch.where((wide > min_val) & (wide < max_val), grad, 0.0)
+
+
+def _elu_backward(
+    grad: torch.Tensor,
+    alpha: float,
+    scale: float,
+    input_scale: float,
+    is_result: bool,
+    source: torch.Tensor,
+) -> torch.Tensor:
+    """Follow the exponential unless the operand is positive; source: the operand, or elu's result."""
+    g, x = _single(grad), _single(source)
+    power = x + alpha * scale if is_result else alpha * scale * torch.exp(x * input_scale)
+    return torch.where(x > 0, g * scale, g * input_scale * power).to(grad.dtype)
+
+
+def _hardswish_backward(grad: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    g, x = _single(grad), _single(source)
+    inside = torch.where(x >= 3, g, g * (x / 3 + 0.5))
+    return torch.where(x <= -3, 0.0, inside).to(grad.dtype)
+
+
+def _sigmoid_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (_single(grad) * (1 - _single(y)) * _single(y)).to(grad.dtype)
 
 
 def _searchsorted(
@@ -114,15 +148,15 @@ def _searchsorted(
     side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Count the elements of the sorted sequence below each element."""
+    """Count the elements of the sorted sequence below each element; NaN is above all."""
     if sorter is not None:
         sequence = sequence.gather(-1, sorter)
     value = source if isinstance(source, torch.Tensor) else torch.full((), source, device=sequence.device)
     if sequence.dim() > 1:
         sequence = sequence.unsqueeze(-2)
     value = value.unsqueeze(-1)
-    below = sequence <= value if right or side == "right" else sequence < value
-    return below.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+    above = sequence > value if right or side == "right" else sequence >= value
+    return above.logical_not().sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _kthvalue(
@@ -252,9 +286,12 @@ _OWN: Table = {
     _ATEN.bucketize.Scalar: lambda source, sequence, **options: _searchsorted(sequence, source, **options),
     _ATEN.bucketize.Tensor: lambda source, sequence, **options: _searchsorted(sequence, source, **options),
     _ATEN.copy.default: lambda old, new, *options: new.to(old.dtype).expand(old.shape),
+    _ATEN.elu_backward.default: _elu_backward,
     _ATEN.gelu.default: _gelu,
     _ATEN.gelu_backward.default: _gelu_backward,
     _ATEN.hardshrink_backward.default: _shrink_backward,
+    _ATEN.hardswish_backward.default: _hardswish_backward,
+    _ATEN.hardtanh_backward.default: _hardtanh_backward,
     _ATEN.kthvalue.default: _kthvalue,
     _ATEN.median.default: lambda source: _median(source.reshape(-1), 0)[0],
     _ATEN.median.dim: _median,
@@ -262,6 +299,7 @@ _OWN: Table = {
     _ATEN.searchsorted.Scalar: _searchsorted,
     _ATEN.searchsorted.Tensor: _searchsorted,
     _ATEN.select_backward.default: _select_backward,
+    _ATEN.sigmoid_backward.default: _sigmoid_backward,
     _ATEN.slice_backward.default: _slice_backward,
     _ATEN.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     _ATEN.softshrink_backward.default: _shrink_backward,

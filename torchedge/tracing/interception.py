@@ -22,7 +22,7 @@ from torch.utils._pytree import (
     tree_map,
 )
 
-from torchedge.errors import CaptureError, InputError, first_line
+from torchedge.errors import CaptureError, InputError, described, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored
@@ -31,7 +31,7 @@ from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, answered, i
 from torchedge.tracing.footprints import footprint_of
 from torchedge.tracing.packed_sequences import PACKED
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of, without_batch_sizes
-from torchedge.tracing.torch_calls import TorchCall, target_of
+from torchedge.tracing.torch_calls import TorchCall, called_function, target_of
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _NO_ATTRIBUTES = frozenset(("out", "device", "pin_memory", "layout"))
@@ -180,6 +180,7 @@ class Interceptor(TorchFunctionMode):
         """Record one call; the mode is off while this runs."""
         if self.recorder.inside is not None:
             self.recorder.leave_function()
+        func = called_function(func, sys._getframe(1))
         target = target_of(func)
         kwargs = kwargs or {}
         if self.recorder.shows_batch:
@@ -652,7 +653,7 @@ def loss_index(recorder: Recorder, value: Any) -> int:
     """Return the value to differentiate; raises CaptureError if the loss is no scalar of the graph."""
     if not isinstance(value, TracedTensor):
         raise CaptureError(
-            f"the loss is a {type(value).__name__}; expected a scalar tensor that depends on the outputs"
+            f"the loss is {described(value)}; expected a scalar tensor that depends on the outputs"
         )
     if tuple(value.sizes):
         raise CaptureError(

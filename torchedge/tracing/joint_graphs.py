@@ -17,6 +17,7 @@ from torch._decomp import decompositions as rules
 from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import TorchFunctionMetadataMode
 from torch.nn import _reduction
 from torch.nn import functional as F
 from torch.nn.utils import stateless
@@ -25,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import PROCESS
 from torchedge.tracing.decompositions import Table
+from torchedge.tracing.torch_calls import called_function, for_users_alone, patches
 
 LOSS_SCOPE = "loss"
 
@@ -131,6 +133,8 @@ def _scopes(module: torch.nn.Module) -> Iterator[None]:
 _FLAGS = [name for name in ("is_compiling", "is_exporting") if hasattr(torch.compiler, name)]
 _tracing: list[int] = []
 """Threads that trace and see PyTorch compile and export, 0 for one that does not see it."""
+_replaced: list[tuple[Any, str, Any]] = []
+"""What traces replace for their time, and what was there."""
 
 
 @contextmanager
@@ -145,16 +149,24 @@ def tracing(*, seen: bool) -> Iterator[None]:
     with PROCESS:
         if not _tracing:
             for name in _FLAGS:
-                setattr(torch.compiler, name, _answer(getattr(torch.compiler, name)))
+                _replace(torch.compiler, name, _answer(getattr(torch.compiler, name)))
+            mode = TorchFunctionMetadataMode
+            _replace(mode, "__torch_function__", _of_called(mode.__torch_function__))
+            for home, name, patch in patches():
+                _replace(home, name, for_users_alone(home, name, patch))
         _tracing.append(thread)
     try:
         yield
     finally:
         with PROCESS:
             _tracing.remove(thread)
-            if not _tracing:
-                for name in _FLAGS:
-                    setattr(torch.compiler, name, getattr(torch.compiler, name).__wrapped__)
+            while _replaced and not _tracing:
+                setattr(*_replaced.pop())
+
+
+def _replace(home: Any, name: str, item: Any) -> None:
+    _replaced.append((home, name, vars(home)[name]))
+    setattr(home, name, item)
 
 
 def _answer(function: Callable[[], bool]) -> Callable[[], bool]:
@@ -166,6 +178,18 @@ def _answer(function: Callable[[], bool]) -> Callable[[], bool]:
         return by_fx or get_ident() in _tracing or function()
 
     return answer
+
+
+def _of_called(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the dispatch of a mode of PyTorch that calls what was called, not what is found by its name."""
+
+    @wraps(original)
+    def dispatch(
+        self: TorchFunctionMode, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return original(self, called_function(func, sys._getframe(1)), types, args, kwargs)
+
+    return dispatch
 
 
 def plain_kernels() -> TorchFunctionMode:
@@ -281,6 +305,7 @@ class _PlainKernels(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        func = called_function(func, sys._getframe(1))
         if func in _LSTMS and len(args) == 9 and not isinstance(args[1], torch.Tensor):  # no packed sequence
             return _lstm(*args)
         with no_python_dispatcher() if func in _RESAMPLING_CALLS else nullcontext():

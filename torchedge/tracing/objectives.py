@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchedge.errors import CaptureError, InputError
+from torchedge.errors import CaptureError, InputError, described
 from torchedge.graphs.training_steps import Loss
 from torchedge.tracing.copies import forget_cached
 from torchedge.tracing.interception import flat_result, output_names
@@ -190,6 +190,8 @@ class Objective(torch.nn.Module):
     it runs, as errors name them.
     """
 
+    __call__ = torch.nn.Module._call_impl  # user code may put another one in place of Module.__call__
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -259,7 +261,7 @@ class Objective(torch.nn.Module):
         if not isinstance(value, torch.Tensor):
             title = "the model's own loss" if self.loss == "model" else "the loss"
             raise InputError(
-                f"{title} is a {type(value).__name__}; expected a 0-d tensor that depends on the outputs"
+                f"{title} is {described(value)}; expected a 0-d tensor that depends on the outputs"
             )
         if value.dim():
             raise InputError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, described
 from torchedge.graphs.steps import GraphBuilder, Ref
 
 SCOPE = "optimizer"
@@ -63,14 +63,11 @@ def check_kind(optimizer: object) -> None:
     """Raise InputError unless this is one optimizer of PyTorch."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return
+    given = repr(optimizer[:40]) if isinstance(optimizer, str) else described(optimizer)
     raise InputError(
-        f"optimizer is {_named(optimizer)}; expected one torch.optim.Optimizer, such as "
+        f"optimizer is {given}; expected one torch.optim.Optimizer, such as "
         "torch.optim.Adam(model.parameters())"
     )
-
-
-def _named(item: object) -> str:
-    return repr(item[:40]) if isinstance(item, str) else f"a {type(item).__name__}"
 
 
 def check_hooks(optimizer: torch.optim.Optimizer) -> None:

@@ -192,7 +192,8 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
             f"during capture; {step}"
         )
     if isinstance(error, TypeError) and "argument" in reason:
-        return InputError(f"{reason}; expected args, kwargs and targets to fit {name} and its loss")
+        text = reason.replace("NoneType", "None")
+        return InputError(f"{text}; expected inputs and targets that {name} and its loss take")
     return CaptureError(f"tracing {part} on these arguments raised {kind}: {reason}")
 
 

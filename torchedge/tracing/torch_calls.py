@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import sys
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from types import CellType, FunctionType, ModuleType
+from functools import wraps
+from operator import is_
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
@@ -12,6 +26,7 @@ import torch._jit_internal
 import torch._tensor
 import torch.functional
 import torch.nn.functional
+import torch.overrides
 
 from torchedge.ops import OpSpec, registry
 from torchedge.storage.locks import PROCESS
@@ -101,6 +116,8 @@ _PYTHON_ROOMS = (torch.nn.functional, torch.functional, torch._tensor)
 _HANDLES = _names("has_torch_function has_torch_function_unary has_torch_function_variadic")
 _bodies: dict[int, Any] = {}
 _rooms: dict[int, dict[str, Any]] = {}
+_originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
+"""Globals of modules of PyTorch, and what they held when their functions got plain bodies."""
 _resolved: dict[Any, TorchCall] = {}
 
 
@@ -136,10 +153,19 @@ def _plain_body(func: FunctionType) -> Any:
     return _bodies[id(func)]
 
 
+def forget_patched() -> None:
+    """Drop the plain bodies where user code has put another function into a module of PyTorch since then."""
+    if all(len(home) == len(old) and all(map(is_, home.values(), old.values())) for home, old in _originals):
+        return
+    with PROCESS:
+        for cache in (_rooms, _bodies, _resolved, _originals):
+            cache.clear()
+
+
 def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
     """Return the forward of a module of PyTorch with plain bodies in its globals, None for other modules."""
     forward: Any = kind.forward
-    if not isinstance(forward, FunctionType) or not forward.__module__.startswith("torch.nn.modules."):
+    if not isinstance(forward, FunctionType) or not str(forward.__module__).startswith("torch.nn.modules."):
         return None
     if "F" not in forward.__code__.co_names:
         return None
@@ -157,6 +183,7 @@ def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
 
 def _plain_globals(home: dict[str, Any]) -> dict[str, Any]:
     if id(home) not in _rooms:
+        _originals.append((home, dict(home)))
         names = _rooms[id(home)] = {**home, **dict.fromkeys(_HANDLES & home.keys(), _never)}
         for name in home:
             names[name] = plain_body(names[name])
@@ -175,6 +202,76 @@ def _content(cell: Any) -> Any:
 
 def _never(*args: object) -> bool:
     return False
+
+
+_WRITTEN_IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)
+_DISPATCH = torch.overrides.handle_torch_function.__code__
+_by_code: dict[CodeType, FunctionType] = {}
+
+
+def called_function(func: Any, caller: FrameType) -> Any:
+    """Return the function of PyTorch that a mode receives as `func`, from the frame that calls the mode.
+
+    PyTorch looks the function up by its name, under which user code may have put another one
+    (`F.relu = lambda x: relu(x) * 5`). A mode that called that one would apply it once more.
+    """
+    if isinstance(func, _WRITTEN_IN_C) or (isinstance(func, Hashable) and func in _resolved):
+        return func
+    if caller.f_code is _DISPATCH and caller.f_back is not None:
+        running = caller.f_back
+        if getattr(func, "__code__", None) is running.f_code or _room_of(func) == "torch._jit_internal":
+            return func
+        return _running_function(running)
+    if _room_of(func).partition(".")[0] != "torch":
+        for name, item in vars(torch.Tensor).items():
+            if item is func:
+                return vars(torch._C.TensorBase).get(name, func)
+    return func
+
+
+_OFTEN_PATCHED: tuple[Any, ...] = (torch, torch.Tensor, torch.functional, torch.nn.functional)
+_AS_IMPORTED = [
+    {**(vars(torch._C.TensorBase) if home is torch.Tensor else {}), **vars(home)} for home in _OFTEN_PATCHED
+]
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """Return what user code has put in place of functions of PyTorch: where, under which name, and what."""
+    return [
+        (home, name, item)
+        for home, old in zip(_OFTEN_PATCHED, _AS_IMPORTED, strict=True)
+        for name, item in vars(home).items()
+        if item is not old.get(name, item) and callable(item)
+    ]
+
+
+def for_users_alone(home: Any, name: str, patch: Any) -> Callable[..., Any]:
+    """Return a patch that PyTorch's own rules of a trace do not see: they call the function that it replaced.
+
+    Eager PyTorch runs no such rule. Its layers, and functions written in Python, call the patch there too.
+    """
+    original = _AS_IMPORTED[_OFTEN_PATCHED.index(home)][name]
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        room = str(sys._getframe(1).f_globals.get("__name__"))
+        inside = room.startswith(("torch._", "torchedge.", "torch.fx.")) and room != torch._tensor.__name__
+        return (original if inside else patch)(*args, **kwargs)
+
+    return call
+
+
+def _room_of(func: Any) -> str:
+    return str(getattr(func, "__globals__", {}).get("__name__", type(func).__module__))
+
+
+def _running_function(frame: FrameType) -> Any:
+    """Return the function that runs in a frame."""
+    code = frame.f_code
+    if code not in _by_code:
+        functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+        _by_code[code] = next(f for f in functions if f.__globals__ is frame.f_globals)
+    return _by_code[code]
 
 
 def target_of(func: Callable[..., Any]) -> TorchCall:

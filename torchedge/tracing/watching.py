@@ -26,7 +26,7 @@ from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.device_answers import Accelerator, answered, is_device_query, tensor_answer
 from torchedge.tracing.interception import Interceptor, batch_of, loss_index, tensors_in
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
-from torchedge.tracing.torch_calls import TorchCall, target_of
+from torchedge.tracing.torch_calls import TorchCall, called_function, target_of
 
 _ELSEWHERE = frozenset(("cuda", "mps", "xpu", "hip"))
 _ATOMS = (int, float, bool, str, type(None))
@@ -306,7 +306,7 @@ class StepWatch(Interceptor):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record a call that takes part in the step; run another one on the CPU."""
-        kwargs = kwargs or {}
+        func, kwargs = called_function(func, sys._getframe(1)), kwargs or {}
         if self._recording is None:
             return self._run(func, args, kwargs)
         self._recording.own_autocasts = self.own_autocasts

@@ -23,6 +23,7 @@ CASES = {
     "third": (aten.polygamma.default, (3, POSITIVE)),
     "zeta": (aten.special_zeta.default, (torch.tensor([[1.5], [2.0], [7.0]]).double(), POSITIVE)),
     "erfinv": (aten.erfinv.default, (INSIDE,)),
+    "erfcx": (aten.special_erfcx.default, (torch.cat([POSITIVE, NEGATIVE, INSIDE]),)),
 }
 
 

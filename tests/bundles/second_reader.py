@@ -1,0 +1,276 @@
+"""A second reader of bundles, from docs/bundles.md alone: json, numpy and pyopencl, nothing of torchedge.
+
+    python tests/bundles/second_reader.py BUNDLE INPUTS.npz OUTPUTS.npz [DEVICE]
+
+INPUTS holds arrays called `STEP.NAME`, the inputs of each step by name; OUTPUTS gets the outputs likewise,
+and of a bundle that trains what parameters, buffers and states hold at the end, as `state.NAME`. DEVICE: a
+part of the names of its platform and its own. Intermediates lie in the arena where the device takes its
+places, else in memory of their own: the numbers are the same. Weights that a plan streams are all loaded
+before the first step.
+"""
+
+import hashlib
+import json
+import sys
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pyopencl as cl
+
+LANES = 4
+CHANNELS = {"float32": cl.channel_type.FLOAT, "float16": cl.channel_type.HALF_FLOAT}
+
+
+class Layout:
+    """Where the elements of a tensor lie."""
+
+    def __init__(self, tensor):
+        entry = tensor["layout"]
+        self.shape, self.dtype = tuple(tensor["shape"]), np.dtype(tensor["dtype"])
+        self.order, self.image = entry["order"], entry.get("storage", "buffer") != "buffer"
+        self.over_buffer = entry.get("storage") == "image_buffer"
+        self.split, self.fold = entry.get("split", 0), entry.get("fold", 1)
+        self.pattern, self.row_texels = entry.get("pattern", "row"), entry.get("row_texels", 0)
+        self.sizes = [self.shape[d] for d in self.order]
+        padded = [*(self.sizes or [1])]
+        self.inner = padded[-1]
+        padded[-1] = -(-padded[-1] // LANES)
+        self.steps, self.lines = prod(padded[self.split :]), prod(padded[: self.split])
+        step, line = np.arange(self.steps)[None, :], np.arange(self.lines)[:, None]
+        width, height, x, y = self.pattern_places(step, line)
+        self.width, self.height = -(-width // self.fold), height * self.fold
+        x, y = (x, y) if self.fold == 1 else (x % self.width, y * self.fold + x // self.width)
+        self.x, self.y = (a.reshape(-1) for a in np.broadcast_arrays(x, y))
+
+    def pattern_places(self, step, line):
+        steps, lines = max(self.steps, 1), max(self.lines, 1)
+        if self.pattern == "row":
+            return steps, lines, step, line
+        if self.pattern == "column":
+            return lines, steps, line, step
+        rows = int(self.pattern.removeprefix("block-"))
+        return -(-steps // rows), lines * rows, step // rows, line * rows + step % rows
+
+    def empty(self):
+        """Return an array of the packed form."""
+        if self.image:
+            return np.zeros((self.height, self.width, LANES), self.dtype)
+        return np.zeros(max(prod(self.shape), 1), self.dtype)
+
+    def pack(self, array):
+        """Return an array as the device holds it."""
+        packed, ordered = self.empty(), np.ascontiguousarray(np.transpose(array, self.order))
+        if not self.image:
+            packed[: ordered.size] = ordered.reshape(-1)
+        elif ordered.size:
+            rows = np.zeros((ordered.size // self.inner, -(-self.inner // LANES) * LANES), self.dtype)
+            rows[:, : self.inner] = ordered.reshape(-1, self.inner)
+            packed[self.y, self.x] = rows.reshape(-1, LANES)
+        return packed
+
+    def unpack(self, packed):
+        """Return what `pack` was given."""
+        if self.image:
+            rows = packed[self.y, self.x].reshape(-1, -(-self.inner // LANES) * LANES)
+            packed = np.ascontiguousarray(rows[:, : self.inner])
+        ordered = packed.reshape(-1)[: prod(self.shape)].reshape(self.sizes)
+        return np.transpose(ordered, np.argsort(self.order)) if self.order else ordered.reshape(())
+
+
+class Device:
+    """A context, a queue, and copies that end before they return."""
+
+    def __init__(self, name):
+        devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+        self.device = next(d for d in devices if name in f"{d.platform.name} {d.name}")
+        self.context = cl.Context([self.device])
+        self.queue = cl.CommandQueue(self.context)
+        self.alignment = self.device.mem_base_addr_align // 8
+        extensions = self.device.extensions.split()
+        self.over_buffers = (
+            "cl_khr_image2d_from_buffer" in extensions and self.device.type & cl.device_type.GPU
+        )
+        self.built = {}
+
+    def buffer(self, nbytes):
+        return cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(nbytes, 1))
+
+    def memory(self, layout, buffer=None):
+        """Return memory for a tensor: new, or over a buffer."""
+        if not layout.image:
+            return buffer or self.buffer(layout.empty().nbytes)
+        form = cl.ImageFormat(cl.channel_order.RGBA, CHANNELS[str(layout.dtype)])
+        if buffer is None:
+            shape = (layout.width, layout.height)
+            return cl.create_image(self.context, cl.mem_flags.READ_WRITE, form, shape=shape)
+        described = cl.ImageDescriptor()
+        described.image_type, described.shape = cl.mem_object_type.IMAGE2D, (layout.width, layout.height)
+        pitch = max(layout.width, layout.row_texels) * LANES * layout.dtype.itemsize
+        described.pitches, described.buffer = (pitch, 0), buffer
+        return cl.Image(self.context, cl.mem_flags.READ_WRITE, form, described)
+
+    def write(self, memory, packed):
+        self.copy(memory, packed, packed)
+
+    def read(self, memory, packed):
+        self.copy(packed, memory, packed)
+        return packed
+
+    def copy(self, target, source, packed):
+        image = isinstance(target, cl.Image) or isinstance(source, cl.Image)
+        where = {"origin": (0, 0), "region": packed.shape[1::-1]} if image else {}
+        cl.enqueue_copy(self.queue, target, source, is_blocking=True, **where)
+
+    def kernel(self, name, text):
+        if name not in self.built:
+            self.built[name] = cl.Program(self.context, text).build(options=["-cl-std=CL1.2"])
+        return cl.Kernel(self.built[name], name)
+
+
+class Program:
+    """The tensors of a program on a device, and its launches with their arguments set."""
+
+    def __init__(self, device, entry, texts, shared):
+        self.device, self.entry, self.tensors = device, entry, entry["tensors"]
+        self.layouts = [Layout(tensor) for tensor in self.tensors]
+        self.memory = self.placed(shared)
+        self.calls = []
+        for launch in entry["launches"]:
+            described = entry["kernels"][launch["kernel"]]
+            kernel = device.kernel(described["name"], texts[described["name"]])
+            arguments = [self.memory[index] for index in launch["tensors"]]
+            for place, argument in enumerate([*arguments, *map(np.int32, launch.get("sizes", ()))]):
+                kernel.set_arg(place, argument)
+            local = launch.get("local_size")
+            self.calls.append((kernel, tuple(launch["global_size"]), local and tuple(local)))
+
+    def placed(self, shared):
+        """Return the memory of each tensor. shared: parameters, buffers and states by name, which grows."""
+        device, arena, memory = self.device, self.entry["arena"], {}
+        offsets, slots = dict(arena["offsets"]), dict(arena["slot_of"])
+        begins = np.cumsum([0, *arena.get("pieces", [])])[:-1] if arena.get("pieces") else np.array([0])
+        sizes = arena.get("pieces") or [arena["nbytes"]]
+        pieces = [device.buffer(nbytes) for nbytes in sizes] if arena["nbytes"] else []
+        images = [self.slot(*slot) for slot in arena["slots"]]
+        parts = {}
+        for index, (tensor, layout) in enumerate(zip(self.tensors, self.layouts, strict=True)):
+            if index in slots:
+                memory[index] = images[slots[index]]
+            elif index in offsets:
+                memory[index] = self.part(parts, pieces, begins, offsets[index], layout)
+            elif tensor["role"] in ("parameter", "buffer", "state"):
+                memory[index] = shared.setdefault(tensor["name"], device.memory(layout))
+            else:
+                memory[index] = device.memory(layout)
+        return memory
+
+    def slot(self, width, height, dtype):
+        form = cl.ImageFormat(cl.channel_order.RGBA, CHANNELS[dtype])
+        return cl.create_image(self.device.context, cl.mem_flags.READ_WRITE, form, shape=(width, height))
+
+    def part(self, parts, pieces, begins, offset, layout):
+        """Return a part of the arena; memory of its own for what the device does not take there."""
+        piece = int(np.searchsorted(begins, offset, side="right")) - 1
+        within = offset - int(begins[piece])
+        nbytes = layout.empty().nbytes
+        if layout.over_buffer:
+            nbytes = max(layout.width, layout.row_texels) * layout.height * LANES * layout.dtype.itemsize
+        if not nbytes or within % self.device.alignment or (layout.image and not self.device.over_buffers):
+            return self.device.memory(layout)
+        key = (piece, within, nbytes)
+        if key not in parts:
+            parts[key] = pieces[piece].get_sub_region(within, nbytes)
+        return self.device.memory(layout, parts[key])
+
+    def step(self, inputs):
+        """Return the outputs of a step."""
+        for name, array in inputs.items():
+            self.write(name, array)
+        for kernel, size, local in self.calls:
+            cl.enqueue_nd_range_kernel(self.device.queue, kernel, size, local)
+        for index, tensor in enumerate(self.tensors):
+            if (
+                tensor["role"] == "output"
+                and (tensor.get("indices") or tensor.get("divisor"))
+                and self.at(index)
+            ):
+                raise SystemExit(f"{tensor['name']}: a computed index or divisor is out of range")
+        return [self.at(index) for index in self.entry["outputs"]]
+
+    def index(self, name):
+        return next(
+            k for k, t in enumerate(self.tensors) if t["name"] == name and t["role"] != "intermediate"
+        )
+
+    def at(self, index):
+        layout = self.layouts[index]
+        return layout.unpack(self.device.read(self.memory[index], layout.empty()))
+
+    def write(self, name, array):
+        index = self.index(name)
+        bound, layout = self.tensors[index].get("indices"), self.layouts[index]
+        if (
+            bound
+            and not (
+                (array == bound.get("ignored")) | ((array >= bound["low"]) & (array < bound["high"]))
+            ).all()
+        ):
+            raise SystemExit(f"{name}: an index is out of range")
+        self.device.write(self.memory[index], layout.pack(np.asarray(array, layout.dtype)))
+
+    def load(self, weights):
+        """Write what a weights file holds, and the fill of states that it does not."""
+        for index, (tensor, layout) in enumerate(zip(self.tensors, self.layouts, strict=True)):
+            if tensor["role"] in ("parameter", "buffer", "state", "constant"):
+                packed = layout.empty()
+                if tensor["name"] in weights:
+                    data = weights[tensor["name"]]
+                    packed.reshape(-1)[: len(data) // packed.itemsize] = np.frombuffer(data, packed.dtype)
+                elif tensor["role"] == "state":
+                    packed = layout.pack(np.full(tensor["shape"], tensor.get("fill", 0), layout.dtype))
+                self.device.write(self.memory[index], packed)
+
+
+def read_bundle(folder):
+    """Return (manifest, programs, kernels' texts, weights' bytes by name); every file is what was hashed."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entries = {key: value for key, value in manifest.items() if key != "sha256"}
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
+    assert hashlib.sha256(text.encode()).hexdigest() == manifest["sha256"], "manifest.json was changed"
+    contents = {name: (folder / name).read_bytes() for name in manifest["files"]}
+    for name, file in manifest["files"].items():
+        assert hashlib.sha256(contents[name]).hexdigest() == file["sha256"], f"{name} was changed"
+    programs = [json.loads(contents[n]) for n in ("program.json", "accumulating.json") if n in contents]
+    texts = {Path(n).stem: data.decode() for n, data in contents.items() if n.endswith(".cl")}
+    data = contents["weights.safetensors"]
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    spans = {n: entry["data_offsets"] for n, entry in header.items() if n != "__metadata__" and n[0] != "~"}
+    return manifest, programs, texts, {n: data[begin + a : begin + b] for n, (a, b) in spans.items()}
+
+
+def main(folder, inputs, outputs, name=""):
+    """Run the steps of INPUTS."""
+    manifest, entries, texts, weights = read_bundle(Path(folder))
+    device, shared = Device(name), {}
+    programs = [Program(device, entry, texts, shared) for entry in entries]
+    for program in reversed(programs):
+        program.load(weights)
+        for name, index in program.entry.get("hyperparameters", {}).items():
+            program.write(program.tensors[index]["name"], np.array(manifest["hyperparameters"][name]))
+    arrays, results = np.load(inputs), {}
+    for step in range(1 + max(int(name.split(".")[0]) for name in arrays)):
+        completes = (step + 1) % manifest.get("accumulation", 1) == 0
+        program = programs[0 if completes else -1]
+        fed = {n.split(".", 1)[1]: arrays[n] for n in arrays if n.split(".")[0] == str(step)}
+        returned = zip(manifest["outputs"], program.step(fed), strict=True)
+        results |= {f"{step}.{output['name']}": array for output, array in returned}
+    for index, tensor in enumerate(programs[0].tensors):
+        if manifest["mode"] == "train" and tensor["role"] in ("parameter", "buffer", "state"):
+            results[f"state.{tensor['name']}"] = programs[0].at(index)
+    np.savez(outputs, **results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

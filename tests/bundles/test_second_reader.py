@@ -1,0 +1,84 @@
+"""A reader written from docs/bundles.md alone gets the executor's bits: the format says all of a run."""
+
+import os
+import subprocess
+import sys
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyopencl")
+
+from drivers.networks import BENCHMARKS, OTHERS, drawn
+
+import torchedge
+from torchedge.opencl import choose_device
+from torchedge.opencl.drivers import RUNTIME_PLATFORM, installed_runtime
+
+READER = Path(__file__).with_name("second_reader.py")
+STEPS = 4
+DEVICES = ("adreno-740", "mali-g715", "local-cpu")
+
+
+def read_again(folder, steps, tmp_path):
+    """Return the arrays that the reader writes after steps of inputs by name."""
+    device, environment = choose_device(), {**os.environ, "PYOPENCL_NO_CACHE": "1"}
+    if device.platform == RUNTIME_PLATFORM and (library := installed_runtime()):
+        (tmp_path / "runtime.icd").write_text(f"{library}\n")
+        environment["OCL_ICD_VENDORS"] = str(tmp_path)
+    fed, got = tmp_path / "inputs.npz", tmp_path / "outputs.npz"
+    np.savez(fed, **{f"{k}.{name}": array for k, step in enumerate(steps) for name, array in step.items()})
+    command = [sys.executable, READER, folder, fed, got, f"{device.platform} {device.name}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with np.load(got) as arrays:
+        return dict(arrays)
+
+
+def changed(array, step):
+    """Return other numbers of the same kind for each step."""
+    return np.roll(array, step) if array.dtype.kind != "f" else array * np.float32(1 - step / 8)
+
+
+def run_both(bundle, arrays, tmp_path):
+    """Hold the reader's outputs of some steps against the executor's, bit by bit; return the reader's."""
+    batches = [[changed(array, k) for array in arrays] for k in range(STEPS)]
+    names = [entry.name for entry in bundle.manifest.inputs]
+    again = read_again(bundle.path, [dict(zip(names, b, strict=True)) for b in batches], tmp_path)
+    for k, batch in enumerate(batches):
+        for entry, array in zip(bundle.manifest.outputs, bundle.run(*batch), strict=True):
+            assert array.tobytes() == again.pop(f"{k}.{entry.name}").tobytes(), f"step {k}: {entry.name}"
+    return again
+
+
+def test_the_reader_imports_nothing_of_torchedge():
+    assert "import torchedge" not in READER.read_text() and "from torchedge" not in READER.read_text()
+    assert len(READER.read_text().splitlines()) <= 300
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("network", "device"), list(zip(OTHERS | BENCHMARKS, cycle(DEVICES), strict=False)))
+def test_training_steps_have_the_same_bits(network, device, tmp_path):
+    case = drawn(network)
+    bundle = torchedge.export(
+        case.model, case.inputs, out=tmp_path / "bundle", device=device, mode="train", targets=case.targets,
+        loss=case.loss, accumulation=2, onnx=False,
+    )  # fmt: skip
+    arrays = [tensor.numpy() for tensor in (*case.inputs, case.targets)]
+    states = {n: v for n, v in run_both(bundle, arrays, tmp_path).items() if n.startswith("state.")}
+    assert states
+    for name, array in states.items():
+        assert array.tobytes() == bundle.runner.read(name.removeprefix("state.")).tobytes(), name
+
+
+@pytest.mark.parametrize(
+    "settings", [{"precision": "float16"}, {"memory_limit": "400KiB"}, {"tuner": "model"}]
+)
+def test_inferences_have_the_same_bits(settings, tmp_path):
+    case = drawn("wide")
+    bundle = torchedge.export(
+        case.model, case.inputs, out=tmp_path / "bundle", device="adreno-740", onnx=False, **settings
+    )
+    run_both(bundle, [tensor.numpy() for tensor in case.inputs], tmp_path)
