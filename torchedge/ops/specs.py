@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Poly, Value
 from torchedge.graphs.footprints import Footprint
+from torchedge.graphs.graph import COMPILED
 from torchedge.graphs.sizes import poly, symbolic
 from torchedge.ops.strides import Sizes, StrideRule
 
@@ -279,7 +280,16 @@ def spec(kind: str, params: str = "", targets: str = "", **facts: Any) -> OpSpec
 
 UNKNOWN = spec("unknown", replayed=True)
 """Stands for an operator without an entry: element-wise work, and autograd keeps every input."""
-UNKNOWN_REMARK = "unknown operator, counted as element-wise; training keeps its inputs"
+
+
+def unsupported_remark(kind: str) -> str:
+    """Return how figures count what is in a graph's `unsupported`."""
+    if kind == COMPILED:
+        return (
+            f"{kind}: not modelled; the figures are those of the same step in eager PyTorch, and a compiled "
+            "one fuses kernels and keeps other tensors"
+        )
+    return f"{kind}: unknown operator, counted as element-wise; training keeps its inputs"
 
 
 @cache

@@ -22,7 +22,7 @@ from torch.utils._pytree import (
     tree_map,
 )
 
-from torchedge.errors import CaptureError, described, first_line
+from torchedge.errors import CaptureError, InputError, described, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored
@@ -315,6 +315,8 @@ class Interceptor(TorchFunctionMode):
             None if known is not None and not known.replayed else (to_meta(args, rec), to_meta(kwargs, rec))
         )
         result = self._result(call)
+        if target.kind == "embedding":
+            _check_positions(call, rec)
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
@@ -565,7 +567,7 @@ LossFunction = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ForwardCall:
-    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` if there is a loss.
+    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs, *targets)` if there is a loss.
 
     Only shape and dtype of the tensors among the arguments count. Dimension `batch_dim` of a tensor is the
     batch if it equals that of the first tensor. fixed_batch: the one batch size to capture for, None: every.
@@ -575,6 +577,7 @@ class ForwardCall:
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    targets: tuple[Any, ...] = ()
     loss: LossFunction | None = None
     training: bool = False
     fixed_batch: int | None = None
@@ -587,7 +590,7 @@ class ForwardCall:
 def trace(call: ForwardCall) -> ForwardGraph:
     """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
     recorder = Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)
-    fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder, call.batch_dim)
+    fed_args, fed_kwargs, targets = feed((call.args, call.kwargs, call.targets), recorder, call.batch_dim)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
         isolated(call.model, call.training) as model,
@@ -599,17 +602,31 @@ def trace(call: ForwardCall) -> ForwardGraph:
         outputs = model(*fed_args, **fed_kwargs)
         returned = [recorder.index_of(t) for t in tensors_in(outputs)]
         recorder.scopes.append("loss")
-        value = call.loss(outputs) if call.loss is not None else None
+        value = call.loss(outputs, *targets) if call.loss is not None else None
         if call.loss is not None:
             outputs = None  # as in `loss = criterion(model(x), y)`: only tensors that autograd saves stay
         if not returned:
             raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
         last = loss_index(recorder, value) if call.loss is not None else None
         graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
-    outputs = value = fed_args = fed_kwargs = None
+    outputs = value = fed_args = fed_kwargs = targets = None
     if recorder.leaked():
         forget_cached((TracedTensor,))
     return graph
+
+
+def _check_positions(call: _Call, recorder: Recorder) -> None:
+    """Raise InputError where positions that the model counts itself are beyond its table of them."""
+    table, indices = call.inputs[:2]
+    positions = None if indices is None else recorder.example.constant(indices)
+    if positions is None or table is None or not positions.numel():
+        return
+    rows, most = recorder.values[table].shape[0], int(positions.max())
+    if type(rows) is int and most >= rows:
+        raise InputError(
+            f"the model looks up position {most} in a table of {rows}; expected at most {rows} positions, "
+            "by a shorter example or a smaller seq_len"
+        )
 
 
 def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
@@ -626,7 +643,7 @@ def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
         count += 1
         fed = recorder.feed("x" if count == 1 else f"x{count}", sizes, leaf.dtype)
         if not leaf.dtype.is_floating_point:
-            recorder.example.add(recorder.index_of(fed), leaf)
+            recorder.example.add(recorder.index_of(fed), leaf, given=True)
         return fed
 
     return tree_map(stand_in, tree)
