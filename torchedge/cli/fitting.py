@@ -129,7 +129,7 @@ def _fit_modes(
     answer(fit_document(result), lambda: print_fit(result, dataset))
 
 
-def print_fit(result: DeviceFit, dataset: Path) -> None:
+def print_fit(result: DeviceFit, dataset: Path | None) -> None:
     """Print a fit's figures with their verdicts, what to measure next, and the next command."""
     how = "" if result.base is None else f"{result.base} adapted to "
     print_wrapped(f"{result.device.name}: {how}measurements of {result.dataset}")
@@ -163,7 +163,8 @@ def print_fit(result: DeviceFit, dataset: Path) -> None:
         print_wrapped(line, first="to do better: ", rest="  ")
     print_wrapped(f"{_MEANINGS[result.verdict]}; written to {result.folder}")
     print_next(f"torchedge predict resnet50 --batch-size 8 --device {shown_device(result.device)}")
-    print_next(f"torchedge accuracy {dataset} --device {shown_device(result.device)}")
+    if dataset is not None:
+        print_next(f"torchedge accuracy {dataset} --device {shown_device(result.device)}")
 
 
 _MEANINGS = {

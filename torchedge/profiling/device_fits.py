@@ -137,6 +137,7 @@ def fit(
     modes: Sequence[Mode] = ("train", "infer"),
     accuracy: bool = True,
     force: bool = False,
+    keep_unusable: bool | None = None,
     progress: Watcher | None = None,
 ) -> DeviceFit:
     """Fit a device's profile to the measurements in a folder and write it; return it with verdicts.
@@ -146,7 +147,8 @@ def fit(
     is called. out: the profile folder; default: the device's in your own folder, where `predict` finds it by
     name. base: adapt this device's profile to few measurements instead: to all, or to the most informative
     `points` of each mode, chosen with `seed`. accuracy: also score the models in every protocol (minutes).
-    force: overwrite a profile, and write figures whose verdict is "unusable" too.
+    force: overwrite a profile, and write figures whose verdict is "unusable" too; keep_unusable decides the
+    second apart.
 
     Figures with too few measurements are named in `missing`; the others are fitted. Needs torchedge[fit].
 
@@ -170,7 +172,8 @@ def fit(
             read_dataset(folder)  # raises the error of a missing folder or table
         described = measured_device(folder, None if device is None else str(device), Path(scratch))
         target = _target(described, force=force) if out is None else Path(out)
-        work = _Fitting(folder, described, target, base, points, seed, accuracy, force, watcher)
+        keep = force if keep_unusable is None else keep_unusable
+        work = _Fitting(folder, described, target, base, points, seed, accuracy, keep, watcher)
         return work.run(modes)
 
 
@@ -194,7 +197,7 @@ class _Fitting:
     points: int | None
     seed: int
     accuracy: bool
-    force: bool
+    keep_unusable: bool
     watcher: Watcher
 
     def run(self, modes: Sequence[Mode]) -> DeviceFit:
@@ -301,7 +304,7 @@ class _Fitting:
             verdict = "good"
         used = samples.usable(quantity, rows)
         networks = len(set(samples.network[used].tolist()))
-        written = verdict != "unusable" or self.force
+        written = verdict != "unusable" or self.keep_unusable
         self.figures.append(
             FigureFit(
                 samples.mode, quantity, int(used.sum()), networks, error, coverage, worst, verdict, written
