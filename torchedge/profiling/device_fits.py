@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from torchedge.devices import Device, find_device
+from torchedge.devices import LOCAL_DEVICE, Device, find_device
 from torchedge.errors import InputError, ProfileError, check_choice
 from torchedge.graphs import Mode
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels
@@ -325,11 +325,11 @@ class _Fitting:
         if stored.is_file():
             known = parse_plan(str(stored), read_text(stored, "TOML")).points(())
             plan = next((name for name in LARGER if set(read_plan(name).points(())) - set(known)), None)
+            command = f"torchedge campaign run {self.device.name} --plan {plan} --out {self.dataset}"
+            if self.dataset == user_folder() / "profiling" / LOCAL_DEVICE and plan == LARGER[0]:
+                command = "torchedge profile"
             if plan is not None:
-                lines.append(
-                    "measure a larger plan into the same folder, which keeps its points: torchedge campaign "
-                    f"run {self.device.name} --plan {plan} --out {self.dataset}"
-                )
+                lines.append(f"measure a larger plan, which keeps these points: {command}")
         if not lines:
             lines.append("measure more networks and batch sizes of the modes named")
         return tuple(lines)

@@ -140,10 +140,15 @@ def measure_networks(plan: CampaignPlan, listener: Listener, *, hurry: bool) -> 
     job = Campaign(folder, plan, LOCAL_DEVICE, "local", "cpu", hurry=hurry)
     transport = open_transport("local", None, folder / "device")
     try:
-        run_campaign(job, transport, listener)
+        summary = run_campaign(job, transport, listener)
     except OtherMachineError:
         shutil.rmtree(folder)
-        run_campaign(job, transport, listener)
+        summary = run_campaign(job, transport, listener)
+    if summary.unsteady:
+        listener.note(
+            f"the steps of {summary.unsteady} of {summary.points} points differ by over half, as on a "
+            "machine that does other work: close it and run the same command again"
+        )
     return folder
 
 
