@@ -76,7 +76,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     with writing(folder, "choose another with --out"):
         make_folder(folder)
     with CampaignJournal(folder) as journal:
-        campaign = _with_stored(campaign, journal)
+        campaign = _with_stored(campaign, journal, measures=transport is not None)
         if transport is not None and not journal.done.keys() >= set(campaign.plan.points(())):
             for line in campaign.plan.shortages():
                 listener.note(f"the plan has {line}: add networks or batch sizes, or adapt with `fit --base`")
@@ -106,8 +106,11 @@ def _measure_convolutions(
     convolutions.measure_convolutions(campaign.folder, count, seed, environment, transport, hooks, listener)
 
 
-def _with_stored(campaign: Campaign, journal: CampaignJournal) -> Campaign:
-    """Return the campaign of the folder's plan and the new one, stored; InputError for another device."""
+def _with_stored(campaign: Campaign, journal: CampaignJournal, *, measures: bool) -> Campaign:
+    """Return the campaign of the folder's plan and the new one, stored if it measures, else of the first.
+
+    Raises InputError for another device or other settings.
+    """
     device = (journal.session or {}).get("device", campaign.device)
     if device != campaign.device:
         raise InputError(
@@ -118,8 +121,8 @@ def _with_stored(campaign: Campaign, journal: CampaignJournal) -> Campaign:
     if path.exists():
         stored = parse_plan(str(path), read_text(path, "TOML"))
         plan = stored.joined(plan)
-        if plan is stored:
-            return replace(campaign, plan=plan)
+        if plan is stored or not measures:
+            return replace(campaign, plan=stored)
     write_bytes(path, plan.text.encode())
     return replace(campaign, plan=plan)
 
