@@ -113,13 +113,24 @@ def test_capture_takes_the_names_that_predict_takes(tmp_path):
         torchedge.capture("no_such_net")
 
 
-def test_a_limit_of_some_bytes_is_refused(tmp_path):
+def test_limits_are_mib_or_texts_with_a_unit_everywhere(tmp_path):
     example = torch.zeros(1, 3, 8, 8)
-    message = 'memory_limit is 300, which means 300 bytes; write "300MiB" for MiB'
-    with pytest.raises(InputError, match=message):
-        torchedge.plan(NET, example, device="local-cpu", memory_limit=300)
-    with pytest.raises(InputError, match=message):
-        torchedge.export(NET, example, out=tmp_path / "b", device="local-cpu", memory_limit=300)
+    prediction = torchedge.predict(NET, 4, DEVICE, input_size=(3, 8, 8))
+    assert prediction.max_batch_size("1G") == prediction.max_batch_size(1024)
+    assert prediction.fits("4GiB") and not prediction.fits("64KiB")
+    assert torchedge.plan(NET, example, device="local-cpu", memory_limit=300).memory_limit == 300 * 2**20
+    nbytes, message = 8 * 2**30, "memory_limit is 8589934592 MiB, more than any device has; numbers are MiB"
+    uses = [
+        lambda: prediction.fits(nbytes),
+        lambda: prediction.max_batch_size(nbytes),
+        lambda: torchedge.advise(NET, 4, DEVICE, memory_limit=nbytes, input_size=(3, 8, 8)),
+        lambda: torchedge.report(NET, 4, DEVICE, out=tmp_path / "p.html", memory_limit=nbytes),
+        lambda: torchedge.plan(NET, example, device="local-cpu", memory_limit=nbytes),
+        lambda: torchedge.export(NET, example, out=tmp_path / "b", device="local-cpu", memory_limit=nbytes),
+    ]
+    for use in uses:
+        with pytest.raises(InputError, match=message):
+            use()
 
 
 def test_many_predictions_take_what_one_takes():
@@ -240,7 +251,7 @@ def test_sizes_beyond_what_can_be_counted_are_refused():
     with pytest.raises(InputError, match="handles more than 2 EiB"):
         torchedge.predict(square, 2**31 - 1, example=ROWS)
     prediction = torchedge.predict(square, 4, example=ROWS)
-    assert 2**20 < prediction.max_batch_size(1e30, largest=2**31 - 1) < 2**31 - 1
+    assert 2**20 < prediction.max_batch_size("1024TiB", largest=2**31 - 1) < 2**31 - 1
     with pytest.raises(InputError, match="expected a whole number from 1 to 2147483647"):
         prediction.max_batch_size(largest=2**40)
     with pytest.raises(InputError, match="elements; expected at most"):

@@ -42,7 +42,7 @@ from torchedge.prediction.predictor import (
     predict_lengths,
 )
 from torchedge.prediction.profiles import load_models
-from torchedge.prediction.results import Prediction, Predictions, checked_confidence, checked_limit
+from torchedge.prediction.results import Prediction, Predictions, checked_confidence
 from torchedge.searching.driver import (
     Search,
     SearchProgress,
@@ -54,7 +54,7 @@ from torchedge.searching.driver import (
 )
 from torchedge.searching.evolution import Recipe
 from torchedge.searching.spaces import SearchSpace, check_space
-from torchedge.storage.amounts import check_not_bare
+from torchedge.storage.amounts import Amount, mib_of
 from torchedge.streaming.capacities import LAMBDA
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
@@ -135,6 +135,10 @@ def predict(
         seq_len=seq_len,
         batch_dim=batch_dim,
     )
+
+
+def _limit(memory_limit: Amount | None) -> float | None:
+    return None if memory_limit is None else mib_of(memory_limit, "memory_limit")
 
 
 _NO_LOSS = "loss is None in train mode; expected a function of the outputs, or mode='infer'"
@@ -229,9 +233,9 @@ class Predictor:
 def advise(
     model: Model,
     batch_size: int,
-    *,
     device: str | Path | Device | None = None,
-    limit_mib: float | None = None,
+    *,
+    memory_limit: Amount | None = None,
     confidence: float = 0.95,
     input_size: tuple[int, ...] | None = None,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
@@ -245,8 +249,8 @@ def advise(
     """Return the settings under which updates of `batch_size` samples fit a device, with memory and time.
 
     Combined are gradient accumulation, autocast, optimizers with less state, activation
-    checkpointing (models of transformers) and training the last layer alone. limit_mib: by default the
-    device's memory. The other arguments and the errors are those of `predict`.
+    checkpointing (models of transformers) and training the last layer alone. memory_limit: in MiB, or a text
+    such as "4GiB"; by default the device's memory. The other arguments and the errors are those of `predict`.
     """
     from torchedge.prediction.advice import advise_settings
 
@@ -258,15 +262,15 @@ def advise(
     request = request if seq_len is None else LengthFamily(request).at(seq_len)
     settings = _settings(optimizer, amp, 1, model)
     return advise_settings(
-        request, chosen, settings, limit_mib=limit_mib, confidence=confidence, progress=progress
+        request, chosen, settings, limit_mib=_limit(memory_limit), confidence=confidence, progress=progress
     )
 
 
 def simulate(
     model: Model,
     batch_size: int = 1,
-    *,
     device: str | Path | Device | None = None,
+    *,
     mode: Mode = "train",
     input_size: tuple[int, ...] | None = None,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
@@ -323,9 +327,9 @@ def simulate(
 def report(
     model: Model,
     batch_size: int = 1,
+    device: str | Path | Device | None = None,
     *,
     out: str | Path,
-    device: str | Path | Device | None = None,
     mode: Mode = "train",
     input_size: tuple[int, ...] | None = None,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
@@ -335,15 +339,15 @@ def report(
     loss: Callable[[Any], Any] | Literal["default"] = "default",
     seq_len: int | None = None,
     batch_dim: int | None = None,
-    limit_mib: float | None = None,
+    memory_limit: Amount | None = None,
     confidence: float = 0.95,
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Prediction:
     """Write a prediction as one HTML file that loads nothing, and return it.
 
     The page shows the prediction, memory over the step and by batch size, settings that fit, and the layers.
-    out: the file. limit_mib: by default the device's memory. The other arguments and the errors are those of
-    `predict`; ProfileError where the file cannot be written.
+    out: the file. memory_limit: in MiB, or a text such as "4GiB"; by default the device's memory. The other
+    arguments and the errors are those of `predict`; ProfileError where the file cannot be written.
     """
     from torchedge.prediction.pages import collect_report, render_report
     from torchedge.storage.documents import write_bytes
@@ -363,7 +367,7 @@ def report(
         chosen,
         _settings(optimizer, amp, accumulation, model),
         seq_len=seq_len,
-        limit_mib=None if limit_mib is None else checked_limit(limit_mib),
+        limit_mib=_limit(memory_limit),
         confidence=confidence,
         progress=progress,
     )
@@ -373,7 +377,7 @@ def report(
 
 def search(
     space: SearchSpace,
-    constraints: Mapping[str, float],
+    constraints: Mapping[str, Amount],
     score: Callable[[Any], Any],
     *,
     device: str | Path | Device | None = None,
@@ -395,11 +399,11 @@ def search(
     """Search a space for the candidate with the highest score within hard constraints (perf4sight, 6.4).
 
     space: an OFAResNet50Space, a PruningSpace, or your own SearchSpace. constraints: the most that
-    "training_memory" and "inference_memory" (MiB), "training_latency" and "inference_latency" (ms) may be,
-    any of them; memory is what a candidate needs (`Prediction.needed`). Training at `batch_size`, inference
-    at `inference_batch_size`. score: a function of a list of encodings that returns as many numbers (with
-    batched=False: of one encoding), such as your accuracy predictor; higher is better. It is asked only for
-    candidates within the constraints.
+    "training_memory" and "inference_memory" (MiB, or "4GiB"), "training_latency" and "inference_latency" (ms)
+    may be, any of them; memory is what a candidate needs (`Prediction.needed`). Training at `batch_size`,
+    inference at `inference_batch_size`. score: a function of a list of encodings that returns as many numbers
+    (with batched=False: of one encoding), such as your accuracy predictor; higher is better. It is asked only
+    for candidates within the constraints.
     device, optimizer, amp: as in `predict`. confidence: None compares the predicted figures with the limits;
     a one-sided confidence such as 0.95 what runs stay below with it.
     population, iterations, mutation, parents, seed: the evolution; the same seed gives the same result
@@ -435,14 +439,14 @@ def search(
 def plan(
     model: torch.nn.Module | str,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
-    *,
     device: str | Path | Device | None = None,
-    memory_limit: int | str | None = None,
+    *,
+    memory_limit: Amount | None = None,
     input_size: tuple[int, ...] | None = None,
     precision: Precision = "float32",
-    m_peak: int | str | None = "500MiB",
+    m_peak: Amount | None = "500MiB",
     lam: float = LAMBDA,
-    chunk: int | str = "256KiB",
+    chunk: Amount = "256KiB",
     fusion: Fusion = "all",
     effort: float = 1.0,
 ) -> ModelPlan:
@@ -451,7 +455,7 @@ def plan(
     The model is lowered as by `export`: the plan is of the kernels that run.
     model, example, input_size, device: as in `predict`. Weights may be on the meta device.
     memory_limit: all that a run allocates (weights, inputs and outputs, intermediates, staging buffers), in
-    bytes or as "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
+    MiB or as "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
     precision: "float32" or "float16", in which weights and large intermediates are stored.
     lam: the weight of preloaded chunks against loading distances (section 3.1): towards 1 fewer weights are
     resident, towards 0 more are preloaded and executing takes less time.
@@ -467,7 +471,6 @@ def plan(
     from torchedge.runtime.model_plans import ModelPlan
     from torchedge.streaming.planning import plan_model
 
-    check_not_bare("memory_limit", memory_limit)
     chosen = choose_device(device)
     target = target_of_device(chosen, precision=precision)
     captured = capture_model(model, example, input_size=input_size)
@@ -488,9 +491,9 @@ def plan(
 def export(
     model: torch.nn.Module,
     example: Any,  # noqa: ANN401 - any pytree of tensors
+    device: str | Path | Device | None = None,
     *,
     out: str | Path,
-    device: str | Path | Device | None = None,
     mode: Mode = "infer",
     targets: Any = None,  # noqa: ANN401 - any pytree of tensors
     loss: Callable[..., Any] | Literal["model"] | None = None,
@@ -498,7 +501,7 @@ def export(
     seed: int | None = None,
     name: str | None = None,
     plan: StreamingPlan | None = None,
-    memory_limit: int | str | None = None,
+    memory_limit: Amount | None = None,
     onnx: bool = True,
     accumulation: int = 1,
     precision: Literal["float32", "float16"] = "float32",
@@ -516,8 +519,8 @@ def export(
     default cross entropy, or "model"; targets: example targets; optimizer: a torch.optim.SGD, Adam or AdamW
     with its state, by default SGD with momentum; accumulation: batches to an update. seed: of dropout.
     precision: in which large intermediates lie, and large weights of an inference; kernels compute in
-    float32. memory_limit: of all that an inference allocates, as "500MiB": the bundle streams its weights
-    (FlashMem); plan: stream as planned by `torchedge.plan` with the same model, example, device and
+    float32. memory_limit: of all that an inference allocates, in MiB or as "500MiB": the bundle streams its
+    weights (FlashMem); plan: stream as planned by `torchedge.plan` with the same model, example, device and
     precision. onnx: also write model.onnx, checked by onnx and run by onnxruntime where that is installed.
     tuner: what chooses the kernels' schedules and layouts: "fixed" constants of the device class, or "model",
     TMModel's cost model, the default where the device's profile has coefficients of kernels, and for training
@@ -529,7 +532,6 @@ def export(
     """
     from torchedge.bundles.exporting import Request, make_bundle
 
-    check_not_bare("memory_limit", memory_limit)
     target = choose_device(device)
     request = Request(
         model,

@@ -17,7 +17,8 @@ from torchedge.cli import main
 from torchedge.errors import InputError, LimitError
 from torchedge.streaming.plans import PLANS
 
-LIMIT = 5 * 2**20 // 2
+LIMIT = 2.5
+"""MiB"""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_a_streaming_bundle_computes_the_same_bits_within_its_limit(wide, image,
         assert output.tobytes() == expected.tobytes()
     with torch.no_grad():
         np.testing.assert_allclose(expected, wide(image).numpy(), rtol=1e-4, atol=1e-5)
-    assert preloading.manifest.memory.total_bytes > LIMIT >= streaming.manifest.memory.total_bytes
+    assert preloading.manifest.memory.total_bytes > LIMIT * 2**20 >= streaming.manifest.memory.total_bytes
     with streaming.place(profile=True) as runner:
         runner.step(image.numpy())
         measured = runner.measured()
@@ -92,7 +93,7 @@ def test_a_limit_too_small_names_one_that_works(image, preloading, streaming):
     for bundle in (preloading, streaming):
         with pytest.raises(LimitError, match="smallest memory limit that works") as error:
             bundle.place(memory_limit="4KiB")
-        with bundle.place(memory_limit=error.value.works_bytes) as runner:
+        with bundle.place(memory_limit=f"{error.value.works_bytes}B") as runner:
             runner.step(image.numpy())
 
 
@@ -217,7 +218,7 @@ def test_runs_stream_on_the_command_line(preloading, tmp_path, capsys):
     options = ["--random", "--memory-limit", "2.5MiB", "--trace", str(trace), "--plot", str(plot)]
     assert main(["run", bundle, *options, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["streaming"]["allocated_bytes"] <= LIMIT
+    assert document["streaming"]["allocated_bytes"] <= LIMIT * 2**20
     assert json.loads(trace.read_text())["traceEvents"]
     assert plot.read_text().startswith("<?xml")
     assert main(["run", bundle, "--random", "--memory-limit", "2.5MiB", "--time"]) == 0

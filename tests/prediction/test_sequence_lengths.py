@@ -98,7 +98,7 @@ def test_predictions_at_other_lengths_are_those_of_examples_of_that_length():
         alone = torchedge.predict(model, 4, example=torch.zeros(2, length, 32), **H200)
         by_example = torchedge.predict(model, 4, example=x, seq_len=length, **H200)
         assert like(at_once) == like(by_example) == like(alone)
-        limit = alone.required_mib() + 30
+        limit = alone.needed_mib() + 30
         assert by_example.max_batch_size(limit) == alone.max_batch_size(limit)
         assert torchedge.predict(family, 4, seq_len=40, **H200).max_batch_size(
             limit, seq_len=length
@@ -154,7 +154,7 @@ def test_amounts_that_follow_the_length_in_steps_have_no_polynomial():
 def test_the_longest_sequence_fits_and_the_next_does_not():
     family = torchedge.capture_lengths(encoder(), torch.zeros(2, 40, 32))
     prediction = torchedge.predict(family, 16, seq_len=40, **H200)
-    limit = torchedge.predict(family, 16, seq_len=700, **H200).required_mib() + 1
+    limit = torchedge.predict(family, 16, seq_len=700, **H200).needed_mib() + 1
     longest = prediction.max_seq_len(limit)
     assert longest >= 700
     assert torchedge.predict(family, 16, seq_len=longest, **H200).fits(limit)

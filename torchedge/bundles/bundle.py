@@ -43,13 +43,12 @@ from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
 from torchedge.lowering.programs import MAX_ITEMS, MAX_SOURCE, Arena, Program, Size, StoredTensor
 from torchedge.opencl.sharing import serialised
 from torchedge.storage import file_sha256, resolve_inside
-from torchedge.storage.amounts import check_not_bare
+from torchedge.storage.amounts import Amount, bytes_of, with_unit
 from torchedge.storage.codecs import Codec
 from torchedge.storage.documents import Document, open_file, parse_json, read_bytes
 from torchedge.storage.locks import PROCESS
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
-from torchedge.streaming.budgets import parse_bytes
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, restore_schedule, schedule_for
@@ -163,7 +162,7 @@ class Bundle:
         self,
         device: ClDevice | str | int | None = None,
         *,
-        memory_limit: int | str | None = None,
+        memory_limit: Amount | None = None,
         reads: Reads = "plain",
         loading: LoadingWay = "copy",
         profile: bool = False,
@@ -171,7 +170,7 @@ class Bundle:
     ) -> Runner:
         """Return a Runner of the bundle on an OpenCL device, with the weights that it was exported with.
 
-        memory_limit: of all that runs allocate, in bytes or as "500MiB". None: as exported. reads: how the
+        memory_limit: of all that runs allocate, in MiB or as "500MiB". None: as exported. reads: how the
         weights of a streaming run are read ("plain", "mmap", "direct": past the page cache). loading: how
         they get into the device's memory ("copy" commands, loading "kernel"s, or the "slot"s of launches).
 
@@ -188,7 +187,7 @@ class Bundle:
         )
 
     def schedule_within(
-        self, memory_limit: int | str, device: ClDevice | None = None
+        self, memory_limit: Amount, device: ClDevice | None = None
     ) -> StreamingSchedule | None:
         """Return how the bundle runs within a limit: None with all weights on the device, else by streaming.
 
@@ -206,7 +205,7 @@ class Bundle:
                 f"{self.path}: is a bundle that trains, whose weights stay on the device; expected one for "
                 "inference: export it without mode='train'"
             )
-        limit = memory_within(memory_limit)
+        limit = bytes_of(memory_limit, "memory_limit")
         program, schedule = self.program, self.schedule
         if device is not None:
             program = placed_for(program, device, ALIGNMENT)
@@ -215,7 +214,7 @@ class Bundle:
             return None
         if schedule is not None and schedule.memory.total_bytes <= limit:
             return schedule
-        return plan_program(program, self.device, memory_limit=limit).schedule
+        return plan_program(program, self.device, memory_limit=with_unit(limit)).schedule
 
     @property
     def device(self) -> Device:
@@ -430,12 +429,6 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def memory_within(limit: int | str) -> int:
-    """Return a memory limit in bytes; raises InputError for one that is no amount of memory."""
-    check_not_bare("memory_limit", limit)
-    return parse_bytes(limit, "memory_limit")
 
 
 def _names(program: Program, roles: Collection[str]) -> set[str]:

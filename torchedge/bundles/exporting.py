@@ -53,6 +53,7 @@ from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
+from torchedge.storage.amounts import Amount
 from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.planning import StreamingPlan, plan_program
@@ -83,7 +84,7 @@ class Request:
     seed: int | None = None
     name: str | None = None
     plan: StreamingPlan | None = None
-    memory_limit: int | str | None = None
+    memory_limit: Amount | None = None
     onnx: bool = True
     accumulation: int = 1
     precision: Precision = "float32"

@@ -14,7 +14,6 @@ from torchedge.cli import options
 from torchedge.cli.console import Progress, answer, warn
 from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, command, load_named, whole
 from torchedge.errors import InputError
-from torchedge.storage.amounts import with_unit
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +80,7 @@ def export(
     mode: Mode,
     weights: Path | None,
     seed: int,
-    memory_limit: int | None,
+    memory_limit: str | None,
     onnx: bool,
     force: bool,
     **others: Any,  # noqa: ANN401 - _TRAINING_ONLY, precision, tuner
@@ -116,7 +115,7 @@ def export(
             name=label,
             onnx=onnx,
             accumulation=training["accumulation"] or 1,
-            memory_limit=with_unit(memory_limit),
+            memory_limit=memory_limit,
             force=force,
             progress=progress.begin,
             **step,

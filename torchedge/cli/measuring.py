@@ -182,8 +182,8 @@ def _show(plan: str) -> None:
     from torchedge.profiling.campaigns.plans import read_plan
 
     read = read_plan(plan)
-    items = list(read.items())
-    points = sum(len(item.network.points) for item in items)
+    items = read.items()
+    points = sum(len(item.points) for item in items)
     text = f"{read.text.rstrip()}\n# {len(items)} networks, {points} points"
     answer({"plan": read.text, "networks": len(items), "points": points}, lambda: print(text))
 

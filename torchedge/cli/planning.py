@@ -34,6 +34,7 @@ from torchedge.cli.options import (
     unsuitable_size,
 )
 from torchedge.errors import InputError, LimitError
+from torchedge.storage.amounts import bytes_of
 from torchedge.storage.pictures import save_picture
 from torchedge.texts import number
 
@@ -85,7 +86,7 @@ _planning = options.all_of(
 def _settings(
     device: str | None,
     precision: Precision,
-    m_peak: int | str,
+    m_peak: str,
     **shared: Any,  # noqa: ANN401 - chunk, effort, and others of the command
 ) -> tuple[Device, Precision, dict[str, Any]]:
     """Return the device, the precision, and the options of `plan_program`."""
@@ -94,7 +95,7 @@ def _settings(
 
     chosen = choose_device(device)
     derive_rates(chosen)  # fail before the model is captured
-    return chosen, precision, {"m_peak": None if isinstance(m_peak, str) else m_peak, **shared}
+    return chosen, precision, {"m_peak": None if m_peak == "none" else m_peak, **shared}
 
 
 _lambda = click.option(
@@ -274,7 +275,7 @@ def _end(name: str) -> str:
 @_planning
 def _plan_queue(
     models: tuple[str, ...],
-    memory_limit: int,
+    memory_limit: str,
     input_size: tuple[int, ...] | None,
     plot: Path | None,
     **planning: Any,  # noqa: ANN401 - see _settings
@@ -293,11 +294,12 @@ def _plan_queue(
             queue = plan_queue(programs, device, memory_limit=memory_limit, progress=progress.step, **shared)
     except LimitError as error:
         return _too_small(error)
+    limit = bytes_of(memory_limit)
     if plot is not None:
         from torchedge.streaming.figures import draw_lanes
 
-        save_picture(draw_lanes(queue.lanes, limit_bytes=memory_limit), plot)
-    document = _queue_document(queue, memory_limit)
+        save_picture(draw_lanes(queue.lanes, limit_bytes=limit), plot)
+    document = _queue_document(queue, limit)
     answer(document, lambda: _print_queue(queue, document), drawn=plot)
     return 0
 

@@ -14,7 +14,6 @@ import click
 from torchedge.cli import options
 from torchedge.cli.console import (
     DOES_NOT_FIT,
-    MIB,
     Progress,
     answer,
     json_wanted,
@@ -25,6 +24,7 @@ from torchedge.cli.console import (
 )
 from torchedge.cli.options import MODEL_HELP, PICTURE, capture_named, command
 from torchedge.errors import InputError
+from torchedge.storage.amounts import mib_of
 from torchedge.storage.pictures import save_picture
 from torchedge.texts import number, span
 
@@ -66,7 +66,7 @@ def predict(
     mode: Mode,
     input_size: tuple[int, ...] | None,
     seq_len: int | None,
-    memory_limit: int | None,
+    memory_limit: str | None,
     confidence: float,
     max_batch_size: bool,
     **step: Any,  # noqa: ANN401 - optimizer, amp, accumulation
@@ -83,9 +83,8 @@ def predict(
     from torchedge.tracing.capturing import CaptureRequest
     from torchedge.tracing.sequence_lengths import LengthFamily
 
-    limit = None if memory_limit is None else memory_limit / MIB
     if models[0].endswith(".py") and Path(models[0]).is_file():
-        return _predict_script(models, device, operator_us, limit, confidence)
+        return _predict_script(models, device, operator_us, memory_limit, confidence)
     words = [text for text in models if text.startswith("-")]
     if words:
         raise InputError(
@@ -114,10 +113,10 @@ def predict(
             for graph, size in zip(graphs, batch_size, strict=True)
         ]
         shown = step if mode == "train" else {**step, "optimizer": None}
-        rows = [{**p.to_dict(), **shown, **_verdict(p, limit, confidence)} for p in predictions]
+        rows = [{**p.to_dict(), **shown, **_verdict(p, memory_limit, confidence)} for p in predictions]
         if max_batch_size:
             for row, p in zip(rows, predictions, strict=True):
-                row["max_batch_size"] = p.max_batch_size(limit, confidence=confidence)
+                row["max_batch_size"] = p.max_batch_size(memory_limit, confidence=confidence)
         documents += rows
         if not json_wanted():
             print("\n" * (place > 0), end="")
@@ -131,7 +130,7 @@ def _predict_script(
     words: tuple[str, ...],
     device: str | None,
     operator_us: float | None,
-    limit: float | None,
+    memory_limit: str | None,
     confidence: float,
 ) -> int:
     """Predict the step of a training script; the script decides about what is no option of the device."""
@@ -166,18 +165,18 @@ def _predict_script(
         "amp": None,
         "accumulation": watched.settings.accumulation,
     }
-    row = {**prediction.to_dict(), **settings, **_verdict(prediction, limit, confidence)}
+    row = {**prediction.to_dict(), **settings, **_verdict(prediction, memory_limit, confidence)}
     answer(row, lambda: _print([prediction], [row]))
     return 0 if row["fits"] else DOES_NOT_FIT
 
 
-def _verdict(prediction: Prediction, limit: float | None, confidence: float) -> dict[str, Any]:
-    """Return whether a prediction fits a limit in MiB (None: the device's), as plain data."""
+def _verdict(prediction: Prediction, memory_limit: str | None, confidence: float) -> dict[str, Any]:
+    """Return whether a prediction fits a limit (None: the device's memory), as plain data."""
     return {
-        "memory_limit_mib": prediction.device_memory_mib if limit is None else limit,
+        "memory_limit_mib": prediction.device_memory_mib if memory_limit is None else mib_of(memory_limit),
         "confidence": confidence,
-        "required_mib": prediction.required_mib(confidence),
-        "fits": prediction.fits(limit, confidence=confidence),
+        "needed_mib": prediction.needed_mib(confidence),
+        "fits": prediction.fits(memory_limit, confidence=confidence),
     }
 
 
@@ -196,7 +195,7 @@ def _print(predictions: list[Prediction], rows: list[dict[str, Any]]) -> None:
         verdict = "fits" if row["fits"] else "does not fit"
         print_wrapped(
             f"{verdict} into {number(row['memory_limit_mib'])} MiB: needs up to "
-            f"{number(row['required_mib'])} MiB at {100 * row['confidence']:g} % confidence"
+            f"{number(row['needed_mib'])} MiB at {100 * row['confidence']:g} % confidence"
         )
     else:
         _print_several(predictions, rows, letters)
@@ -316,7 +315,7 @@ def _print_remarks(predictions: list[Prediction]) -> None:
 def advise(
     model: str,
     batch_size: int,
-    memory_limit: int | None,
+    memory_limit: str | None,
     **settings: Any,  # noqa: ANN401 - of torchedge.advise
 ) -> int:
     """Find settings under which a training step fits a device.
@@ -328,12 +327,13 @@ def advise(
     from torchedge import api
 
     module, label = options.load_named(model)
-    limit = None if memory_limit is None else memory_limit / MIB
     with Progress(3, f"advise {label}") as progress, options.unsuitable_size(settings["input_size"]):
-        advice = api.advise(module, batch_size, limit_mib=limit, progress=progress.begin, **settings)
+        advice = api.advise(
+            module, batch_size, memory_limit=memory_limit, progress=progress.begin, **settings
+        )
 
     def show() -> None:
-        within = f"{number(advice.limit_mib)} MiB at {100 * settings['confidence']:g} % confidence"
+        within = f"{number(advice.memory_limit_mib)} MiB at {100 * settings['confidence']:g} % confidence"
         print_wrapped(f"{label}: updates of {batch_size} samples on {advice.device}, within {within}")
         print()
         print_table(*advice.rows())
@@ -418,7 +418,7 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
 def report(
     model: str,
     html: Path,
-    memory_limit: int | None,
+    memory_limit: str | None,
     confidence: float,
     **settings: Any,  # noqa: ANN401 - of torchedge.report
 ) -> int:
@@ -430,14 +430,18 @@ def report(
     """
     from torchedge import api
 
-    limit = None if memory_limit is None else memory_limit / MIB
     with Progress(5, f"report {model}") as progress, options.unsuitable_size(settings["input_size"]):
         prediction = api.report(
-            model, out=html, limit_mib=limit, confidence=confidence, progress=progress.begin, **settings
+            model,
+            out=html,
+            memory_limit=memory_limit,
+            confidence=confidence,
+            progress=progress.begin,
+            **settings,
         )
     step = {name: settings[name] for name in ("optimizer", "amp", "accumulation")}
     step["optimizer"] = step["optimizer"] if prediction.mode == "train" else None
-    row = {**prediction.to_dict(), **step, **_verdict(prediction, limit, confidence)}
+    row = {**prediction.to_dict(), **step, **_verdict(prediction, memory_limit, confidence)}
     answer(row, lambda: _print([prediction], [row]), written=html)
     return 0 if row["fits"] else DOES_NOT_FIT
 

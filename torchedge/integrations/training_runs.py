@@ -32,8 +32,9 @@ from torchedge.errors import (
     first_line,
 )
 from torchedge.prediction.advice import Advice
-from torchedge.prediction.results import CONFIDENCE, Prediction, checked_confidence, checked_limit
+from torchedge.prediction.results import CONFIDENCE, Prediction, checked_confidence
 from torchedge.profiling.hosts import measure_operator_us
+from torchedge.storage.amounts import Amount, mib_of
 from torchedge.texts import number, span
 from torchedge.tracing.interception import batch_of
 
@@ -78,14 +79,14 @@ class TrainingRun:
 
     example: a batch; by default the largest samples among a dataset's first ones. device: as in
     `torchedge.predict`; by default this machine's, in this machine's host, whose launches are timed for some
-    10 ms where CUDA is in use. limit_mib: by default the device's memory. misfit: raise LimitError or warn
+    10 ms where CUDA is in use. memory_limit: by default the device's memory. misfit: raise LimitError or warn
     if the run will not fit. advise: then also look for settings that would (some seconds). report: gets the
     comparison at the end of the run as text.
     """
 
     example: Any = None
     device: str | Path | Device | None = None
-    limit_mib: float | None = None
+    memory_limit: Amount | None = None
     confidence: float = CONFIDENCE
     misfit: Misfit = "warn"
     advise: bool = True
@@ -100,8 +101,8 @@ class TrainingRun:
         check_choice("misfit", self.misfit, ("raise", "warn"))
         checked_confidence(self.confidence)
         check_function("report", self.report)
-        if self.limit_mib is not None:
-            checked_limit(self.limit_mib)
+        if self.memory_limit is not None:
+            mib_of(self.memory_limit, "memory_limit")
 
     def batch(self, loader: Any, batch_size: int | None = None) -> tuple[Any, int]:
         """Return an example batch and its number of samples; raises TorchedgeError where there is none.
@@ -143,7 +144,7 @@ class TrainingRun:
         self.prediction = prediction = api.predict(
             model, batch_size, device=device, accumulation=accumulation, **options
         )
-        if prediction.fits(self.limit_mib, confidence=self.confidence):
+        if prediction.fits(self.memory_limit, confidence=self.confidence):
             return prediction
         if self.advise:
             try:
@@ -151,7 +152,7 @@ class TrainingRun:
                     model,
                     batch_size * accumulation,
                     device=device,
-                    limit_mib=self.limit_mib,
+                    memory_limit=self.memory_limit,
                     confidence=self.confidence,
                     **options,
                 )
@@ -164,17 +165,17 @@ class TrainingRun:
         return prediction
 
     def _message(self, prediction: Prediction) -> str:
-        limit = self.limit_mib if self.limit_mib is not None else prediction.device_memory_mib
+        limit = prediction.device_memory_mib if self.memory_limit is None else mib_of(self.memory_limit)
         text = (
             f"{prediction.model} at batch {prediction.batch_size} will not fit on {prediction.device}: it "
-            f"needs up to {number(prediction.required_mib(self.confidence))} of {number(limit or 0.0)} MiB "
+            f"needs up to {number(prediction.needed_mib(self.confidence))} of {number(limit or 0.0)} MiB "
             f"at {self.confidence:.0%} confidence"
         )
         if self.advice is None:
             return text
         ways = [
             f"{', '.join(way.changes) or 'no change'} ({way.accumulation} x {way.batch_size}: "
-            f"{number(way.required_mib)} MiB, {number(way.update_ms)} ms an update)"
+            f"{number(way.needed_mib)} MiB, {number(way.update_ms)} ms an update)"
             for way in self.advice.settings
             if way.fits
         ]

@@ -247,7 +247,7 @@ def _plain(name: str) -> str:
 
 
 def _verdict(data: ReportData) -> str:
-    required = data.prediction.required_mib(data.confidence)
+    required = data.prediction.needed_mib(data.confidence)
     fits = required <= data.limit_mib
     return (
         f'<p class="verdict {"good" if fits else "bad"}">{"fits" if fits else "does not fit"} into '

@@ -91,7 +91,7 @@ def _predicted(
         out_of_range=outside,
         provenance=models.provenance,
         notes=_notes(analysis, device, models, settings),
-        needs=_demand(analysis, device, settings, models, family),
+        demand=_demand(analysis, device, settings, models, family),
     )
 
 

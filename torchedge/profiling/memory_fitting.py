@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.prediction.feature_sets import find_feature_set
 from torchedge.prediction.intervals import NO_ERRORS, ErrorModel, assumed_errors, fit_errors
@@ -29,17 +28,20 @@ from torchedge.prediction.memory.peaks import Peaks
 from torchedge.profiling.forest_fitting import fit_forest
 from torchedge.profiling.samples import (
     NO_FOREST,
+    HeldOut,
     Mask,
     Samples,
     candidate_sets,
     columns_of,
     cross_validate,
+    enough_rows,
     network_weights,
 )
 
 FloatArray = npt.NDArray[np.float64]
 
-TREES, FEWEST_ROWS = 100, 20
+TREES = 100
+_FEWEST_LARGE = 20
 
 PLATEAU = (0.36, 0.72)
 """Rows whose reserved memory lies in this share of the largest seen show a process's memory beside it."""
@@ -63,24 +65,26 @@ def fit_memory(
     errors: bool = True,
     forest: bool = True,
     feature_sets: Sequence[str] | None = None,
+    judge: Callable[[HeldOut], object] = lambda _: None,
 ) -> MemoryModel:
     """Fit Γ (or γ) to rows; raises ProfileError where too few passed.
 
     feature_sets: candidates for the forest, `OWN`, names of feature sets or `NO_FOREST`; with `errors`
-    cross-validation chooses among them, else the first is taken. Default: `candidate_sets`.
+    cross-validation chooses among them, else the first is taken. Default: `candidate_sets`. judge: receives
+    the errors of cross-validation.
     """
-    used = samples.usable("memory", rows)
-    if used.sum() < FEWEST_ROWS:
-        raise ProfileError(
-            f"only {int(used.sum())} rows with measured memory; expected at least {FEWEST_ROWS} for a fit"
-        )
-    sets = (candidate_sets(samples) if feature_sets is None else feature_sets) if forest else ()
+    used = enough_rows(samples, "memory", rows)
+    sets = (candidate_sets(samples, used) if feature_sets is None else feature_sets) if forest else ()
     process = _fit_process(samples, used)
     peak_errors = _peak_errors(samples, used, process)
     if not errors:
         return MemoryModel(process, NO_ERRORS, *peak_errors, _memory_forest(samples, used, process, sets[:1]))
-    model_errors, chosen = _memory_errors(samples, used, sets)
-    return MemoryModel(process, model_errors, *peak_errors, _memory_forest(samples, used, process, chosen))
+    candidates: list[Sequence[str]] = [(name,) for name in sets] or [()]
+    held_out = _held_out(samples, used, candidates)
+    judge(held_out)
+    model_errors = fit_errors(held_out.errors, held_out.difficulty, held_out.weight)
+    forest_of = _memory_forest(samples, used, process, candidates[held_out.best])
+    return MemoryModel(process, model_errors, *peak_errors, forest_of)
 
 
 def _memory_forest(samples: Samples, used: Mask, process: Process, sets: Sequence[str]) -> Forest | None:
@@ -125,7 +129,7 @@ def _by_linear(
 def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorModel, ErrorModel]:
     """Errors of simulated reserved (of large runs) and allocated memory; nothing is fitted or held out."""
     large = used & (samples.peaks.reserved > LARGE * process.capacity)
-    large = large if large.sum() >= FEWEST_ROWS else used
+    large = large if large.sum() >= _FEWEST_LARGE else used
     pairs = (
         (samples.reserved, samples.peaks.reserved, large),
         (samples.allocated, samples.peaks.allocated, used),
@@ -139,10 +143,9 @@ def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorM
     return models[0], models[1]
 
 
-def _memory_errors(samples: Samples, used: Mask, sets: Sequence[str]) -> tuple[ErrorModel, Sequence[str]]:
-    """Errors on networks held out (on levels where there is one network), and the best feature set."""
+def _held_out(samples: Samples, used: Mask, candidates: Sequence[Sequence[str]]) -> HeldOut:
+    """Errors on networks held out (on levels where there is one network) with the best feature set."""
     several = len(set(samples.network[used].tolist())) > 1
-    candidates: list[Sequence[str]] = [(name,) for name in sets] or [()]
 
     def predict(training: Mask, left_out: Mask) -> tuple[list[FloatArray], FloatArray]:
         process = _fit_process(samples, training)
@@ -151,10 +154,7 @@ def _memory_errors(samples: Samples, used: Mask, sets: Sequence[str]) -> tuple[E
         difficulty = models[-1].difficulty(samples.peaks.some(left_out))
         return [predict_memory(model, samples, left_out).value for model in models], difficulty
 
-    best, errors, difficulty, weights = cross_validate(
-        samples, "memory", used, predict, levels=not several, networks=several
-    )
-    return fit_errors(errors, difficulty, weights), candidates[best]
+    return cross_validate(samples, "memory", used, predict, levels=not several, networks=several)
 
 
 # a few rows -------------------------------------------------------------------------------------------------

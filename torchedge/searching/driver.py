@@ -26,6 +26,7 @@ from torchedge.prediction.results import Prediction
 from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
 from torchedge.searching.evolution import Evolution, Recipe, Score, SearchJournal
 from torchedge.searching.spaces import SearchSpace
+from torchedge.storage.amounts import mib_of
 from torchedge.storage.codecs import thaw
 from torchedge.storage.documents import plain
 from torchedge.texts import number
@@ -350,12 +351,19 @@ def check_limits(constraints: object) -> dict[str, float]:
         if name not in FIGURES:
             hint = did_you_mean(name, FIGURES, f"expected some of {', '.join(sorted(FIGURES))}")
             raise InputError(f"there is no constraint {name!r}; {hint}")
+        if FIGURES[name].unit == "MiB":
+            mib_of(limit, f"constraints[{name!r}]")
+            continue
         number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
         if not number or not 0 < limit < float("inf"):
             raise InputError(
                 f"constraints[{name!r}] is {limit!r}; expected a positive number of {FIGURES[name].unit}"
             )
-    return {name: float(constraints[name]) for name in FIGURES if name in constraints}
+    return {
+        name: mib_of(constraints[name]) if FIGURES[name].unit == "MiB" else float(constraints[name])
+        for name in FIGURES
+        if name in constraints
+    }
 
 
 def check_score(score: object, batched: bool) -> Score:
