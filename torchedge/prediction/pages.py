@@ -421,8 +421,8 @@ def _memory_picture(profile: MemoryProfile) -> str:
     live, reserved = number(profile.live_mib), number(profile.reserved_mib)
     return (
         f'{picture}\n<p class="key">{"".join(keys)}</p>\n<p>Simulated, nothing fitted: tensors peak at '
-        f"{live} MiB (circle) in {_text(str(profile.peak))}; PyTorch's allocator reserves {reserved} MiB (dashed)."
-        f"</p>\n{_table(('largest tensors at the peak', 'MiB'), largest)}"
+        f"{live} MiB (circle) in {_text(str(profile.peak))}; PyTorch's allocator reserves {reserved} MiB "
+        f"(dashed).</p>\n{_table(('largest tensors at the peak', 'MiB'), largest)}"
     )
 
 
