@@ -17,6 +17,10 @@ class FootprintEvent(IntEnum):
     GRADIENT = 2
 
 
+FILLS, IN_ORDER = 1, 2
+"""How a gradient lies: it fills its storage and is no view of it; its strides are those of its input."""
+
+
 @dataclass(frozen=True, slots=True)
 class StorageSize:
     """The size of a storage: elements of a tensor of the call where they agree, else a polynomial.
@@ -37,7 +41,7 @@ class Footprint:
     sizes: of each storage. tensors: the storage of each input and output (-1: an absent input); an output may
     share an input's. gradients: the storage of the gradient that arrives for each output (-1: none).
     forward: k + 1 where storage k is allocated, -k - 1 where it is freed. saved: storages that autograd
-    keeps. backward: events (event, storage, input, 1 if a gradient fills its storage in order).
+    keeps. backward: events (event, storage, input, `FILLS` and `IN_ORDER` of a gradient).
     """
 
     sizes: tuple[StorageSize, ...]
@@ -47,18 +51,24 @@ class Footprint:
     saved: tuple[int, ...]
     backward: tuple[tuple[FootprintEvent, int, int, int], ...]
 
-    def widened(self, item_size: int, narrow: Collection[int]) -> Footprint:
+    def widened(self, item_size: int, narrow: Collection[int], *, casts: bool = True) -> Footprint:
         """Return the footprint where some inputs and outputs have narrower elements than the others.
 
         item_size: bytes of the widest elements, which temporaries and gradients take. narrow: places of
-        the narrower inputs and outputs; the gradients of such inputs are cast once the call has returned.
+        the narrower inputs and outputs; casts: the gradients of such inputs are cast once the call has
+        returned, else they are as narrow as the input.
         """
+        own = {*self.tensors}
+        if not casts:
+            own.update([number for event, number, _, _ in self.backward if event is FootprintEvent.GRADIENT])
         sizes = [
-            size if size.item_size or number in self.tensors else replace(size, item_size=item_size)
+            size if size.item_size or number in own else replace(size, item_size=item_size)
             for number, size in enumerate(self.sizes)
         ]
+        if not casts:
+            return replace(self, sizes=tuple(sizes))
         events: list[tuple[FootprintEvent, int, int, int]] = []
-        casts: dict[int, list[int]] = {}
+        waiting: dict[int, list[int]] = {}
         dropped = {number for event, number, _, _ in self.backward if event is FootprintEvent.DROP}
         ends = [
             (FootprintEvent.DROP, number, 0, 0)
@@ -67,13 +77,13 @@ class Footprint:
         ]
         for event, number, place, dense in (*self.backward, *dict.fromkeys(ends)):
             if event is FootprintEvent.GRADIENT and place in narrow:
-                casts.setdefault(number, []).append(place)
+                waiting.setdefault(number, []).append(place)
                 continue
             if event is FootprintEvent.DROP:
-                for cast in casts.pop(number, ()):
+                for cast in waiting.pop(number, ()):
                     like = sizes[self.tensors[cast]]
                     events.append((FootprintEvent.NEW, len(sizes), 0, 0))
-                    events.append((FootprintEvent.GRADIENT, len(sizes), cast, 1))
+                    events.append((FootprintEvent.GRADIENT, len(sizes), cast, FILLS | IN_ORDER))
                     sizes.append(StorageSize(cast, like.elements, 0))
             events.append((event, number, place, dense))
         return replace(self, sizes=tuple(sizes), backward=tuple(events))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -310,37 +311,28 @@ class Interceptor(TorchFunctionMode):
         if "out" in kwargs:
             return self._write_out(call)
         first = len(rec.ops)
-        metas = (
-            None if known is not None and not known.replayed else (to_meta(args, rec), to_meta(kwargs, rec))
-        )
+        replayed = known is None or not known.composite
+        metas = (to_meta(args, rec), to_meta(kwargs, rec)) if replayed else None
         result = self._result(call)
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
-        if metas is None and rec.has_complex and not target.inplace and self._is_complex(first):
-            metas = to_meta(args, rec), to_meta(kwargs, rec)  # rules know no casts to and from real tensors
         if metas is not None and len(rec.ops) > first:
             self._replay(first, call, *metas)
         if rec.example.covers(call.inputs):
             self._follow_example(call, result)
         return result
 
-    def _is_complex(self, place: int) -> bool:
-        """Whether an operator that is no view reads or writes complex numbers."""
-        rec = self.recorder
-        op = rec.ops[place] if place < len(rec.ops) else None
-        if op is None or rec.values[op.outputs[0]].alias is not None:
-            return False
-        return any(i is not None and rec.values[i].dtype[0] == "c" for i in (*op.inputs, *op.outputs))
-
     def _replay(self, place: int, call: _Call, args: Any, kwargs: Any) -> None:
-        """Give a recorded operator its footprint where autograd records it and no rule knows it."""
+        """Give a recorded operator its footprint."""
         rec = self.recorder
         op = rec.ops[place]
-        needs = [i is not None and rec.needs_gradient(i) for i in op.inputs]
-        if op.grad and True in needs and not isinstance(call.func, torch._ops.HigherOrderOperator):
-            wanted = [n for n, i in zip(needs, op.inputs, strict=True) if i is not None]
-            footprint = footprint_of(call.func, args, kwargs, wanted, rec.fixed_batch is None)
+        if not op.inputs or isinstance(call.func, torch._ops.HigherOrderOperator):
+            return
+        needs = [op.grad and rec.needs_gradient(i) for i in op.inputs if i is not None]
+        results = [prod(rec.sizes[i]) for i in op.outputs]
+        footprint = footprint_of(call.func, args, kwargs, needs, results, rec.fixed_batch is None)
+        if footprint is not None and len(footprint.tensors) == len(needs) + len(results):
             rec.ops[place] = replace(op, footprint=footprint)
 
     def _result(self, call: _Call) -> Any:
@@ -391,6 +383,8 @@ class Interceptor(TorchFunctionMode):
         present = [i for i in inputs if i is not None]
         tensors = args[0] if known.params[:1] == ("tensors",) else (*args, *call.kwargs.values())
         if None in inputs[:1] or len(present) != sum([isinstance(t, torch.Tensor) for t in tensors]):
+            return None
+        if not all([t.is_contiguous() for t in tensors if isinstance(t, torch.Tensor)]):
             return None
         names = [rec.values[i].dtype for i in present]
         name = names[0] if known.first_dtype and names else common_dtype(names, call.attrs)
