@@ -67,26 +67,34 @@ class Footprint:
         ]
         if not casts:
             return replace(self, sizes=tuple(sizes))
-        events: list[tuple[FootprintEvent, int, int, int]] = []
-        waiting: dict[int, list[int]] = {}
-        dropped = {number for event, number, _, _ in self.backward if event is FootprintEvent.DROP}
-        ends = [
-            (FootprintEvent.DROP, number, 0, 0)
-            for event, number, place, _ in self.backward
-            if event is FootprintEvent.GRADIENT and place in narrow and number not in dropped
-        ]
-        for event, number, place, dense in (*self.backward, *dict.fromkeys(ends)):
-            if event is FootprintEvent.GRADIENT and place in narrow:
-                waiting.setdefault(number, []).append(place)
-                continue
-            if event is FootprintEvent.DROP:
-                for cast in waiting.pop(number, ()):
-                    like = sizes[self.tensors[cast]]
-                    events.append((FootprintEvent.NEW, len(sizes), 0, 0))
-                    events.append((FootprintEvent.GRADIENT, len(sizes), cast, FILLS | IN_ORDER))
-                    sizes.append(StorageSize(cast, like.elements, 0))
-            events.append((event, number, place, dense))
-        return replace(self, sizes=tuple(sizes), backward=tuple(events))
+        made = {n: at for at, (event, n, _, _) in enumerate(self.backward) if event is FootprintEvent.NEW}
+        drops = [at for at, event in enumerate(self.backward) if event[0] is FootprintEvent.DROP]
+        readers = {p: n for event, n, p, _ in self.backward if event is FootprintEvent.GRADIENT}
+        wide = {number for place, number in readers.items() if place not in narrow}
+        added: dict[int, list[tuple[FootprintEvent, int, int, int]]] = {}
+        for place in sorted({*narrow} & readers.keys()):
+            # the engine takes one gradient after the other: sums it to the size of its input, casts it
+            number = readers[place]
+            sums = [made.get(n, -1) for p, n in readers.items() if p < place]
+            last = (
+                max(sums) if max(sums, default=-1) > made.get(number, -1) else max(made.values(), default=-1)
+            )
+            at = next((drop for drop in drops if drop > last), len(self.backward)) + (last in sums)
+            events = added.setdefault(at, [])
+            events.append((FootprintEvent.NEW, len(sizes), 0, 0))
+            events.append((FootprintEvent.GRADIENT, len(sizes), place, FILLS | IN_ORDER))
+            if number not in wide:
+                events.append((FootprintEvent.DROP, number, 0, 0))
+            sizes.append(StorageSize(place, (0, 0, 0), 0))
+        cast = {number for place, number in readers.items() if place in narrow} - wide
+        backward = []
+        for at, event in enumerate((*self.backward, None)):
+            backward += added.get(at, [])
+            if event is not None:
+                casts = event[0] is FootprintEvent.GRADIENT and event[2] in narrow
+                if not (casts or (event[0] is FootprintEvent.DROP and event[1] in cast)):
+                    backward.append(event)
+        return replace(self, sizes=tuple(sizes), backward=tuple(backward))
 
 
 @dataclass(frozen=True, slots=True)

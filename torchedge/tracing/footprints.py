@@ -21,6 +21,7 @@ from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEve
 from torchedge.graphs.sizes import LARGEST_CONSTANT, Affine, Poly, decode_dim
 from torchedge.ops.strides import contiguous_strides, dense
 
+Event = tuple[FootprintEvent, int, int, int]
 _CACHED = 4096
 _cache: dict[Any, Footprint | None] = {}
 
@@ -110,7 +111,7 @@ class StorageLog(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[tuple[int, torch.dtype]] = []
-        self.events: list[tuple[FootprintEvent, int, int, int]] = []
+        self.events: list[Event] = []
         self.alive: dict[int, int] = {}
         self._watched: dict[int, Any] = {}
 
@@ -128,7 +129,7 @@ class StorageLog(TorchDispatchMode):
         if key not in self.alive:
             number = self.alive[key] = len(self.sizes)
             self.sizes.append((storage.nbytes() // tensor.element_size(), tensor.dtype))
-            self.events.append((FootprintEvent.NEW, number, 0, 0))
+            self.events.append((FootprintEvent.NEW, number, 0, id(torch._C._current_autograd_node())))
             self._watched[key] = weakref.ref(storage, lambda _: self._gone(key))
         return self.alive[key]
 
@@ -209,7 +210,9 @@ class _FootprintRun(StorageLog):
         ]
         later = self.events[self.returned :]
         start = next((at for at, event in enumerate(later) if event[1] in self.gradients), len(later))
-        backward = [e for e in later[start:] if not (e[0] is FootprintEvent.NEW and e[1] in self.gradients)]
+        backward = _handed_over(
+            [e for e in later[start:] if not (e[0] is FootprintEvent.NEW and e[1] in self.gradients)]
+        )
         known = {
             *self.saved,
             *self.gradients,
@@ -223,6 +226,33 @@ class _FootprintRun(StorageLog):
             self.saved,
             tuple([e for e in backward if e[1] in known]),
         )
+
+
+def _handed_over(events: list[Event]) -> list[Event]:
+    """Return a backward call where each gradient is handed over once the node that made it has run.
+
+    The replay's inputs, recorded first, get theirs last; a node before them would not wait.
+    """
+    readers: dict[int, list[Event]] = {}
+    for event in events:
+        if event[0] is FootprintEvent.GRADIENT:
+            readers.setdefault(event[1], []).append(event)
+    made = {number: node for event, number, _, node in events if event is FootprintEvent.NEW}
+    waiting: list[int] = []
+    result: list[Event] = []
+    for event in events:
+        kind, number, place, node = event
+        if kind is FootprintEvent.NEW:
+            for ready in [n for n in waiting if made[n] != node]:
+                waiting.remove(ready)
+                result += [*readers[ready], (FootprintEvent.DROP, ready, 0, 0)]
+            waiting += [number] * (number in readers)
+            result.append((kind, number, place, 0))
+        elif number not in made or number not in readers:
+            result.append(event)
+    for ready in waiting:
+        result += [*readers[ready], (FootprintEvent.DROP, ready, 0, 0)]
+    return result
 
 
 def _elements(numel: int, decoded: bool) -> Poly:

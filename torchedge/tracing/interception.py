@@ -338,15 +338,21 @@ class Interceptor(TorchFunctionMode):
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
         target, known = call.target, call.target.spec
-        if known is not None and (known.infer is not None or known.infer_many is not None):
-            result = (self._infer if known.infer is not None else self._infer_many)(call, known)
+        if known is not None and (known.composite or _contiguous(call.args)):
+            result = self._infer(call, known)
             if result is not None:
                 return result
         if target.inplace:
             return self._overwrite(call)
         if target.kind in _SPLITS:
             _refuse_batch_loop(target.kind, call.args, call.attrs)
-        return self._collect(call, self._meta_result(call))
+        try:
+            return self._collect(call, self._meta_result(call))
+        except CaptureError:
+            result = None if known is None else self._infer(call, known)
+            if result is None:
+                raise
+            return result
 
     def _follow_example(self, call: _Call, result: Any) -> None:
         """Let the example's values follow a call that reads nothing else."""
@@ -377,21 +383,23 @@ class Interceptor(TorchFunctionMode):
             return result
         return None
 
-    def _infer(self, call: _Call, known: OpSpec) -> TracedTensor | None:
-        """Take the shape from the operator's own rule; None if it does not apply."""
+    def _infer(self, call: _Call, known: OpSpec) -> Any:
+        """Take the shape from the operator's own rule, which makes a contiguous result; None if none applies."""
+        if known.infer_many is not None:
+            return self._infer_many(call, known)
+        if known.infer is None:
+            return None
         rec, args, inputs = self.recorder, call.args, call.inputs
         present = [i for i in inputs if i is not None]
         tensors = args[0] if known.params[:1] == ("tensors",) else (*args, *call.kwargs.values())
         if None in inputs[:1] or len(present) != sum([isinstance(t, torch.Tensor) for t in tensors]):
-            return None
-        if not all([t.is_contiguous() for t in tensors if isinstance(t, torch.Tensor)]):
             return None
         names = [rec.values[i].dtype for i in present]
         name = names[0] if known.first_dtype and names else common_dtype(names, call.attrs)
         if name is None:
             return None
         shapes = [None if i is None else rec.sizes[i] for i in inputs]
-        sizes = known.infer(shapes, call.attrs)  # type: ignore[misc]
+        sizes = known.infer(shapes, call.attrs)
         if sizes is None:
             return None
         if call.target.inplace:
@@ -520,6 +528,14 @@ class Interceptor(TorchFunctionMode):
             if meta is not None and meta.untyped_storage()._cdata == storage:
                 return self.recorder.index_of(argument)
         return None
+
+
+def _contiguous(args: Any) -> bool:
+    """Whether every tensor among a call's positional arguments is contiguous."""
+    return all(
+        [a.is_contiguous() if isinstance(a, torch.Tensor) else type(a) not in (tuple, list) or _contiguous(a)
+         for a in args]
+    )  # fmt: skip
 
 
 def _is_view(index: Any) -> bool:

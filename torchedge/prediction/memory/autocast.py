@@ -101,7 +101,7 @@ class _AutocastPass:
         reads = spec is not None and spec.widens
         if (
             footprint is None
-            or not (reads or kind == "widest")
+            or not (reads or kind in _WIDEST)
             or len(self._precisions(self.graph.values, original)) > 1
         ):
             return op
@@ -120,8 +120,10 @@ class _AutocastPass:
     @staticmethod
     def _precisions(values: Sequence[Value], op: Op) -> set[str]:
         """Return the floating dtypes of an operator's inputs and outputs; single numbers do not promote."""
-        tensors = [values[index] for index in (*op.inputs, *op.outputs) if index is not None]
-        return {v.dtype for v in tensors if v.shape or not any(t.shape for t in tensors)} & _CASTABLE
+        inputs = [values[index] for index in op.inputs if index is not None]
+        if any(value.shape for value in inputs):
+            inputs = [value for value in inputs if value.shape]
+        return {value.dtype for value in (*inputs, *[values[index] for index in op.outputs])} & _CASTABLE
 
     def _casts(self, op: Op, wanted: str | None) -> tuple[tuple[int | None, ...], list[int]]:
         """Return the inputs an operator reads, and the casts made for it alone."""

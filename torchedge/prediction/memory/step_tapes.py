@@ -398,6 +398,7 @@ class StepWriter:
         self._drop_all(scratch)
         for number in [*numbers]:
             self._pass_on(numbers.pop(number), ready.pop(number, []))
+        self._drop_all(record.saved[len(footprint.saved) :])  # what writing into a view left to this node
         for index in waiting.elements():  # of an input whose gradient this call does not give
             self._count_down(index)
 
