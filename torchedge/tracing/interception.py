@@ -387,7 +387,7 @@ class Interceptor(TorchFunctionMode):
         return None
 
     def _infer(self, call: _Call, known: OpSpec) -> Any:
-        """Take the shape from the operator's own rule, which makes a contiguous result; None if none applies."""
+        """Take the shape from the operator's own rule, a contiguous result; None if none applies."""
         if known.infer_many is not None:
             return self._infer_many(call, known)
         if known.infer is None:
