@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device
+from torchedge.devices import Device, DeviceKind
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import ForwardGraph, Op
 from torchedge.graphs.sizes import poly_at
@@ -193,7 +193,7 @@ def render_report(data: ReportData) -> str:
     body = [
         f'<h1>{title}</h1>\n<p class="dim">{subtitle}</p>',
         _prediction_part(data),
-        f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile)}",
+        f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile, data.prediction.device_kind)}",
         f"<h2>Memory by batch size</h2>\n{_batch_picture(data)}",
         *_advice_part(data),
         _layer_part(data.layers),
@@ -229,19 +229,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1)
 
 def _prediction_part(data: ReportData) -> str:
     p = data.prediction
-    gamma, phi = ("Γ", "Φ") if p.mode == "train" else ("γ", "φ")
-    estimates = [
-        (f"memory {gamma}", p.memory, "all that the run takes from the device"),
-        *(
-            [("needed", p.needed, "all that the run asks for; decides whether it fits")]
-            if p.saturates
-            else []
-        ),
-        ("reserved", p.reserved, "of that by PyTorch's allocator"),
-        ("allocated", p.allocated, "of that by tensors"),
-        (f"latency {phi}", p.latency, "a step" if p.mode == "train" else "a batch"),
-    ]
-    rows = [(n, meaning, f"{number(e.value)} {e.unit}", span(e.low, e.high)) for n, e, meaning in estimates]
+    rows = [(n, meaning, f"{number(e.value)} {e.unit}", span(e.low, e.high)) for n, e, meaning in p.figures]
     required = p.needed_mib(data.confidence)
     fits = required <= data.limit_mib
     verdict = (
@@ -354,7 +342,7 @@ def _ticks(top: float, count: int = 5) -> list[float]:
     return [step * place for place in range(int(top / step) + 1)]
 
 
-def _memory_picture(profile: MemoryProfile) -> str:
+def _memory_picture(profile: MemoryProfile, kind: DeviceKind) -> str:
     timeline = profile.timeline()
     events = len(timeline.live_mib)
     if not events:
@@ -381,17 +369,19 @@ def _memory_picture(profile: MemoryProfile) -> str:
             at, anchor = (x + 3, "start") if x < _WIDTH - 90 else (x - 3, "end")
             below = _HEIGHT - _BOTTOM + 16
             shapes.append(f'<text x="{at:.1f}" y="{below}" text-anchor="{anchor}">{name}</text>')
-    y = frame.y(profile.reserved_mib)
-    shapes.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    if kind == "gpu":
+        y = frame.y(profile.reserved_mib)
+        shapes.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
     peak = max(profile.peak.index, 0)
     x, y = frame.x(peak), frame.y(profile.live_mib)
     shapes.append(f'<circle class="ink" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
     picture = frame.picture("memory over the step", "allocations and releases of one step", shapes)
     largest = [(label, number(mib)) for label, mib in profile.largest]
     live, reserved = number(profile.live_mib), number(profile.reserved_mib)
+    allocator = f"; PyTorch's allocator reserves {reserved} MiB (dashed)" if kind == "gpu" else ""
     return (
         f'{picture}\n<p class="key">{"".join(keys)}</p>\n<p>Tensors peak at {live} MiB in '
-        f"{_text(str(profile.peak))}; PyTorch's allocator reserves {reserved} MiB (dashed)."
+        f"{_text(str(profile.peak))}{allocator}."
         f"</p>\n{_table(('largest tensors at the peak', 'MiB'), largest)}"
     )
 
