@@ -150,8 +150,8 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
         )
     if not is_dataset(root):
         raise ProfileError(
-            f"{root}: holds no {MEASUREMENTS}; expected the folder of a campaign: `torchedge campaign run NAME "
-            "--plan quick --out FOLDER` measures one"
+            f"{root}: holds no {MEASUREMENTS}; expected the folder of a campaign: `torchedge campaign run "
+            "NAME --plan quick --out FOLDER` measures one"
         )
     public = not _present(root / NETWORKS).exists() and _present(root / TOPOLOGIES).exists()
     files = (_present(root / MEASUREMENTS), _present(root / (TOPOLOGIES if public else NETWORKS)))
