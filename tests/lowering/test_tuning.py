@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from torchedge.expressions.indices import Axis, of
 from torchedge.lowering.candidates import candidates_of
 from torchedge.lowering.kernel_work import sketches_of
+from torchedge.lowering.kernels.nests import write_kernel
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.schedules import (
     ContractionExtents,
@@ -166,6 +168,37 @@ def test_work_counts_the_arithmetic_and_the_bytes(name, case):
             assert (read.distinct_bytes <= tensor.numel * 4).all()
             assert (read.group_bytes <= read.distinct_bytes + 4).all()
             assert (work.items * read.count * read.nbytes >= 0.99 * read.distinct_bytes).all()
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.parametrize(
+    "case",
+    [
+        OperatorCase("MatMul", (60, 72, 1000)),
+        OperatorCase("Conv2Ds2", (20, 3)),
+    ],
+    ids=lambda case: case.name,
+)
+def test_what_is_counted_is_what_is_written(name, case):
+    """Launches, local memory and slices of all candidates at once are those of the kernels, one by one."""
+    target, coefficients = replace(TARGETS[name], serial=False), default_coefficients(name)
+    kernel = operator_kernel(case, target)
+    for candidates in candidates_of(kernel.nest.extents, target):
+        launches = [
+            (sketch.work([kernel.layouts], coefficients), np.broadcast_to(share, (len(candidates),)))
+            for sketch, share in sketches_of(kernel.nest, candidates, target)
+        ]
+        for number in range(0, len(candidates), 1 + len(candidates) // 12):
+            written = write_kernel(kernel.group, kernel.nest, kernel.layouts, candidates.pick(number), target)
+            counted = [work for work, share in launches if share[number]]
+            assert len(written) == len(counted)
+            work, launch = counted[0], written[0].launch
+            assert prod(launch.global_size) == work.items[number]
+            assert (*launch.local_size, 1, 1)[:3] == tuple(work.group[number])
+            if (
+                getattr(candidates.schedules, "kind", "panel") != "panel"
+            ):  # caches in the place of local memory
+                assert written[0].kernel.local_bytes == work.local_bytes[number]
 
 
 @pytest.mark.parametrize(

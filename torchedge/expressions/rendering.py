@@ -224,7 +224,8 @@ class Renderer:
             text = function.for_vectors.format(*texts, T=f"{kind}{self.width}", Z="0")
             return f"convert_int{self.width}({text})", True
         if scalar.function == "where" and kind in ("double", "long"):
-            texts[0] = f"convert_long{self.width}({texts[0]})"
+            # Mesa's rusticl 22.3 loses the sign of a widened mask, and `?:` selects by the sign.
+            texts[0] = f"(convert_long{self.width}({texts[0]}) != (long{self.width})(0L))"
         zero = self._wide(literal(0, scalar.dtype), scalar.dtype)
         return function.for_vectors.format(*texts, T=f"{kind}{self.width}", Z=zero), True
 

@@ -65,7 +65,7 @@ FIELDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """N schedules of one kind of kernel (and one template): `schedules` has (N,) arrays in its fields."""
+    """N schedules of one kind of kernel: `schedules` has (N,) arrays in its fields."""
 
     schedules: Any
     count: int
@@ -83,7 +83,7 @@ class Candidates:
         return Candidates(_taken(self.schedules, numbers), len(numbers))
 
     def table(self) -> Array:
-        """Return (N, FIELDS) whole numbers: the template, then the fields; 0 where a kind has fewer."""
+        """Return (N, FIELDS) whole numbers: the kind, then the fields; 0 where a kind has fewer."""
         kind = getattr(self.schedules, "kind", type(self.schedules).__name__)
         columns = [np.asarray(KINDS.index(kind)), *_columns(self.schedules)]
         columns += [np.zeros((), int)] * (FIELDS - len(columns))
@@ -91,7 +91,7 @@ class Candidates:
 
 
 def candidates_of(extents: Extents, target: Target) -> list[Candidates]:
-    """Return the candidates of a kernel on a device class, a set for each template; all are legal."""
+    """Return the candidates of a kernel on a device class, a set for each kind; all are legal."""
     default = default_schedule(extents, target)
     if isinstance(extents, RowsExtents):
         assert isinstance(default, RowsSchedule)

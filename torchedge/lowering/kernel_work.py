@@ -13,18 +13,18 @@ import numpy.typing as npt
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.candidates import Candidates
-from torchedge.lowering.kernels.contractions import depth_of
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest
 from torchedge.lowering.kernels.pointwise import PointwiseNest
-from torchedge.lowering.kernels.products import Product, last_of, widest
+from torchedge.lowering.kernels.products import Product, last_of, size
 from torchedge.lowering.kernels.rows import RowsNest
+from torchedge.lowering.kernels.tilings import Tiling, tiling_of, widest
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.schedules import PAD, RowsExtents, launch_sizes
+from torchedge.lowering.schedules import RowsExtents, launch_sizes, power_of_two
 from torchedge.lowering.targets import Target
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, accesses_of
 from torchedge.textures.coefficients import KernelCoefficients
-from torchedge.textures.layouts import LANES, Layout
+from torchedge.textures.layouts import Layout
 from torchedge.textures.work import KernelWork, ReadWork
 
 Array = npt.NDArray[Any]
@@ -114,11 +114,9 @@ def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tupl
     A contraction in slices has a second launch, which adds them.
     """
     if isinstance(nest, Product):
-        product = _contraction(nest, candidates)
-        slices = candidates.schedules.slices
-        if np.max(slices) == 1:
-            return [(product, 1.0)]
-        return [(product, 1.0), (_sum(nest, candidates, target), np.asarray(slices) > 1)]
+        tiling, count = tiling_of(nest, candidates.schedules), len(candidates)
+        product, several = _contraction(tiling, count), np.asarray(tiling.schedule.slices) > 1
+        return [(product, 1.0), *([(_sum(tiling, count, target), several)] if np.any(several) else [])]
     if isinstance(nest, RowsNest):
         shares, cuts = _shares(candidates, nest.extents)
         rows = [(_rows(nest, candidates, shares, cuts), np.ones(len(candidates)))]
@@ -293,236 +291,60 @@ def _join(nest: RowsNest, candidates: Candidates, cuts: Array) -> Sketch:
 # contractions -----------------------------------------------------------------------------------------------
 
 
-def _widths(axis: Axis, *limits: Any) -> Any:  # noqa: ANN401
-    """Return `products.widest` of columns: the widest power of two that divides a loop and all limits."""
-    width: Any = 1
-    for power in (2, 4, 8, 16):
-        fits = np.asarray(axis.extent % power == 0)
-        for limit in limits:
-            fits = fits & (np.asarray(limit) % power == 0)
-        width = np.where(fits & (width == power // 2), power, width)
-    return width
-
-
-def _contraction(product: Product, candidates: Candidates) -> Sketch:
-    sketch = {"panel": _panel, "local": _local, "register": _register}[candidates.schedules.kind]
-    return sketch(product, candidates)
+def _contraction(t: Tiling, count: int) -> Sketch:
+    """Count a product by all schedules at once, from the data that its kernels are written from."""
+    product, s = t.product, t.schedule
+    covered = {"rows": t.block[0], "cols": t.block[1], "inner": _over(size(product.inner), s.slices)}
+    reads = [
+        (walked, access)
+        for operand in (t.a, t.b)
+        for walked in [Walk(_roles(product), operand.time, operand.lanes, covered)]
+        for access in accesses_of(reads_of(operand.value), operand.lane, operand.width, operand.reads)
+    ]
+    walked = Walk(_roles(product), t.time, t.lanes, covered)
+    more, writes = _results(product, walked, t.width, t.stored / t.width)
+    columns = {
+        "items": prod([np.asarray(n, float) for n in t.global_size]),
+        "group": _three(t.group, count),
+        "flops": 2.0 * t.tile[0] * t.tile[1] * t.points,
+        "vector": s.vector,
+        "chains": s.tile_rows * np.asarray(s.vectors),
+        **t.columns,
+        "registers": ADDRESSES * (s.kind != "panel") + t.columns["registers"],
+    }
+    return Sketch(count, columns, (*reads, *more), writes, s.slices)
 
 
 def _roles(product: Product) -> dict[str, tuple[Axis, ...]]:
     return {"batch": product.batch, "rows": product.rows, "cols": product.cols, "inner": product.inner}
 
 
-def _operand(product: Product, rows: bool) -> tuple[Any, tuple[Axis, ...], frozenset[Axis], str]:
-    if rows:
-        return product.a, product.rows, product.a_contiguous, "rows"
-    return product.b, product.cols, product.b_contiguous, "cols"
-
-
 def _results(
     product: Product,
     walked: Walk,
-    elements: Any,  # noqa: ANN401
-    width: int,
+    width: Any,  # noqa: ANN401
+    times: Any,  # noqa: ANN401
 ) -> tuple[tuple[tuple[Walk, Access], ...], tuple[tuple[Walk, Access], ...]]:
-    """Return reads and writes of the epilogue, which each work-item does for so many elements."""
+    """Return reads and writes of the epilogue, which each work-item does so many times, `width` at once."""
     last = last_of(product.cols)
     values = [item.value for _, item in product.stores]
-    count = elements / width
-    reads = [(walked, a) for a in accesses_of(reads_of(*values), last, width, count)]
-    return tuple(reads), _writes(product.stores, walked, last, width, count)
+    reads = [(walked, a) for a in accesses_of(reads_of(*values), last, width, times)]
+    return tuple(reads), _writes(product.stores, walked, last, width, times)
 
 
-def _register(product: Product, candidates: Candidates) -> Sketch:
-    s, count = candidates.schedules, len(candidates)
-    batch, rows, cols, inner = product.sizes
-    tile_rows, tile_cols = np.asarray(s.tile_rows), np.asarray(s.vectors) * s.vector
-    across, down = _over(cols, tile_cols), _over(rows, tile_rows)
-    group = [np.minimum(g, _power_above(n)) for g, n in zip(s.group, (across, down), strict=True)]
-    lanes = (Digit("cols", group[0], tile_cols), Digit("rows", group[1], tile_rows))
-    covered = {"cols": group[0] * tile_cols, "rows": group[1] * tile_rows, "inner": _over(inner, s.slices)}
-    deepest, tiles = last_of(product.inner), []
-    for is_rows in (True, False):
-        _, loops, contiguous, _ = _operand(product, is_rows)
-        last, extent = last_of(loops), tile_rows if is_rows else tile_cols
-        along_inner = last not in contiguous
-        lane = deepest if along_inner else last
-        fits = lane in contiguous and lane.extent % LANES == 0
-        width = np.where(fits & (along_inner | (extent % LANES == 0)), LANES, 1)
-        tiles.append((lane, along_inner, width, extent))
-    depths = [np.where(along, width, 1) for _, along, width, _ in tiles]
-    step = np.maximum(*depths) * s.unroll
-    reads: list[tuple[Walk, Access]] = []
-    points = inner / s.slices
-    for is_rows, (lane, along_inner, width, extent), depth in zip((True, False), tiles, depths, strict=True):
-        operand, _, _, role = _operand(product, is_rows)
-        wide = np.where(along_inner, 1, width)
-        time = (
-            Digit("inner", step // depth, depth),
-            Digit(role, extent // wide, wide),
-            Digit("inner", 1 << 30, step),
-        )
-        if not is_rows:  # columns are read point by point
-            time = (time[1], time[0], time[2])
-        walked = Walk(_roles(product), time, lanes, covered)
-        each = extent / wide * points / depth
-        reads += [(walked, a) for a in accesses_of(reads_of(operand), lane, width, each)]
-    whole = Walk(
-        _roles(product),
-        (Digit("cols", tile_cols // LANES, LANES), Digit("rows", tile_rows, 1)),
-        lanes,
-        covered,
-    )
-    more, writes = _results(product, whole, tile_rows * tile_cols, widest(last_of(product.cols), LANES))
-    values = tile_rows * tile_cols + step * (tile_rows + tile_cols)
-    columns = {
-        "items": _over(across, group[0])
-        * group[0]
-        * _over(down, group[1])
-        * group[1]
-        * batch
-        * s.slices
-        * np.ones(count),
-        "group": _three(group, count),
-        "flops": 2.0 * tile_rows * tile_cols * points,
-        "registers": ADDRESSES + 4 * values,
-        "vector": s.vector,
-        "chains": tile_rows * np.asarray(s.vectors),
-    }
-    return Sketch(count, columns, (*reads, *more), writes, s.slices)
-
-
-def _power_above(numbers: Any) -> Any:  # noqa: ANN401
-    return 2 ** np.ceil(np.log2(np.maximum(numbers, 1))).astype(int)
-
-
-def _local(product: Product, candidates: Candidates) -> Sketch:
-    s, count = candidates.schedules, len(candidates)
-    batch, rows, cols, inner = product.sizes
-    depth, threads, tile_rows = np.asarray(s.depth), s.threads, np.asarray(s.tile_rows)
-    tile_cols, deepest = np.asarray(s.vectors) * s.vector, last_of(product.inner)
-    cuts = {step: depth_of(product, step).blocks for step in np.unique(depth).tolist()}
-    blocks = np.array([cuts[step] for step in np.atleast_1d(depth).tolist()])
-    chunks = _over(blocks, s.slices)
-    covered = {"rows": s.block_rows, "cols": s.block_cols, "inner": _over(inner, s.slices)}
-    reads: list[tuple[Walk, Access]] = []
-    fetched: Any = 0
-    for is_rows in (True, False):
-        operand, loops, contiguous, role = _operand(product, is_rows)
-        extent = np.asarray(s.block_rows if is_rows else s.block_cols)
-        last = last_of(loops)
-        along_inner = last not in contiguous
-        lane = deepest if along_inner else last
-        share = extent * depth // threads
-        width = (
-            _widths(lane, LANES, share) * np.ones(count, int) if lane in contiguous else np.ones(count, int)
-        )
-        short = (depth if along_inner else extent) // width
-        beside = Digit("inner" if along_inner else role, short, width)
-        below = Digit(role if along_inner else "inner", _over(threads, short), 1)
-        rounds = share // width
-        advance = Digit(below.role, rounds, _over(threads, short))
-        walked = Walk(_roles(product), (advance, Digit("inner", 1 << 30, depth)), (beside, below), covered)
-        reads += [(walked, a) for a in accesses_of(reads_of(operand), lane, width, rounds * chunks)]
-        fetched = fetched + rounds * width
-    across = np.asarray(s.block_cols) // tile_cols
-    lanes = (Digit("cols", across, LANES), Digit("rows", threads // across, LANES))
-    time = (Digit("cols", s.vectors, across * LANES), Digit("rows", tile_rows, 1))
-    more, writes = _results(
-        product,
-        Walk(_roles(product), time, lanes, covered),
-        tile_rows * tile_cols,
-        widest(last_of(product.cols), LANES),
-    )
-    blocks = batch * _over(rows, s.block_rows) * _over(cols, s.block_cols)
-    points = chunks * depth
-    columns = {
-        "items": blocks * threads * s.slices * np.ones(count),
-        "group": _three((threads,), count),
-        "flops": 2.0 * tile_rows * tile_cols * points,
-        "registers": ADDRESSES + 4 * (tile_rows * tile_cols + tile_rows + tile_cols + fetched),
-        "local_bytes": 2.0 * depth * (s.block_rows + s.block_cols + 2 * PAD) * product.itemsize,
-        "local_traffic": 4.0 * chunks * fetched,
-        "tile_reads": points * (tile_rows + tile_cols) / LANES,
-        "barriers": chunks + 1,
-        "vector": s.vector,
-        "chains": tile_rows * np.asarray(s.vectors),
-    }
-    return Sketch(count, columns, (*reads, *more), writes, s.slices)
-
-
-def _panel(product: Product, candidates: Candidates) -> Sketch:
-    s, count = candidates.schedules, len(candidates)
-    batch, rows, cols, inner = product.sizes
-    tile_rows, vectors, vector = np.asarray(s.tile_rows), np.asarray(s.vectors), np.asarray(s.vector)
-    tile_cols, deepest = vectors * vector, last_of(product.inner)
-    height, breadth = np.minimum(s.block_rows, rows), np.minimum(s.block_cols, cols)
-    blocks_down, blocks_across = _over(rows, s.block_rows), _over(cols, s.block_cols)
-    points = inner / np.asarray(s.slices)
-    chunks = np.maximum(1.0, points / np.minimum(s.depth, points))
-    covered = {"rows": height, "cols": breadth, "inner": _over(inner, s.slices)}
-    reads: list[tuple[Walk, Access]] = []
-    for is_rows, extent in ((True, height), (False, breadth)):
-        operand, loops, contiguous, role = _operand(product, is_rows)
-        last = last_of(loops)
-        along_inner = (
-            deepest in contiguous or last not in contiguous
-            if is_rows
-            else deepest in contiguous and last not in contiguous
-        )
-        lane = deepest if along_inner else last
-        limits = (vector,) if along_inner == is_rows else (vector, tile_rows if is_rows else tile_cols)
-        width = _widths(lane, *limits) * np.ones(count, int)
-        deep = Digit(
-            "inner",
-            _over(np.minimum(s.depth, inner), width if along_inner else 1),
-            width if along_inner else 1,
-        )
-        wide = Digit(role, _over(extent, 1 if along_inner else width), 1 if along_inner else width)
-        time = (deep, wide) if along_inner or is_rows else (wide, deep)
-        walked = Walk(_roles(product), time, (), covered)
-        reads += [(walked, a) for a in accesses_of(reads_of(operand), lane, width, extent * points / width)]
-    # Whole tiles are computed; the last block of a row or column of blocks has fewer.
-    padded_rows = _over(rows, tile_rows) * tile_rows / blocks_down
-    padded_cols = _over(cols, tile_cols) * tile_cols / blocks_across
-    tiles = (padded_rows / tile_rows) * (padded_cols / tile_cols)
-    width = widest(last_of(product.cols), int(np.max(vector)))
-    more, writes = _results(
-        product,
-        Walk(_roles(product), (Digit("cols", _over(breadth, width), width),), (), covered),
-        height * breadth,
-        width,
-    )
-    lane_bytes = 4.0 * vector
-    # Each round of a tile loads its columns, and one value of each row into all lanes.
-    traffic = tiles * (points * (tile_rows + vectors) + 2 * chunks * tile_rows * vectors) * lane_bytes
-    columns = {
-        "items": batch * blocks_down * blocks_across * np.asarray(s.slices, float) * np.ones(count),
-        "group": np.ones(3),
-        "flops": 2.0 * padded_rows * padded_cols * points,
-        "registers": lane_bytes * (tile_rows * vectors + vectors + 1),
-        "local_bytes": 4.0 * (np.asarray(s.depth) * (s.block_rows + np.asarray(s.block_cols))),
-        "local_traffic": traffic + (height + breadth) * points * 8.0,
-        "vector": vector,
-        "chains": tile_rows * vectors,
-    }
-    return Sketch(count, columns, (*reads, *more), writes, s.slices)
-
-
-def _sum(product: Product, candidates: Candidates, target: Target) -> Sketch:
-    """The launch that adds the slices of contractions."""
-    s, count = candidates.schedules, len(candidates)
+def _sum(t: Tiling, count: int, target: Target) -> Sketch:
+    """Count the launch that adds the slices of contractions."""
+    product, slices = t.product, np.asarray(t.schedule.slices)
     batch, rows, cols, _ = product.sizes
-    slices = np.asarray(s.slices)
-    width = widest(last_of(product.cols), target.vector)
-    across = min(64, 1 << (cols // width).bit_length() - 1)
-    whole = Walk(_roles(product), (), (Digit("cols", across, width),), {"cols": across * width, "rows": 1})
-    reads, writes = _results(product, whole, width, width)
+    width = int(widest(last_of(product.cols), target.vector))
+    across = min(64, power_of_two(cols // width))
+    walked = Walk(_roles(product), (), (Digit("cols", across, width),), {"cols": across * width, "rows": 1})
+    reads, writes = _results(product, walked, width, 1)
     nbytes = float(batch * rows * cols * product.itemsize)
     moved = width * product.itemsize
     slice_reads = _scratch(slices, moved, slices * nbytes, lines=max(1, across * moved / 128), share=across)
     columns = {
-        "items": _over(cols // width, across) * across * rows * batch * np.ones(count),
+        "items": _over(cols // width, across) * across * rows * batch,
         "group": np.array([float(across), 1.0, 1.0]),
         "flops": slices * float(width),
         "registers": ADDRESSES + 8.0 * width,

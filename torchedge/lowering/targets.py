@@ -28,7 +28,7 @@ DeviceClass = Literal["cpu", "gpu", "mobile"]
 Precision = Literal["float32", "float16"]
 """How large tensors are stored; arithmetic is in float32."""
 Kind = Literal["panel", "local", "register"]
-"""Templates of contractions."""
+"""Kinds of contractions' kernels."""
 Tuner = Literal["fixed", "model", "measured"]
 """What chooses schedules and layouts: constants of the device class, the cost model, or times of its best."""
 
@@ -39,7 +39,7 @@ class Target:
 
     vector: widest useful vector of floats. work_items: number that fills the device. group, least_group:
     largest and smallest work-group. row_group: work-items that share a long row (1: none share). schedule:
-    template of contractions. storage: preferred storage of tensors; pattern: the access pattern of images.
+    kind of contractions. storage: preferred storage of tensors; pattern: the access pattern of images.
     image_width, image_height: largest image in texels, 0 without images; half_images: images may hold half
     floats. pitch: rows of images made from buffers are a multiple of so many texels. shared_pitch: the same
     of intermediate images made from the arena's buffer; 0: each has memory of its own. alignment: tensors in

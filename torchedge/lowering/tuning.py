@@ -95,7 +95,7 @@ class Choice:
 class Scores:
     """All candidates of one kernel: C choices of layouts, and N schedules for each.
 
-    nest: its loops; kernels that do the same share the scores. sets: candidates by template, with what is
+    nest: its loops; kernels that do the same share the scores. sets: candidates by kind, with what is
     known of their operands' work. operands: the tensors whose layouts are chosen. ms: (C, N) predicted times,
     infinite where a result's image cannot be written. others: (C, N) costs by the levels of the model alone
     and by the reuse-distance baseline. The default is (0, 0). launch_ms: part of all times, a launch.

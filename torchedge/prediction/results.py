@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs.sizes import LARGEST_BATCH
-from torchedge.ops import UNKNOWN_REMARK
+from torchedge.ops import unsupported_remark
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.range_remarks import range_remark
 from torchedge.storage.amounts import Amount, mib_of
@@ -75,7 +75,7 @@ class Prediction:
     @property
     def unsupported_remarks(self) -> tuple[str, ...]:
         """For each operator of `unsupported` one sentence that says how the figures count it."""
-        return tuple([f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported])
+        return tuple([unsupported_remark(kind) for kind in self.unsupported])
 
     @property
     def saturates(self) -> bool:

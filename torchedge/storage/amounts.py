@@ -19,7 +19,7 @@ MOST_BYTES = 2**50
 """No amount is larger: 1 PiB."""
 
 _BINARY = {letter: 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
-_UNITS = {
+_UNITS: dict[str, int] = {
     "": MIB,
     "b": 1,
     **{f"{letter}ib": size for letter, size in _BINARY.items()},
@@ -62,7 +62,7 @@ def _checked(amount: object, name: str) -> float:
     nbytes = number * _UNITS[unit]
     if not 1 <= nbytes <= MOST_BYTES:
         raise InputError(f"{name} is {shown}; expected 1 byte to 1 PiB")
-    return nbytes
+    return float(nbytes)
 
 
 def _size(amount: object) -> tuple[float, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import wraps
 from operator import is_
@@ -215,7 +215,7 @@ def called_function(func: Any, caller: FrameType) -> Any:
     PyTorch looks the function up by its name, under which user code may have put another one
     (`F.relu = lambda x: relu(x) * 5`). A mode that called that one would apply it once more.
     """
-    if isinstance(func, _WRITTEN_IN_C) or (type(func).__hash__ and func in _resolved):
+    if isinstance(func, _WRITTEN_IN_C) or (isinstance(func, Hashable) and func in _resolved):
         return func
     if caller.f_code is _DISPATCH and caller.f_back is not None:
         running = caller.f_back

@@ -1,5 +1,6 @@
+
 __constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
-__kernel void contraction_register_97b4276f91(__global float* restrict t0, __global const float* restrict t1, read_only image2d_t t2, __global const float* restrict t3, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19) {
+__kernel void contraction_register_514746e928(__global float* restrict t0, __global const float* restrict t1, read_only image2d_t t2, __global const float* restrict t3, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19) {
   const int col0 = get_global_id(0) * 8, row0 = get_global_id(1) * 4;
   if (col0 >= n0 || row0 >= n1) return;
   const int batch = get_global_id(2) / n2, part = get_global_id(2) % n2;

@@ -1,4 +1,5 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_267502cc49(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19, const int n20, const int n21, const int n22, const int n23, const int n24, const int n25, const int n26, const int n27, const int n28) {
+
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_4ba1686ed6(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19, const int n20, const int n21, const int n22, const int n23, const int n24, const int n25, const int n26, const int n27, const int n28) {
   __local float a_block[2048] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
   __local int points[2][3][16];
@@ -123,38 +124,38 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
   for (int next; chunk < last; chunk = next) {
     next = chunk + 1;
     if (next < last) {
-    #pragma unroll
-    for (int s = 0; s < 16; ++s) {
-      const int item = lid + s * 64, k = item / 64;
-      const int r0 = a_r0[s];
-      const int r1 = a_r1[s];
-      const int r2 = a_r2[s];
-      {
-        const int k0 = points[next & 1][0][k];
-        const int k1 = points[next & 1][1][k];
-        const int k2 = points[next & 1][2][k];
-        const int v1_1 = (-k1 + r1 >= 0 && -k2 + r2 >= 0);
-        const float v1_2 = t1[(v1_1 ? n13 * k0 - n14 * k1 - k2 + n15 * r0 + n16 * r1 + r2 : 0)];
-        const float v1_3 = (v1_1 ? v1_2 : 0.0f);
-        a_next[s] = v1_3;
+      #pragma unroll
+      for (int s = 0; s < 16; ++s) {
+        const int item = lid + s * 64, k = item / 64;
+        const int r0 = a_r0[s];
+        const int r1 = a_r1[s];
+        const int r2 = a_r2[s];
+        {
+          const int k0 = points[next & 1][0][k];
+          const int k1 = points[next & 1][1][k];
+          const int k2 = points[next & 1][2][k];
+          const int v1_1 = (-k1 + r1 >= 0 && -k2 + r2 >= 0);
+          const float v1_2 = t1[(v1_1 ? n13 * k0 - n14 * k1 - k2 + n15 * r0 + n16 * r1 + r2 : 0)];
+          const float v1_3 = (v1_1 ? v1_2 : 0.0f);
+          a_next[s] = v1_3;
+        }
       }
-    }
-    #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      const int item = lid + s * 64, k = item / 16;
-      const int c0 = b_c0[s];
-      const int c1 = b_c1[s];
-      const int c2 = b_c2[s];
-      {
-        const int k0 = points[next & 1][0][k];
-        const int k1 = points[next & 1][1][k];
-        const int k2 = points[next & 1][2][k];
-        const int v2_1 = (c0 + 2 * k1 < 3 && c1 + 2 * k2 < 3);
-        const float4 v2_2 = *(__global const float4*)(t2 + (v2_1 ? n17 * c0 + n18 * c1 + 4 * c2 + n19 * k0 + n20 * k1 + n21 * k2 : 0));
-        const float4 v2_3 = (v2_1 ? v2_2 : ((float4)(0.0f)));
-        b_next[s] = v2_3;
+      #pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const int item = lid + s * 64, k = item / 16;
+        const int c0 = b_c0[s];
+        const int c1 = b_c1[s];
+        const int c2 = b_c2[s];
+        {
+          const int k0 = points[next & 1][0][k];
+          const int k1 = points[next & 1][1][k];
+          const int k2 = points[next & 1][2][k];
+          const int v2_1 = (c0 + 2 * k1 < 3 && c1 + 2 * k2 < 3);
+          const float4 v2_2 = *(__global const float4*)(t2 + (v2_1 ? n17 * c0 + n18 * c1 + 4 * c2 + n19 * k0 + n20 * k1 + n21 * k2 : 0));
+          const float4 v2_3 = (v2_1 ? v2_2 : ((float4)(0.0f)));
+          b_next[s] = v2_3;
+        }
       }
-    }
     }
     if (lid < 16) {
       const int within = min((next + 1) * 16 + lid, n12);
@@ -187,18 +188,18 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
     }
     now ^= 1;
     if (next < last) {
-    #pragma unroll
-    for (int s = 0; s < 16; ++s) {
-      const int item = lid + s * 64;
-      __local float* to = a_block + now * 1024 + item / 64 * 64 + item % 64 * 1;
-      *(__local float*)to = a_next[s];
-    }
-    #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      const int item = lid + s * 64;
-      __local float* to = b_block + now * 1024 + item / 16 * 64 + item % 16 * 4;
-      *(__local float4*)to = b_next[s];
-    }
+      #pragma unroll
+      for (int s = 0; s < 16; ++s) {
+        const int item = lid + s * 64;
+        __local float* to = a_block + now * 1024 + item / 64 * 64 + item % 64 * 1;
+        *(__local float*)to = a_next[s];
+      }
+      #pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const int item = lid + s * 64;
+        __local float* to = b_block + now * 1024 + item / 16 * 64 + item % 16 * 4;
+        *(__local float4*)to = b_next[s];
+      }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }

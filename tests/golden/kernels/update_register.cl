@@ -1,5 +1,6 @@
+
 __constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
-__kernel void contraction_register_cda71dd8d9(__global float* t0, __global const float* restrict t1, read_only image2d_t t2, const int n0, const int n1, const int n2, const int n3, const int n4) {
+__kernel void contraction_register_4500063e69(__global float* t0, __global const float* restrict t1, read_only image2d_t t2, const int n0, const int n1, const int n2, const int n3, const int n4) {
   const int col0 = get_global_id(0) * 4, row0 = get_global_id(1) * 4;
   if (col0 >= n0 || row0 >= n1) return;
   const int batch = get_global_id(2) / n2, part = get_global_id(2) % n2;

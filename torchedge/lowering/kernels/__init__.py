@@ -1,1 +1,1 @@
-"""From groups to kernel texts: one file a template of export/kernels."""
+"""From groups to kernel texts: nests, their schedules, and what is written of them."""

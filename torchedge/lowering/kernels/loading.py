@@ -7,7 +7,7 @@ remainder; it is the whole copy for kernels without a loop. All threads follow t
 condition is true for all work-items of a group, save in one round of the last group that copies.
 
 A slot is text that is added to the text of a kernel, so that a kernel with a slot follows from the kernel of
-a program alone. Templates mark their main loops with the comment `TURN`; the kernel's own statements stay as
+a program alone. Kernels mark their main loops with the comment `TURN`; the kernel's own statements stay as
 they are, and so do its results.
 """
 

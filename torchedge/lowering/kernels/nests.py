@@ -12,13 +12,14 @@ from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.contractions import write_contraction
 from torchedge.lowering.kernels.loops import every_offset
 from torchedge.lowering.kernels.pointwise import PointwiseNest, pointwise_nest, write_pointwise
-from torchedge.lowering.kernels.products import Product, last_of, product_of, widest
+from torchedge.lowering.kernels.products import Product, last_of, product_of
 from torchedge.lowering.kernels.rows import RowsNest, rows_nest, write_rows
 from torchedge.lowering.kernels.sources import Arguments, KernelSource, arguments_of
+from torchedge.lowering.kernels.tilings import result_width, widest
 from torchedge.lowering.nodes import Contraction, Node, Rows
 from torchedge.lowering.schedules import ContractionSchedule, PointwiseSchedule, RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
-from torchedge.textures.layouts import LANES, Layout
+from torchedge.textures.layouts import Layout
 
 Nest = Product | RowsNest | PointwiseNest
 
@@ -90,7 +91,8 @@ def written(
     if isinstance(nest, Product):
         assert isinstance(schedule, ContractionSchedule)
         last = last_of(nest.cols)
-        width = widest(last, write_width(schedule, target))
+        split = schedule.slices > 1  # another kernel adds the slices
+        width = int(widest(last, target.vector) if split else result_width(nest, schedule))
         for node, item in nest.stores:
             yield node, item.element, last, width
     elif isinstance(nest, PointwiseNest):
@@ -106,10 +108,3 @@ def written(
             yield node, item.element, lane, 1 if remainder else schedule.vector
         for node, item in by_row:
             yield node, item.element, lane, 1 if schedule.along else schedule.vector
-
-
-def write_width(schedule: ContractionSchedule, target: Target) -> int:
-    """Return the widest vector in which the results of a contraction are written."""
-    if schedule.slices > 1:
-        return target.vector
-    return schedule.vector if schedule.kind == "panel" else LANES

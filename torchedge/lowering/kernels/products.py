@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import prod
 
-from torchedge.expressions.dialect import COMPUTE, offset_of
+from torchedge.expressions.dialect import offset_of
 from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of
-from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import (
     Bound,
     Constant,
     Guarded,
     Read,
     Scalar,
-    constant,
     reads_of,
     substitute,
     walk,
@@ -30,7 +28,6 @@ from torchedge.lowering.kernels.loops import (
     in_memory_order,
     joined,
     strides_of,
-    write_all,
 )
 from torchedge.lowering.kernels.sources import Arguments
 from torchedge.lowering.nodes import Contraction
@@ -190,72 +187,3 @@ def places(loops: Loops, position: str, lane: Axis | None = None, width: int = 1
         extents[0] = lane.name, lane.extent // width
         position = f"(uint)({position}) / {width}"
     return [f"const int {name} = {text};" for name, text in digits(position, extents)]
-
-
-@dataclass(frozen=True, slots=True)
-class OperandText:
-    """An operand's value as text: `width` neighbours along a loop, statements, then `value` of type `type`.
-
-    along_inner: the neighbours lie along the innermost of the inner loops. place, inner_place: statements
-    that find the loop variables of rows (or columns) and of inner loops. axes: those that `place` finds.
-    """
-
-    lines: tuple[str, ...]
-    value: str
-    type: str
-    width: int
-    along_inner: bool
-    place: tuple[str, ...] = ()
-    inner_place: tuple[str, ...] = ()
-    axes: tuple[str, ...] = ()
-
-
-def widest(axis: Axis, *limits: int) -> int:
-    """Return the widest power of two that divides a loop and all limits."""
-    width = min(limits)
-    while axis.extent % width or any(limit % width for limit in limits):
-        width //= 2
-    return width
-
-
-@dataclass(slots=True)
-class Texts:
-    """Renders the operands and results of one kernel; the helpers they need collect in `helpers`.
-
-    dtype: of the sum.
-    """
-
-    arguments: Arguments
-    dtype: str
-    helpers: dict[str, None] = field(default_factory=dict)
-    scopes: int = 0
-
-    def read(self, operand: Scalar, lane: Axis | None, width: int, along_inner: bool = False) -> OperandText:
-        """Return an operand's value at `width` neighbours along a loop."""
-        renderer = self._renderer(lane, width)
-        value = renderer.value(operand, wide=True)
-        return OperandText(tuple(renderer.lines), value, renderer.type_of(self.dtype), width, along_inner)
-
-    @property
-    def type(self) -> str:
-        """OpenCL type of the sum."""
-        return COMPUTE[self.dtype]
-
-    def meets(self, product: Product, block_cols: int) -> OperandText | None:
-        """Return a test for work of a block of columns at a point of the outer inner loops; None: always."""
-        if not product.skips or product.run % block_cols:
-            return None
-        test = Guarded(product.skips, constant(1, "int32"), constant(0, "int32"))
-        place = places(product.cols, "col0")
-        return replace(self.read(test, None, 1), place=tuple(place))
-
-    def write(self, stores: Stores, lane: Axis | None, width: int) -> OperandText:
-        """Return the statements that store everything made of the local `acc`, `width` neighbours at once."""
-        renderer = self._renderer(lane, width)
-        write_all(renderer, stores, self.arguments)
-        return OperandText(tuple(renderer.lines), "", renderer.type_of(self.dtype), width, False)
-
-    def _renderer(self, lane: Axis | None, width: int) -> Renderer:
-        self.scopes += 1
-        prefix = f"v{self.scopes}_"
-        return Renderer(self.arguments.site_of, lane if width > 1 else None, width, [], self.helpers, prefix)

@@ -1,7 +1,6 @@
 """Kernel texts: arguments, work-items, statements, and the Kernel that a Program launches.
 
-A kernel with a fixed loop structure is a template of `export/kernels`: products, convolutions and their
-gradients. A kernel whose loops follow from its tensors is built statement by statement in a `Body`.
+A kernel is written statement by statement in a `Body`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis
@@ -20,9 +17,6 @@ from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Access, Kernel, Launch, LoadClassName
 from torchedge.lowering.schedules import launch_sizes
 from torchedge.textures.layouts import Layout
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 _HASH = "_HASH"
 """Ending of a name, for which a hash of the text is put."""
@@ -224,7 +218,7 @@ class Body:
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
         """Open a block such as a loop; statements that are added meanwhile stand in it."""
-        self.add(head + " {")
+        self.add(f"{head} {{".lstrip())
         self.depth += 1
         yield
         self.depth -= 1
@@ -246,28 +240,9 @@ class Body:
         return "\n".join([head, *lines, "}\n"])
 
 
-@cache
-def _environment() -> Environment:
-    """Return the Jinja2 environment over the kernel templates."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    from torchedge.storage import data_folder
-
-    return Environment(
-        loader=FileSystemLoader(data_folder("export") / "kernels"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
-
-
 def _name_in(source: str) -> str:
     """Return the name of the kernel that a text defines."""
     return source.split("__kernel void ", 1)[1].split("(", 1)[0]
-
-
-def fill(template: str, **values: Any) -> str:  # noqa: ANN401 - any value of a template
-    """Return the kernel of a template, which is called as the template and will be named by a hash, too."""
-    return _environment().get_template(f"{template}.cl.jinja").render(name=template + _HASH, **values)
 
 
 def _named(text: str, stem: str) -> str:
