@@ -28,6 +28,7 @@ from torchedge.prediction.predictor import (
     predict_length,
     predict_lengths,
 )
+from torchedge.prediction.range_remarks import range_remark
 from torchedge.prediction.results import Prediction, Predictions
 from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 from torchedge.texts import number, printable, span
@@ -276,8 +277,7 @@ def _prediction_part(data: ReportData) -> str:
     shares = [mib / total for mib in p.breakdown.values()]
     remarks = [*p.unsupported_remarks, *p.notes]
     if p.out_of_range:
-        names = ", ".join(p.out_of_range)
-        remarks.append(f"out of range: {names}: outside what the profile was fitted on, so extrapolated")
+        remarks.append(f"out of range: {range_remark(p.out_of_range)}")
     if data.profile.unsupported and not p.unsupported:
         remarks += [f"memory of {kind} is a guess" for kind in data.profile.unsupported]
     notes = "".join(f"<li>{_text(note)}</li>" for note in dict.fromkeys(remarks))

@@ -15,6 +15,7 @@ from torchedge.devices import Device, weakest
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
+from torchedge.graphs.training_steps import OPTIMIZERS
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import checked_batches, feature_rows
@@ -22,7 +23,7 @@ from torchedge.prediction.latency.model import Times
 from torchedge.prediction.lengths import analyse_length
 from torchedge.prediction.memory.model import PredictedMemory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
-from torchedge.prediction.memory.settings import OPTIMIZERS, StepSettings
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspaces import load_workspaces
 from torchedge.prediction.profiles import StepModels, load_models

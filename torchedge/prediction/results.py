@@ -12,8 +12,9 @@ import numpy.typing as npt
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs.sizes import LARGEST_BATCH
-from torchedge.ops import UNKNOWN_REMARK
+from torchedge.ops import unsupported_remark
 from torchedge.prediction.demand import Demand
+from torchedge.prediction.range_remarks import range_remark
 from torchedge.storage.amounts import Amount, mib_of
 from torchedge.storage.documents import plain
 from torchedge.texts import number
@@ -74,7 +75,7 @@ class Prediction:
     @property
     def unsupported_remarks(self) -> tuple[str, ...]:
         """For each operator of `unsupported` one sentence that says how the figures count it."""
-        return tuple([f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported])
+        return tuple([unsupported_remark(kind) for kind in self.unsupported])
 
     @property
     def saturates(self) -> bool:
@@ -168,7 +169,7 @@ class Prediction:
             )
         lines += [f"  {remark}" for remark in self.unsupported_remarks]
         if self.out_of_range:
-            lines.append(f"  out of range: {', '.join(self.out_of_range)}")
+            lines.append(f"  out of range: {range_remark(self.out_of_range)}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

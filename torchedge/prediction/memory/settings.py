@@ -7,26 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchedge.errors import check_choice, check_whole
+from torchedge.graphs.training_steps import AMP_DTYPES, OPTIMIZERS
 from torchedge.prediction.memory.workspaces import WorkspaceModel
 
 if TYPE_CHECKING:
     from torchedge.tracing.optimizer_replays import OptimizerReplay
-
-OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
-"""Optimizers whose steps are written by rules."""
-REPLAYED_OPTIMIZERS = tuple(
-    ["adafactor", "adagrad", "adadelta", "adamax", "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop"]
-)
-"""Further names: PyTorch's own steps with its default options are replayed."""
-AMP_DTYPES = ("bfloat16", "float16")
-_AMP_WORDS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-
-
-def amp_named(word: object) -> Any:  # noqa: ANN401 - an unknown word is returned for the check of settings
-    """Return the name of `AMP_DTYPES` that a word ("bf16") or a torch.dtype means, any other as it is."""
-    text = str(word).removeprefix("torch.") if word is not None else None
-    name = None if text is None else _AMP_WORDS.get(text, text)
-    return name if name in AMP_DTYPES else word
 
 
 @dataclass(frozen=True, slots=True)
