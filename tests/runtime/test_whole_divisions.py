@@ -28,6 +28,14 @@ FORMS = {
     "by 0": lambda a, b: a + b // 0,
     "in place": lambda a, b: a.clone().remainder_(b),
     "small": lambda a, b: a.to(torch.uint8) % b.to(torch.int16),
+    "fmod by 0": lambda a, b: a + torch.fmod(b, b),
+    "power -1": lambda a, b: a + b**-1,
+    "a bool": lambda a, b: (a > 0) // b,
+    **{
+        f"{dtype} {name}": lambda a, b, dtype=dtype, form=form: form(a.abs().to(dtype), b.abs().to(dtype))
+        for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)
+        for name, form in (("//", torch.floor_divide), ("fmod", torch.fmod))
+    },
 }
 
 
@@ -40,6 +48,7 @@ class Dividing(nn.Module):
         return self.form(a, b)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", FORMS)
 def test_functions_of_torch_compile_raise_where_eager_does(name):
     form, bad = FORMS[name], torch.tensor([0, 2, -1])

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +45,7 @@ from torchedge.storage import file_sha256, resolve_inside
 from torchedge.storage.amounts import Amount, bytes_of, with_unit
 from torchedge.storage.codecs import Codec
 from torchedge.storage.documents import Document, open_file, parse_json, read_bytes
-from torchedge.storage.locks import PROCESS
+from torchedge.storage.locks import PROCESS, cached_property
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
 from torchedge.streaming.instances import Instance

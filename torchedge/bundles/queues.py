@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from torchedge.lowering.joining import join_programs
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.programs import Program
 from torchedge.storage.amounts import Amount, bytes_of, with_unit
+from torchedge.storage.locks import cached_property
 from torchedge.streaming.figures import Lane, draw_lanes
 from torchedge.streaming.simulation import MemoryCurve, in_turn
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.sizes import Affine, NotAffineError, Poly, Shape, format_shape, shape_at
+from torchedge.storage.locks import cached_property
 
 _Key = TypeVar("_Key")
 Role = Literal["input", "parameter", "buffer", "state", "constant", "activation"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from torchedge.prediction.latency.workload import Workload, update_cost
 from torchedge.prediction.memory.compiled_replay import expect_replays
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import Tape
+from torchedge.storage.locks import cached_property
 from torchedge.tracing.capturing import Method, capture_request
 from torchedge.tracing.sequence_lengths import LengthFamily
 

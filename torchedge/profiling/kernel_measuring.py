@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from functools import cached_property
 from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from torchedge.opencl.memory import allocate_buffer, allocate_image, upload
 from torchedge.profiling.kernel_cases import SIDE, UNITS, BenchDevice, Case, DeviceTraits, cases, stride_walk
 from torchedge.storage import data_folder
 from torchedge.storage.journals import Row, continued
+from torchedge.storage.locks import cached_property
 
 PROBE = "torchedge kernels 3"
 

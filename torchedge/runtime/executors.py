@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,7 @@ from torchedge.runtime.memory import (
 )
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore, WeightStream
+from torchedge.storage.locks import cached_property
 from torchedge.streaming.schedules import StreamingSchedule
 
 SHARED = frozenset({"parameter", "buffer", "state"})

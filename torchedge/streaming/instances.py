@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -13,6 +12,7 @@ from torchedge.errors import InputError
 from torchedge.lowering.programs import LoadClassName
 from torchedge.storage.codecs import REQUIRED, Codec, Key, Text
 from torchedge.storage.documents import first_repeated
+from torchedge.storage.locks import cached_property
 
 MEBIBYTE = 2**20
 

@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,6 +20,7 @@ from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import Target
 from torchedge.storage import Document, write_json
 from torchedge.storage.amounts import Amount, bytes_of, with_unit
+from torchedge.storage.locks import cached_property
 from torchedge.streaming.budgets import Budget, Budgeted
 from torchedge.streaming.capacities import (
     LAMBDA,

@@ -7,7 +7,6 @@ the length, so that a prediction at another length needs no graph.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torchedge.devices import Device
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.graphs.training_steps import Loss
+from torchedge.storage.locks import cached_property
 from torchedge.tracing.capturing import CaptureRequest, arguments_of, capture_request, checked_model
 
 MOST_POSITIONS = 1 << 20
