@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.errors import DivisionError
+from torchedge.errors import DivisionError, LoweringError
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.inference import capture_inference_step
 
@@ -29,7 +29,6 @@ FORMS = {
     "in place": lambda a, b: a.clone().remainder_(b),
     "small": lambda a, b: a.to(torch.uint8) % b.to(torch.int16),
     "fmod by 0": lambda a, b: a + torch.fmod(b, b),
-    "power -1": lambda a, b: a + b**-1,
     "a bool": lambda a, b: (a > 0) // b,
     **{
         f"{dtype} {name}": lambda a, b, dtype=dtype, form=form: form(a.abs().to(dtype), b.abs().to(dtype))
@@ -60,6 +59,14 @@ def test_functions_of_torch_compile_raise_where_eager_does(name):
         form(A, bad)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         compiled(A, bad)
+
+
+def test_whole_numbers_to_negative_powers_are_refused():
+    form = Dividing(lambda a, b: a + b**-1)
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        torch.compile(form, backend="torchedge", dynamic=False)(A, A)
+    with pytest.raises(LoweringError, match="raised to the power -1; expected a power from 0 on"):
+        lower(capture_inference_step(form, (A, A)).step)
 
 
 class Grouped(nn.Module):
