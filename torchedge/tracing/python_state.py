@@ -190,7 +190,8 @@ class PythonState:
         self._tracing = tracing
         versions = [sys.version, *[getattr(sys.modules.get(name), "__version__", "") for name in _TORCH]]
         whole = f"{versions}{self._now}{text}"
-        self.signature = hashlib.sha256(whole.encode("utf-8", "backslashreplace")).hexdigest()
+        here = f"{whole}{walk.weights}"
+        self.signature = hashlib.sha256(here.encode("utf-8", "backslashreplace")).hexdigest()
         self.text = whole if walk.unknown is None else None
         if walk.unknown is not None:
             _LOG.debug("what decides about a capture has no text: %s", walk.unknown)
@@ -439,6 +440,7 @@ class _Walk:
         self.generators: list[tuple[str, Any]] = []
         self.iterators: list[str] = []
         self.clocks: list[str] = []
+        self.weights: list[int] = []
         self._met: dict[int, int] = {}
         self._seen: set[tuple[int, str]] = set()
         self._weights: set[int] = set()
@@ -638,6 +640,7 @@ class _Walk:
             self._unknown(f"a weight of {type(tensor).__qualname__}")
         first = self._met.setdefault(id(tensor), len(self._met))
         self.alive.append(tensor)
+        self.weights.append(id(tensor))
         form = tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device)
         return first, type(tensor).__name__, tensor.requires_grad, tensor.is_leaf, *form
 
@@ -712,9 +715,11 @@ class _Walk:
                 globals_.append((f"import {name}", self._namespace(module, names.read, name)))
         if known:
             return f"function {title} {closure} {globals_}"
+        slots = _Slots(item)
+        self._watch(slots, "__code__", item.__qualname__)
         more = [
-            self.of(part, f"defaults of {item.__qualname__}")
-            for part in (item.__defaults__, item.__kwdefaults__)
+            self.of(self._watch(slots, part, item.__qualname__), f"{part} of {item.__qualname__}")
+            for part in ("__defaults__", "__kwdefaults__")
         ]
         own = self._attributes(item, title)
         return f"function {_code_text(item.__code__)} {more} {closure} {globals_} {own}"
