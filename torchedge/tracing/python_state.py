@@ -94,7 +94,15 @@ _FUNCTIONS = (
 
 def _flags() -> tuple[Any, ...]:
     """Return the settings of PyTorch that decide about every capture in this thread."""
-    return tuple([flag() for flag in _FLAGS])
+    return tuple([flag() for flag in _FLAGS]) + tuple([_precision(flag) for flag in _PRECISIONS])
+
+
+def _precision(flag: Callable[[], Any]) -> Any:
+    """Return a setting of precision; the old ones raise an error where the new ones were set."""
+    try:
+        return flag()
+    except (RuntimeError, AttributeError) as error:
+        return type(error).__name__
 
 
 _backends = torch.backends
@@ -106,18 +114,36 @@ _FLAGS: list[Callable[[], Any]] = [
     *[functools.partial(torch.get_autocast_dtype, kind) for kind in ("cpu", "cuda")],
     torch.are_deterministic_algorithms_enabled,
     torch.is_deterministic_algorithms_warn_only_enabled,
-    torch.get_float32_matmul_precision,
+    torch.is_autocast_cache_enabled,
     torch.get_num_threads,
     _backends.cuda.flash_sdp_enabled,
     _backends.cuda.mem_efficient_sdp_enabled,
     _backends.cuda.math_sdp_enabled,
+    _backends.cuda.cudnn_sdp_enabled,
     _backends.mha.get_fastpath_enabled,
     lambda: (_backends.opt_einsum.enabled, _backends.opt_einsum.strategy),
     lambda: (_backends.mkldnn.enabled, _backends.mkldnn.deterministic, _backends.cudnn.enabled),
-    lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic, _backends.cudnn.allow_tf32),
-    lambda: (_backends.cuda.matmul.allow_tf32, _backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+    lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic),
     torch._C._len_torch_function_stack,
     torch._C._len_torch_dispatch_stack,
+]
+_PRECISIONS: list[Callable[[], Any]] = [
+    torch.get_float32_matmul_precision,
+    lambda: (_backends.cudnn.allow_tf32, _backends.cuda.matmul.allow_tf32),
+    lambda: _backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    lambda: _backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    *[
+        functools.partial(attrgetter(f"{name}fp32_precision"), _backends)
+        for name in (
+            "",
+            "mkldnn.matmul.",
+            "mkldnn.conv.",
+            "mkldnn.rnn.",
+            "cuda.matmul.",
+            "cudnn.conv.",
+            "cudnn.rnn.",
+        )
+    ],
 ]
 
 
