@@ -218,6 +218,12 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "", most: 
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
+def clipped(text: str, most: int = 200) -> str:
+    """Return a text as one line of at most so many characters, cut between words."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 4].rsplit(" ", 1)[0].rstrip(",;:") + " ..."
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, for an error of one line."""
     return (str(error).strip().splitlines() or ["no message"])[0]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.errors import InputError
+from torchedge.errors import CaptureError, InputError
 from torchedge.prediction import demand
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.lengths import _through
@@ -202,6 +202,45 @@ def test_positions_limit_the_length():
     with pytest.raises(InputError, match="seq_len is 129, and GPT2LMHeadModel has 128 positions"):
         family.graph(129)
     assert torchedge.predict(family, 2, seq_len=48, **H200).max_seq_len() == 128
+
+
+class Positions(nn.Module):
+    """A language model that counts its positions in a table of its own, of which no configuration tells."""
+
+    def __init__(self, most, look_up):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 16), nn.Embedding(most, 16)
+        self.head, self.look_up = nn.Linear(16, 50), look_up
+
+    def forward(self, ids):
+        length = ids.shape[1]
+        if self.look_up:
+            return self.head(self.words(ids) + self.places(torch.arange(length)))
+        return self.head(self.words(ids) + self.places.weight[:length])
+
+
+@pytest.mark.parametrize("look_up", [True, False])
+def test_a_table_of_positions_that_only_the_code_knows_limits_the_length(look_up):
+    model, ids = Positions(96, look_up), torch.full((4, 24), 10**6)  # the example's own values do not count
+    found = torchedge.predict(model, 4, example=ids, seq_len=40, **H200)
+    wanted = torchedge.predict(model, 4, example=torch.zeros(4, 40, dtype=torch.long), **H200)
+    assert (found.memory, found.latency) == (wanted.memory, wanted.latency)
+    assert (
+        torchedge.predict(model, 4, example=ids, seq_len=96, **H200).allocated.value > wanted.allocated.value
+    )
+    assert found.max_seq_len("100GiB") == 96
+    message = (
+        "position 96 in a table of 96; expected at most 96 positions" if look_up else "cannot be captured"
+    )
+    for options in ({"example": ids, "seq_len": 97}, {"example": torch.zeros(4, 97, dtype=torch.long)}):
+        with pytest.raises((InputError, CaptureError), match=message):
+            torchedge.predict(model, 4, **options, **H200)
+
+
+def test_plans_take_a_length():
+    model = Positions(96, look_up=True)
+    planned = torchedge.plan(model, torch.zeros(1, 24, dtype=torch.long), "adreno-750", seq_len=40)
+    assert [t.shape for t in planned.program.tensors if t.role == "input"] == [(1, 40)]
 
 
 def test_graphs_that_change_with_the_length_are_those_of_their_examples():

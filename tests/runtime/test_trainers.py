@@ -313,9 +313,9 @@ def test_what_is_no_optimizer_is_refused():
     several = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)]
     for wrong, message in (
         ("adam", r"optimizer is 'adam'; expected one .*torch.optim.Adam\(model.parameters\(\)\)$"),
-        (several, r"optimizer is a list; .*several in a loop of your own \(docs/training.md\)$"),
-        (None, "optimizer is None; expected one"),
-        (torch.optim.Adam, "optimizer is the class Adam; expected one"),
+        (several, r"optimizer is a list of 2; .*a GAN, .*docs/recipes.md"),
+        (None, "optimizer is None; expected a name"),
+        (torch.optim.Adam, "optimizer is the class Adam; expected a name"),
     ):
         with pytest.raises(InputError, match=message):
             torchedge.Trainer(

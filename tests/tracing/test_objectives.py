@@ -108,7 +108,7 @@ def linear_step(**options):
         ({"targets": torch.randn(4, 7)}, CaptureError, "raised"),
         ({"accumulation": 0}, InputError, "accumulation"),
         ({"accumulation": 2}, InputError, "without an optimizer"),
-        ({"loss": 3}, InputError, "callable"),
+        ({"loss": 3}, InputError, "loss is 3; expected a function"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused_in_one_line(options, kind, message):

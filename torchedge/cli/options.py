@@ -238,9 +238,9 @@ class _Autocast(click.Choice):  # type: ignore[type-arg]  # generic since click 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
         """Return the dtype's name."""
-        from torchedge.prediction.memory.settings import amp_named
+        from torchedge.graphs.training_steps import dtype_named
 
-        return super().convert(amp_named(value), param, ctx)
+        return super().convert(dtype_named(value), param, ctx)
 
 
 amp = click.option("--amp", type=_Autocast(AMP), help="Data type of autocast. [default: no autocast]")

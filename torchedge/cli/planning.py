@@ -69,6 +69,7 @@ def plan() -> None:
 _planning = options.all_of(
     options.device,
     options.input_size,
+    options.seq_len,
     click.option(
         "--m-peak",
         type=or_word(SIZE, "none"),
@@ -157,6 +158,7 @@ _out = click.option(
 def _plan_model(
     model: str,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     strategy: str | None,
     layers: bool,
     out: Path | None,
@@ -185,7 +187,7 @@ def _plan_model(
         with Progress(1, f"lowering and planning {model}") as progress, unsuitable_size(input_size):
             target = target_of_device(device, precision=precision)
             result = plan_model(
-                capture_model(model, input_size=input_size),
+                capture_model(model, input_size=input_size, seq_len=seq_len),
                 target,
                 device,
                 strategy=None if strategy is None else STRATEGIES[strategy],
@@ -215,6 +217,7 @@ def _plan_model(
 def _lower(
     text: str,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     device: Device,
     precision: Precision,
     progress: Progress,
@@ -223,7 +226,7 @@ def _lower(
 
     progress.begin(f"lowering {text}")
     with unsuitable_size(input_size):
-        return lower_model(text, device, input_size=input_size, precision=precision)
+        return lower_model(text, device, input_size=input_size, seq_len=seq_len, precision=precision)
 
 
 def _too_small(error: LimitError) -> int:
@@ -277,6 +280,7 @@ def _plan_queue(
     models: tuple[str, ...],
     memory_limit: str,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     plot: Path | None,
     **planning: Any,  # noqa: ANN401 - see _settings
 ) -> int:
@@ -289,7 +293,7 @@ def _plan_queue(
     device, precision, shared = _settings(**planning)
     try:
         with Progress(2 * len(models) + 1, "planning") as progress:
-            programs = [_lower(text, input_size, device, precision, progress) for text in models]
+            programs = [_lower(text, input_size, seq_len, device, precision, progress) for text in models]
             progress.begin("planning each model, then all together")
             queue = plan_queue(programs, device, memory_limit=memory_limit, progress=progress.step, **shared)
     except LimitError as error:
@@ -367,6 +371,7 @@ def _print_queue(queue: QueuePlan, document: dict[str, Any]) -> None:
 def _plan_sweep(
     model: str,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     plot: Path | None,
     **planning: Any,  # noqa: ANN401 - see _settings
 ) -> None:
@@ -375,7 +380,7 @@ def _plan_sweep(
 
     device, precision, shared = _settings(**planning)
     with Progress(1 + SETTINGS, "planning") as progress:
-        program = _lower(model, input_size, device, precision, progress)
+        program = _lower(model, input_size, seq_len, device, precision, progress)
         progress.begin(f"sweeping {program.name}")
         points = trade_off(program, device, progress=progress.step, **shared)
     if plot is not None:
@@ -428,8 +433,8 @@ def _figures(name: str, run: RunTimeline) -> list[str]:
 def _plan_instance(instance: Path, strategy: str | None, out: Path | None) -> int:
     """Plan the overlap problem in a file, and verify the plan.
 
-    docs/streaming.md describes the file. Strategies may break limits, with a warning. The exit status is 3 if
-    there is no plan.
+    docs/streaming-files.md describes the file. Strategies may break limits, with a warning. The exit status
+    is 3 if there is no plan.
     """
     from torchedge.streaming.instances import read_instance
     from torchedge.streaming.plans import write_plan

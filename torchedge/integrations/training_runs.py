@@ -31,6 +31,7 @@ from torchedge.errors import (
     described,
     first_line,
 )
+from torchedge.graphs.training_steps import Loss
 from torchedge.prediction.advice import Advice
 from torchedge.prediction.results import CONFIDENCE, Prediction, checked_confidence
 from torchedge.profiling.hosts import measure_operator_us
@@ -130,7 +131,7 @@ class TrainingRun:
         optimizer: str | torch.optim.Optimizer = "adamw",
         amp: str | None = None,
         accumulation: int = 1,
-        loss: Callable[[Any], Any] | Literal["default"] = "default",
+        loss: Loss = "default",
     ) -> Prediction | None:
         """Predict the run, and warn or raise LimitError if it will not fit; None where it is not predicted.
 

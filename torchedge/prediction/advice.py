@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,13 +19,12 @@ from torchedge.prediction.results import CONFIDENCE, Prediction
 from torchedge.storage.documents import plain
 from torchedge.texts import number
 from torchedge.tracing.capturing import CaptureRequest, capture_request
+from torchedge.tracing.model_variants import checkpointing_switch, varied
 
 _CHEAPER = {"adam": ("sgd-momentum", "sgd"), "adamw": ("sgd-momentum", "sgd"), "sgd-momentum": ("sgd",)}
 """Optimizers with less state than another one."""
 _HEAD_SHARE = 0.2
 """A last layer with at most this share of the parameters counts as a head that can be trained alone."""
-_SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
-"""Names of the switch of transformers' models, the newest release's first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +174,11 @@ def _variants(request: CaptureRequest, progress: Callable[[str], object]) -> tup
 def _changed(model: torch.nn.Module, checkpointing: bool, head_only: bool) -> torch.nn.Module | None:
     """Return a copy that shares the model's tensors, with changes; None where they make no difference."""
     head = _head(model) if head_only else None
-    if head_only and head is None:
-        return None
-    switch = next((name for name in _SWITCHES if hasattr(model, f"{name}_enable")), None)
-    if checkpointing and (switch is None or getattr(model, f"is_{switch}", False)):
+    switch = checkpointing_switch(model) if checkpointing else None
+    if (head_only and head is None) or (checkpointing and switch is None):
         return None
     trained = {id(p) for p in head.parameters()} if head is not None else None
-    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for p in model.parameters():
-        learns = p.requires_grad and (trained is None or id(p) in trained)
-        memo[id(p)] = torch.nn.Parameter(p.detach(), requires_grad=learns)
-    changed = copy.deepcopy(model, memo)
-    if checkpointing:
-        getattr(changed, f"{switch}_enable")()
-    return changed
+    return varied(model, checkpointing=switch, trained=trained)
 
 
 def _head(model: torch.nn.Module) -> torch.nn.Module | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchedge.errors import OpenCLError
+from torchedge.errors import OpenCLError, clipped
 from torchedge.lowering.targets import device_class
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
@@ -389,7 +389,7 @@ def _result(device: BenchDevice, case: Case) -> Row:
     try:
         return {"value": float(f"{device.measure(case):.6g}"), "unit": UNITS[case.benchmark].split()[0]}
     except OpenCLError as error:
-        return {"reason": " ".join(str(error).split())[:200]}
+        return {"reason": clipped(str(error))}
 
 
 def _environment(traits: DeviceTraits, quick: bool) -> Row:

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError, check_whole
+from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError
 from torchedge.graphs.steps import Step
+from torchedge.graphs.training_steps import Loss, TrainerOptions, TrainingStep
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
@@ -28,11 +29,14 @@ from torchedge.runtime.notices import noticed
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
-from torchedge.tracing.objectives import Loss, as_arguments, as_tuple
-from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
+from torchedge.tracing.objectives import as_arguments, as_tuple
+from torchedge.tracing.optimizers import OptimizerSettings, check_kind, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.python_state import Guard, identity_of
-from torchedge.tracing.steps import capture_step
+from torchedge.tracing.steps import capture_step, check_step
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_SHAPES = 8
 """Shapes of batches for which programs are made; more of them are rather a mistake."""
@@ -81,12 +85,12 @@ class Trainer:
     model: in the mode in which it is to be trained. example_inputs: a batch, as in `step`: a tensor, a tuple
     of arguments, or a dict, which is passed as keyword arguments (`model(**inputs)`); a model with one
     dict as its argument takes ``(inputs,)``. targets: further arguments of the loss, a tensor or a tuple.
-    loss: as in ``loss(output, *targets)``, or "model" for the `loss` that the model itself returns.
-    optimizer: a torch.optim.SGD, Adam or AdamW over the model's parameters; its learning rates are read at
-    each step, so that PyTorch's schedulers work. device: as in `torchedge devices --opencl`. accumulation:
-    number of batches whose gradients are averaged before one update. seed: of dropout, by default
-    `torch.initial_seed()`. profile: measure the times of kernels for `report`. tuner: what chooses the
-    schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md).
+    step: a `TrainingStep`, or its fields as arguments of their own: loss (``loss(outputs, *targets)``, by
+    default the model's own, else cross entropy), optimizer (a torch.optim object over the model's parameters;
+    its learning rates are read at each step, so that PyTorch's schedulers work), accumulation (batches whose
+    gradients are averaged before one update). device: as in `torchedge devices --opencl`. seed: of dropout,
+    by default `torch.initial_seed()`. profile: measure the times of kernels for `report`. tuner: what chooses
+    the schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md).
 
     What the model's code reads is checked at each step (attributes, globals, closures, hooks, modes, patched
     functions, PyTorch's flags): where it has changed, the model is captured again.
@@ -102,26 +106,27 @@ class Trainer:
         example_inputs: Any,
         targets: Any = (),
         *,
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
+        step: TrainingStep | None = None,
         device: ClDevice | str | int | None = None,
-        accumulation: int = 1,
         seed: int | None = None,
         profile: bool = False,
         tuner: Tuner | None = None,
+        **options: Unpack[TrainerOptions],
     ) -> None:
-        check_whole("accumulation", accumulation)
         self._lock = threading.RLock()
-        self._model, self._loss, self._optimizer = model, loss, optimizer
-        self._accumulation, self._seed, self._profile = accumulation, seed, profile
+        asked = TrainingStep.of(step, options)
+        check_step(asked, "Trainer")
+        check_kind(asked.optimizer)
+        self._model, self._loss, self._optimizer = model, asked.loss, cast(Any, asked.optimizer)
+        self._accumulation, self._seed, self._profile = asked.accumulation, seed, profile
         context = open_context(device)
         self._device = context.device
         self._target = target_for(context.device, tuner)
         self._timer = CachedTimes(context) if tuner == "measured" else None
         check_tensors(dict(checked_model(model).named_parameters()), type(model).__name__)
-        self._settings = OptimizerSettings(optimizer)
-        self._example = _batch_of(example_inputs, targets)
-        roots = {"model": unwrapped(model), "loss": loss}
+        self._settings = OptimizerSettings(self._optimizer)
+        self._example = _batch_of(example_inputs, asked.targets or targets)
+        roots = {"model": unwrapped(model), "loss": self._loss}
         self._state, self._state_in_eval = Guard(roots), Guard(roots, modes=False)
         self._training: dict[Any, _Training] = {}
         self._inferences: dict[Any, _Inference] = {}

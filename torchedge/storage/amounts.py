@@ -62,7 +62,7 @@ def _checked(amount: object, name: str) -> float:
     nbytes = number * _UNITS[unit]
     if not 1 <= nbytes <= MOST_BYTES:
         raise InputError(f"{name} is {shown}; expected 1 byte to 1 PiB")
-    return nbytes
+    return float(nbytes)
 
 
 def _size(amount: object) -> tuple[float, str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.utils._pytree import (
     tree_map,
 )
 
-from torchedge.errors import CaptureError, described, first_line
+from torchedge.errors import CaptureError, InputError, described, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored
@@ -316,51 +317,50 @@ class Interceptor(TorchFunctionMode):
         if "out" in kwargs:
             return self._write_out(call)
         first = len(rec.ops)
-        metas = (
-            None if known is not None and not known.replayed else (to_meta(args, rec), to_meta(kwargs, rec))
-        )
+        replayed = known is None or not known.composite
+        metas = (to_meta(args, rec), to_meta(kwargs, rec)) if replayed else None
         result = self._result(call)
+        if target.kind == "embedding":
+            _check_positions(call, rec)
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
-        if metas is None and rec.has_complex and not target.inplace and self._is_complex(first):
-            metas = to_meta(args, rec), to_meta(kwargs, rec)  # rules know no casts to and from real tensors
         if metas is not None and len(rec.ops) > first:
             self._replay(first, call, *metas)
         if rec.example.covers(call.inputs):
             self._follow_example(call, result)
         return result
 
-    def _is_complex(self, place: int) -> bool:
-        """Whether an operator that is no view reads or writes complex numbers."""
-        rec = self.recorder
-        op = rec.ops[place] if place < len(rec.ops) else None
-        if op is None or rec.values[op.outputs[0]].alias is not None:
-            return False
-        return any(i is not None and rec.values[i].dtype[0] == "c" for i in (*op.inputs, *op.outputs))
-
     def _replay(self, place: int, call: _Call, args: Any, kwargs: Any) -> None:
-        """Give a recorded operator its footprint where autograd records it and no rule knows it."""
+        """Give a recorded operator its footprint."""
         rec = self.recorder
         op = rec.ops[place]
-        needs = [i is not None and rec.needs_gradient(i) for i in op.inputs]
-        if op.grad and True in needs and not isinstance(call.func, torch._ops.HigherOrderOperator):
-            wanted = [n for n, i in zip(needs, op.inputs, strict=True) if i is not None]
-            footprint = footprint_of(call.func, args, kwargs, wanted, rec.fixed_batch is None)
+        if not op.inputs or isinstance(call.func, torch._ops.HigherOrderOperator):
+            return
+        needs = [op.grad and rec.needs_gradient(i) for i in op.inputs if i is not None]
+        results = [prod(rec.sizes[i]) for i in op.outputs]
+        footprint = footprint_of(call.func, args, kwargs, needs, results, rec.fixed_batch is None)
+        if footprint is not None and len(footprint.tensors) == len(needs) + len(results):
             rec.ops[place] = replace(op, footprint=footprint)
 
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
         target, known = call.target, call.target.spec
-        if known is not None and (known.infer is not None or known.infer_many is not None):
-            result = (self._infer if known.infer is not None else self._infer_many)(call, known)
+        if known is not None and (known.composite or _contiguous(call.args)):
+            result = self._infer(call, known)
             if result is not None:
                 return result
         if target.inplace:
             return self._overwrite(call)
         if target.kind in _SPLITS:
             _refuse_batch_loop(target.kind, call.args, call.attrs)
-        return self._collect(call, self._meta_result(call))
+        try:
+            return self._collect(call, self._meta_result(call))
+        except CaptureError:
+            result = None if known is None else self._infer(call, known)
+            if result is None:
+                raise
+            return result
 
     def _follow_example(self, call: _Call, result: Any) -> None:
         """Let the example's values follow a call that reads nothing else."""
@@ -391,8 +391,12 @@ class Interceptor(TorchFunctionMode):
             return result
         return None
 
-    def _infer(self, call: _Call, known: OpSpec) -> TracedTensor | None:
-        """Take the shape from the operator's own rule; None if it does not apply."""
+    def _infer(self, call: _Call, known: OpSpec) -> Any:
+        """Take the shape from the operator's own rule, a contiguous result; None if none applies."""
+        if known.infer_many is not None:
+            return self._infer_many(call, known)
+        if known.infer is None:
+            return None
         rec, args, inputs = self.recorder, call.args, call.inputs
         present = [i for i in inputs if i is not None]
         tensors = args[0] if known.params[:1] == ("tensors",) else (*args, *call.kwargs.values())
@@ -403,7 +407,7 @@ class Interceptor(TorchFunctionMode):
         if name is None:
             return None
         shapes = [None if i is None else rec.sizes[i] for i in inputs]
-        sizes = known.infer(shapes, call.attrs)  # type: ignore[misc]
+        sizes = known.infer(shapes, call.attrs)
         if sizes is None:
             return None
         if call.target.inplace:
@@ -534,6 +538,14 @@ class Interceptor(TorchFunctionMode):
         return None
 
 
+def _contiguous(args: Any) -> bool:
+    """Whether every tensor among a call's positional arguments is contiguous."""
+    return all(
+        [a.is_contiguous() if isinstance(a, torch.Tensor) else type(a) not in (tuple, list) or _contiguous(a)
+         for a in args]
+    )  # fmt: skip
+
+
 def _is_view(index: Any) -> bool:
     """Whether indexing gives a view: no tensor, list or mask selects elements."""
     entries = index if isinstance(index, tuple) else (index,)
@@ -570,7 +582,7 @@ LossFunction = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ForwardCall:
-    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` if there is a loss.
+    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs, *targets)` if there is a loss.
 
     Only shape and dtype of the tensors among the arguments count. Dimension `batch_dim` of a tensor is the
     batch if it equals that of the first tensor. fixed_batch: the one batch size to capture for, None: every.
@@ -580,6 +592,7 @@ class ForwardCall:
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    targets: tuple[Any, ...] = ()
     loss: LossFunction | None = None
     training: bool = False
     fixed_batch: int | None = None
@@ -592,7 +605,7 @@ class ForwardCall:
 def trace(call: ForwardCall) -> ForwardGraph:
     """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
     recorder = Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)
-    fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder, call.batch_dim)
+    fed_args, fed_kwargs, targets = feed((call.args, call.kwargs, call.targets), recorder, call.batch_dim)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
         isolated(call.model, call.training) as model,
@@ -604,17 +617,31 @@ def trace(call: ForwardCall) -> ForwardGraph:
         outputs = model(*fed_args, **fed_kwargs)
         returned = [recorder.index_of(t) for t in tensors_in(outputs)]
         recorder.scopes.append("loss")
-        value = call.loss(outputs) if call.loss is not None else None
+        value = call.loss(outputs, *targets) if call.loss is not None else None
         if call.loss is not None:
             outputs = None  # as in `loss = criterion(model(x), y)`: only tensors that autograd saves stay
         if not returned:
             raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
         last = loss_index(recorder, value) if call.loss is not None else None
         graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
-    outputs = value = fed_args = fed_kwargs = None
+    outputs = value = fed_args = fed_kwargs = targets = None
     if recorder.leaked():
         forget_cached((TracedTensor,))
     return graph
+
+
+def _check_positions(call: _Call, recorder: Recorder) -> None:
+    """Raise InputError where positions that the model counts itself are beyond its table of them."""
+    table, indices = call.inputs[:2]
+    positions = None if indices is None else recorder.example.constant(indices)
+    if positions is None or table is None or not positions.numel():
+        return
+    rows, most = recorder.values[table].shape[0], int(positions.max())
+    if type(rows) is int and most >= rows:
+        raise InputError(
+            f"the model looks up position {most} in a table of {rows}; expected at most {rows} positions, "
+            "by a shorter example or a smaller seq_len"
+        )
 
 
 def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
@@ -631,7 +658,7 @@ def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
         count += 1
         fed = recorder.feed("x" if count == 1 else f"x{count}", sizes, leaf.dtype)
         if not leaf.dtype.is_floating_point:
-            recorder.example.add(recorder.index_of(fed), leaf)
+            recorder.example.add(recorder.index_of(fed), leaf, given=True)
         return fed
 
     return tree_map(stand_in, tree)

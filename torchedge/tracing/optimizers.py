@@ -63,12 +63,10 @@ def check_kind(optimizer: object) -> None:
     """Raise InputError unless this is one optimizer of PyTorch."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return
-    several = isinstance(optimizer, (list, tuple, dict))
     given = repr(optimizer[:40]) if isinstance(optimizer, str) else described(optimizer)
     raise InputError(
         f"optimizer is {given}; expected one torch.optim.Optimizer, such as "
         "torch.optim.Adam(model.parameters())"
-        + ("; train with several in a loop of your own (docs/training.md)" if several else "")
     )
 
 

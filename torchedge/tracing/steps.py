@@ -15,13 +15,14 @@ from torch.nn import functional as F
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
+from torchedge.graphs.training_steps import Loss, TrainingStep, check_loss
 from torchedge.storage.locks import PROCESS, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import Draws, isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, plain_kernels, trace_joint, tracing
-from torchedge.tracing.objectives import Loss, Objective, as_tuple, public_name
+from torchedge.tracing.objectives import Objective, as_tuple, public_name
 from torchedge.tracing.optimizers import (
     SCOPE,
     OptimizerPart,
@@ -82,8 +83,7 @@ def capture_step(
     args: a tensor, or a tuple of any pytrees; kwargs: keyword arguments. Only shapes and dtypes of tensors
     count, and nothing is computed; the step is for these shapes. The step's inputs are the tensors among args
     and kwargs, then those among targets.
-    loss: called as ``loss(output, *targets)``, returns a 0-d tensor; "model" takes the `loss` that the model
-    itself returns (`.loss`, or the key). None: an inference, whose outputs are the tensors the model returns.
+    loss: as in `TrainingStep`. None: an inference, whose outputs are the tensors the model returns.
     optimizer: a torch.optim.SGD, Adam or AdamW; its parameters are updated, every other one counts as frozen,
     and the only output is the loss. None: the outputs are the loss and the gradient of each parameter that
     requires one, called ``gradient.NAME``.
@@ -116,9 +116,20 @@ def capture_step(
         return capture.training(title, optimizer, accumulation) if gradients else capture.inference(title)
 
 
+def check_step(step: TrainingStep, function: str) -> None:
+    """Raise InputError for settings of a step that captured steps do not have."""
+    step.refuse(
+        function,
+        amp="enter torch.autocast in the model's forward, or convert the model",
+        dtype="convert the model: model.to(torch.float32)",
+        checkpointing="switch it on in the model: model.gradient_checkpointing_enable()",
+        compile="its kernels are compiled anyway: leave it out",
+    )
+
+
 def _check_choices(loss: Any, optimizer: Any, accumulation: Any, gradients: bool) -> None:
-    if loss is not None and loss != "model" and not callable(loss):
-        raise InputError(f'loss is {loss!r}; expected a callable, "model" or None')
+    if loss is not None:
+        check_loss(loss)
     if optimizer is not None:
         check_kind(optimizer)
     if optimizer is not None and not gradients:
