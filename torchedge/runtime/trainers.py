@@ -134,6 +134,7 @@ class Trainer:
         self._first: Executor | None = None
         self.batches = 0
         self._closed = False
+        self._held = self._named_weights()
         self._first = self._trained_on(self._example).updating
         self._roles = {tensor.name: tensor.role for tensor in self._first.program.tensors}
 
@@ -213,6 +214,7 @@ class Trainer:
     def load(self) -> None:
         """Copy weights, buffers and the optimizer's state to the device: after `load_state_dict`, say."""
         first = self._opened()
+        self._held = self._named_weights()
         states = states_of(self._optimizer, self._settings, self._parameters(), self._states())
         first.load({name: _array_of(tensor) for name, tensor in {**self._tensors(), **states}.items()})
 
@@ -346,6 +348,7 @@ class Trainer:
                 training=False,
                 keep=frozenset(all_rules()),
             )
+        self._check_weights(captured.step)
         executor = self._executor(captured.step, captured.tensors, self._first)
         return _Inference(executor, captured.rebuild)
 
@@ -372,6 +375,13 @@ class Trainer:
         roles = ("parameter", "buffer", "state")
         names = [v.name for v in step.values if v.role in roles and not v.name.startswith("random.")]
         others = [name for name in names if name not in held]
+        weights = self._named_weights()
+        replaced = [n for n in names if n in weights and weights[n] is not self._held.get(n)]
+        if replaced and not others:
+            raise InputError(
+                f"{replaced[0]} is another tensor than the one whose values the Trainer holds on the device; "
+                "call load() to copy the model's weights there, or make another Trainer"
+            )
         if others:
             changed = ", ".join([str(change) for change in self._state.changes[:2]])
             raise InputError(
@@ -436,9 +446,12 @@ class Trainer:
         return {n: t for n, t in self._weights().items() if self._roles.get(n) in ("parameter", "buffer")}
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """All parameters and buffers of the model, by name."""
+        """All parameters and buffers of the model, by name, without gradients."""
+        return {name: tensor.detach() for name, tensor in self._named_weights().items()}
+
+    def _named_weights(self) -> dict[str, torch.Tensor]:
         buffers = unwrapped(self._model).named_buffers(remove_duplicate=False)
-        return {name: t.detach() for name, t in [*self._parameters().items(), *buffers]}
+        return {**self._parameters(), **dict(buffers)}
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return dict(unwrapped(self._model).named_parameters(remove_duplicate=False))

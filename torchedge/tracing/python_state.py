@@ -94,7 +94,15 @@ _FUNCTIONS = (
 
 def _flags() -> tuple[Any, ...]:
     """Return the settings of PyTorch that decide about every capture in this thread."""
-    return tuple([flag() for flag in _FLAGS])
+    return tuple([flag() for flag in _FLAGS]) + tuple([_precision(flag) for flag in _PRECISIONS])
+
+
+def _precision(flag: Callable[[], Any]) -> Any:
+    """Return a setting of precision; the old ones raise an error where the new ones were set."""
+    try:
+        return flag()
+    except (RuntimeError, AttributeError) as error:
+        return type(error).__name__
 
 
 _backends = torch.backends
@@ -106,18 +114,36 @@ _FLAGS: list[Callable[[], Any]] = [
     *[functools.partial(torch.get_autocast_dtype, kind) for kind in ("cpu", "cuda")],
     torch.are_deterministic_algorithms_enabled,
     torch.is_deterministic_algorithms_warn_only_enabled,
-    torch.get_float32_matmul_precision,
+    torch.is_autocast_cache_enabled,
     torch.get_num_threads,
     _backends.cuda.flash_sdp_enabled,
     _backends.cuda.mem_efficient_sdp_enabled,
     _backends.cuda.math_sdp_enabled,
+    _backends.cuda.cudnn_sdp_enabled,
     _backends.mha.get_fastpath_enabled,
     lambda: (_backends.opt_einsum.enabled, _backends.opt_einsum.strategy),
     lambda: (_backends.mkldnn.enabled, _backends.mkldnn.deterministic, _backends.cudnn.enabled),
-    lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic, _backends.cudnn.allow_tf32),
-    lambda: (_backends.cuda.matmul.allow_tf32, _backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+    lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic),
     torch._C._len_torch_function_stack,
     torch._C._len_torch_dispatch_stack,
+]
+_PRECISIONS: list[Callable[[], Any]] = [
+    torch.get_float32_matmul_precision,
+    lambda: (_backends.cudnn.allow_tf32, _backends.cuda.matmul.allow_tf32),
+    lambda: _backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    lambda: _backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    *[
+        functools.partial(attrgetter(f"{name}fp32_precision"), _backends)
+        for name in (
+            "",
+            "mkldnn.matmul.",
+            "mkldnn.conv.",
+            "mkldnn.rnn.",
+            "cuda.matmul.",
+            "cudnn.conv.",
+            "cudnn.rnn.",
+        )
+    ],
 ]
 
 
@@ -190,7 +216,8 @@ class PythonState:
         self._tracing = tracing
         versions = [sys.version, *[getattr(sys.modules.get(name), "__version__", "") for name in _TORCH]]
         whole = f"{versions}{self._now}{text}"
-        self.signature = hashlib.sha256(whole.encode("utf-8", "backslashreplace")).hexdigest()
+        here = f"{whole}{walk.weights}"
+        self.signature = hashlib.sha256(here.encode("utf-8", "backslashreplace")).hexdigest()
         self.text = whole if walk.unknown is None else None
         if walk.unknown is not None:
             _LOG.debug("what decides about a capture has no text: %s", walk.unknown)
@@ -439,6 +466,7 @@ class _Walk:
         self.generators: list[tuple[str, Any]] = []
         self.iterators: list[str] = []
         self.clocks: list[str] = []
+        self.weights: list[int] = []
         self._met: dict[int, int] = {}
         self._seen: set[tuple[int, str]] = set()
         self._weights: set[int] = set()
@@ -638,6 +666,7 @@ class _Walk:
             self._unknown(f"a weight of {type(tensor).__qualname__}")
         first = self._met.setdefault(id(tensor), len(self._met))
         self.alive.append(tensor)
+        self.weights.append(id(tensor))
         form = tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device)
         return first, type(tensor).__name__, tensor.requires_grad, tensor.is_leaf, *form
 
@@ -712,9 +741,11 @@ class _Walk:
                 globals_.append((f"import {name}", self._namespace(module, names.read, name)))
         if known:
             return f"function {title} {closure} {globals_}"
+        slots = _Slots(item)
+        self._watch(slots, "__code__", item.__qualname__)
         more = [
-            self.of(part, f"defaults of {item.__qualname__}")
-            for part in (item.__defaults__, item.__kwdefaults__)
+            self.of(self._watch(slots, part, item.__qualname__), f"{part} of {item.__qualname__}")
+            for part in ("__defaults__", "__kwdefaults__")
         ]
         own = self._attributes(item, title)
         return f"function {_code_text(item.__code__)} {more} {closure} {globals_} {own}"
