@@ -219,10 +219,26 @@ def test_relative_links_exist(checkout):
     pages = [*checkout.glob("*.md"), *checkout.glob("docs/*.md"), *checkout.glob("*/README.md")]
     broken = []
     for page in pages:
-        links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
-        relative = [link for link in links if "://" not in link]
-        broken += [f"{page.name}: {link}" for link in relative if not (page.parent / link).exists()]
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)", page.read_text(encoding="utf-8")):
+            if "://" in link:
+                continue
+            place = page.parent / link if link else page
+            if not place.exists() or (anchor and anchor not in map(slug, sections(place.parent, place.name))):
+                broken.append(f"{page.name}: {link}#{anchor}")
     assert broken == []
+
+
+def slug(heading):
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_a_page_is_short(checkout):
+    """Generated tables are apart, in docs/tables."""
+    lines = {
+        page.name: len(page.read_text(encoding="utf-8").splitlines()) for page in checkout.glob("docs/*.md")
+    }
+    assert {name: count for name, count in lines.items() if count >= 200} == {}
 
 
 def test_the_page_of_the_command_line_names_every_command(checkout, capsys):

@@ -1,4 +1,4 @@
-"""A second reader of bundles, from docs/bundles.md alone: json, numpy and pyopencl, nothing of torchedge.
+"""A second reader of bundles, from docs/bundle-format.md alone: json, numpy, pyopencl, no torchedge.
 
     python tests/bundles/second_reader.py BUNDLE INPUTS.npz OUTPUTS.npz [DEVICE]
 
