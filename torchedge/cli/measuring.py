@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def profile(
         measured = measure_local_cpu(progress.begin)
     result = None
     try:
-        with _Bars() as bars:
+        with _Bars() as bars, bars.kept():
             dataset = measure_networks(read_plan("minute" if quick else "quick"), bars, hurry=quick)
         with Progress(2, "fitting") as progress:
             result = fit_machine(dataset, progress)
@@ -277,12 +278,8 @@ def _run(
     retry = tuple(kind for kind, wanted in again.items() if wanted)
     transport = open_transport(over, python, folder / "device")
     job = Campaign(folder, chosen, device, over, processor or "", retry, convolutions)
-    with _Bars() as bars:
-        try:
-            summary = run_campaign(job, None if tables_only else transport, bars)
-        except KeyboardInterrupt:
-            bars.note("measurements are kept: the same command continues from here")
-            raise
+    with _Bars() as bars, bars.kept():
+        summary = run_campaign(job, None if tables_only else transport, bars)
     keys = ("points", "measured", "out_of_memory", "unsteady", "left", "failed", "skipped")
     document = {"device": device, "folder": str(folder)} | {key: getattr(summary, key) for key in keys}
     answer(document, lambda: _print(summary, device, folder))
@@ -318,6 +315,15 @@ class _Bars(contextlib.ExitStack):
     """Shows a campaign's progress: one bar after another."""
 
     _progress: Progress
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Say after an interrupt that nothing is lost."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.note("measurements are kept: the same command continues from here")
+            raise
 
     def begin(self, label: str, total: int, done: int) -> None:
         """Show another bar."""

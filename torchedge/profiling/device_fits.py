@@ -326,7 +326,10 @@ class _Fitting:
         if stored.is_file():
             known = parse_plan(str(stored), read_text(stored, "TOML")).points(())
             plan = next((name for name in LARGER if set(read_plan(name).points(())) - set(known)), None)
-            command = f"torchedge campaign run {self.device.name} --plan {plan} --out {self.dataset}"
+            command = (
+                f"torchedge campaign run {self.device.name} --plan {plan} --out {self.dataset} "
+                "(with --over and --processor as before)"
+            )
             if self.dataset == user_folder() / "profiling" / LOCAL_DEVICE and plan == LARGER[0]:
                 command = "torchedge profile"
             if plan is not None:
