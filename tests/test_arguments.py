@@ -251,6 +251,35 @@ def test_a_data_type_and_checkpoints_are_put_on_a_copy():
         torchedge.predict(torchedge.capture(NET, X), 4, dtype="bf16")
 
 
+def test_a_dtype_that_a_device_emulates_is_no_faster_than_float32():
+    full = torchedge.predict("resnet18", 8, "jetson-tx2")
+    emulated = torchedge.predict("resnet18", 8, "jetson-tx2", amp="bfloat16")
+    assert emulated.latency.value >= full.latency.value
+    note = "states no rate in bfloat16, which PyTorch emulates there or refuses: latency is that of float32"
+    assert [note in n for n in emulated.notes].count(True) == 1 and "float16 is computed natively" in str(
+        emulated
+    )
+    many = torchedge.Predictor("jetson-tx2").predict_many(["resnet18"], [8], amp="bf16")
+    assert many.latency[0, 0] == emulated.latency.value and any(note in n for n in many.notes[0])
+    for device, amp in (("jetson-tx2", "float16"), ("nvidia-h200", "bfloat16")):
+        half = torchedge.predict("resnet18", 256, device, amp=amp)
+        assert half.latency.value < torchedge.predict("resnet18", 256, device).latency.value
+        assert not any("states no rate" in n for n in half.notes)
+    pure = torchedge.predict("resnet18", 8, "nvidia-t4", dtype="bf16")
+    assert any("nvidia-t4 states no rate in bfloat16" in n for n in pure.notes)
+    assert torchedge.find_device("jetson-tx2").native_dtypes == {"float32", "float16"}
+
+
+def test_a_cpu_has_resident_memory_and_no_allocator_that_reserves(tmp_path):
+    prediction = torchedge.predict(NET, 4, "local-cpu", example=X)
+    assert "reserved" not in str(prediction)
+    assert {meaning for _, _, meaning in prediction.figures} >= {"resident memory of the process"}
+    assert "reserved" in str(torchedge.predict(NET, 4, DEVICE, example=X))
+    torchedge.report(NET, 4, "local-cpu", out=tmp_path / "p.html", example=X)
+    page = (tmp_path / "p.html").read_text()
+    assert "resident memory of the process" in page and "allocator" not in page
+
+
 @pytest.mark.parametrize("compile", [torch.compile, lambda net: nn.Sequential(torch.compile(net)), None])
 def test_a_compiled_model_is_marked(compile):
     option = {"compile": True} if compile is None else {}

@@ -119,7 +119,7 @@ WRONG = {
         InputError,
         "takes scores, classes, and there are no targets",
     ),
-    "two optimizers": (lambda: predict(optimizer=[sgd(), sgd()]), InputError, "a GAN"),
+    "two optimizers": (lambda: predict(optimizer=[sgd(), sgd()]), InputError, "A GAN"),
     "a wrong word": (lambda: predict(optimiser="adam"), InputError, "did you mean optimizer"),
     "a limit in bytes": (lambda: predict().fits(8 * 2**30), InputError, "numbers are MiB"),
     "a loss of many": (lambda: predict(loss=lambda y: y), CaptureError, "expected a scalar"),
@@ -234,7 +234,7 @@ WRONG = {
         InputError,
         "torch.optim.Adam(model.parameters())",
     ),
-    "training by two": (lambda: train(optimizer=[sgd(), sgd()]), InputError, "a GAN"),
+    "training by two": (lambda: train(optimizer=[sgd(), sgd()]), InputError, "A GAN"),
     "training another": (lambda: train(optimizer=sgd(nn.Linear(2, 2))), InputError, "model.parameters()"),
     "training without targets": (lambda: train(y=None), InputError, "targets"),
     "training by no batch": (

@@ -90,7 +90,7 @@ def test_inference_is_called_so(run, small):
 KEYS = {
     *("model", "device", "mode", "batch_size", "memory", "needed", "latency"),
     *("allocated", "reserved", "breakdown"),
-    *("device_memory_mib", "unsupported", "out_of_range", "provenance", "notes"),
+    *("device_kind", "device_memory_mib", "unsupported", "out_of_range", "provenance", "notes"),
     *("optimizer", "amp", "accumulation", "memory_limit_mib", "confidence", "needed_mib", "fits"),
 }
 

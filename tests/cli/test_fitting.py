@@ -198,24 +198,3 @@ def test_without_out_the_profile_is_found_by_its_name(made, small_dataset, monke
     assert (home / "home" / "profiles" / "jetson-tx2" / "device.toml").is_file()
     assert "next: torchedge predict resnet50 --batch-size 8 --device jetson-tx2\n" in out
     assert main(words) == 2 and "--force" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_campaign_of_few_points_is_fitted(tmp_path):
-    """Twelve points of two networks: no forest can be trusted, the constants can."""
-    import numpy as np
-    from oracles.small_datasets import write_small_dataset
-
-    from torchedge import find_device
-    from torchedge.profiling.datasets import read_dataset
-    from torchedge.profiling.latency_fitting import fit_latency
-    from torchedge.profiling.memory_fitting import fit_memory
-    from torchedge.profiling.samples import prepare
-
-    samples = prepare(read_dataset(write_small_dataset(tmp_path / "jetson-tx2")), find_device("jetson-tx2"))
-    few = np.isin(samples.level, (0, 50)) & np.isin(samples.batch, (2, 16, 128))
-    judged = []
-    for fit in (fit_memory, fit_latency):
-        fit(samples, few, judge=judged.append)
-    assert int(few.sum()) == 12 and all(0 < held_out.percent < 40 for held_out in judged)
-    assert all(held_out.worst in ("one", "two") for held_out in judged)

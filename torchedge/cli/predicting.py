@@ -191,7 +191,7 @@ def _print(predictions: list[Prediction], rows: list[dict[str, Any]]) -> None:
     letters = ("Γ", "Φ") if first.mode == "train" else ("γ", "φ")
     print()
     if len(predictions) == 1:
-        _print_one(first, letters)
+        _print_one(first)
         verdict = "fits" if row["fits"] else "does not fit"
         print_wrapped(
             f"{verdict} into {number(row['memory_limit_mib'])} MiB: needs up to "
@@ -206,22 +206,10 @@ def _print(predictions: list[Prediction], rows: list[dict[str, Any]]) -> None:
     _print_remarks(predictions)
 
 
-def _print_one(prediction: Prediction, letters: tuple[str, str]) -> None:
-    everything = "all that the run takes from the device"
-    memory = [(f"memory {letters[0]}", prediction.memory, everything)]
-    if prediction.saturates:
-        memory = [
-            (f"memory {letters[0]}", prediction.memory, "the most that the board shows as taken"),
-            ("needed", prediction.needed, "all that the run asks for; decides whether it fits"),
-        ]
-    lines = (
-        *memory,
-        ("reserved", prediction.reserved, "of that by PyTorch's allocator"),
-        ("allocated", prediction.allocated, "of that by tensors"),
-        (f"latency {letters[1]}", prediction.latency, "a step" if prediction.mode == "train" else "a batch"),
-    )
+def _print_one(prediction: Prediction) -> None:
     body = [
-        [name, number(e.value), e.unit, span(e.low, e.high), f"  {meaning}"] for name, e, meaning in lines
+        [name, number(e.value), e.unit, span(e.low, e.high), f"  {meaning}"]
+        for name, e, meaning in prediction.figures
     ]
     columns = max(len(line[1]) for line in body), max(len("90 % interval"), *(len(line[3]) for line in body))
     print(f"{'':<12}{'':>{columns[0]}}      {'90 % interval':>{columns[1]}}")
@@ -241,9 +229,12 @@ def _print_several(
     predictions: list[Prediction], rows: list[dict[str, Any]], letters: tuple[str, str]
 ) -> None:
     memory, latency = letters
+    cached = predictions[0].device_kind == "gpu"
+    taken = "memory that the run takes from the device" if cached else "resident memory of the process"
+    parts = "reserved are those of PyTorch's allocator" if cached else "by tensors"
     print_wrapped(
-        f"{memory} is the memory that the run takes from the device (MiB), {latency} the time of a step "
-        "(ms), each with its 90 % interval; allocated and reserved are those of PyTorch's allocator (MiB)."
+        f"{memory} is the {taken} (MiB), {latency} the time of a step (ms), each with its 90 % interval; "
+        f"allocated {'and ' * cached}{parts} (MiB)."
     )
     saturate = any(p.saturates for p in predictions)
     if saturate:
@@ -252,8 +243,8 @@ def _print_several(
             "for, and decides whether it fits."
         )
     print()
-    head = ["batch", f"{memory} MiB", "90 %", f"{latency} ms", "90 %", "allocated", "reserved"]
-    head += ["needed"] * saturate + ["fits"]
+    head = ["batch", f"{memory} MiB", "90 %", f"{latency} ms", "90 %", "allocated"]
+    head += ["reserved"] * cached + ["needed"] * saturate + ["fits"]
     body = [
         [
             str(p.batch_size),
@@ -262,7 +253,7 @@ def _print_several(
             number(p.latency.value),
             span(p.latency.low, p.latency.high),
             number(p.allocated.value),
-            number(p.reserved.value),
+            *([number(p.reserved.value)] * cached),
             *([number(p.needed.value)] * saturate),
             "yes" if row["fits"] else "no",
         ]

@@ -127,8 +127,8 @@ def _check_optimizer(optimizer: object) -> None:
         check_choice("optimizer", optimizer, (*OPTIMIZERS, *REPLAYED_OPTIMIZERS))
     elif isinstance(optimizer, (list, tuple, dict)):
         raise InputError(
-            f"optimizer is a {type(optimizer).__name__} of {len(optimizer)}; expected one: for several, as "
-            'in a GAN, follow "A GAN, and other steps with several optimizers" in docs/recipes.md'
+            f"optimizer is a {type(optimizer).__name__} of {len(optimizer)}; expected one: for several, "
+            'follow "A GAN, and other steps with several optimizers" in docs/recipes.md'
         )
     elif not getattr(optimizer, "param_groups", None):
         raise InputError(

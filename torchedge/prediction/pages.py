@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device
+from torchedge.devices import Device, DeviceKind
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import ForwardGraph, Op
 from torchedge.graphs.sizes import poly_at
@@ -205,7 +205,7 @@ def render_report(data: ReportData) -> str:
     body = [
         f'<h1>{title}</h1>\n<p class="dim">{subtitle}</p>\n{_verdict(data)}',
         _prediction_part(data),
-        f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile)}",
+        f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile, data.prediction.device_kind)}",
         f"<h2>Memory by batch size</h2>\n{_batch_picture(data)}",
         *_advice_part(data),
         _layer_part(data.layers),
@@ -259,19 +259,7 @@ def _verdict(data: ReportData) -> str:
 
 def _prediction_part(data: ReportData) -> str:
     p = data.prediction
-    gamma, phi = ("Γ", "Φ") if p.mode == "train" else ("γ", "φ")
-    estimates = [
-        (f"memory {gamma}", p.memory, "all that the run takes from the device"),
-        *(
-            [("needed", p.needed, "all that the run asks for; decides whether it fits")]
-            if p.saturates
-            else []
-        ),
-        ("reserved", p.reserved, "of that by PyTorch's allocator"),
-        ("allocated", p.allocated, "of that by tensors"),
-        (f"latency {phi}", p.latency, "a step" if p.mode == "train" else "a batch"),
-    ]
-    rows = [(n, meaning, f"{number(e.value)} {e.unit}", span(e.low, e.high)) for n, e, meaning in estimates]
+    rows = [(n, meaning, f"{number(e.value)} {e.unit}", span(e.low, e.high)) for n, e, meaning in p.figures]
     total = max(p.needed.value, 1e-9)
     parts = [(_plain(name), number(mib), f"{100 * mib / total:.0f} %") for name, mib in p.breakdown.items()]
     shares = [mib / total for mib in p.breakdown.values()]
@@ -385,7 +373,7 @@ def _ticks(top: float, count: int = 5) -> list[float]:
     return [step * place for place in range(int(top / step) + 1)]
 
 
-def _memory_picture(profile: MemoryProfile) -> str:
+def _memory_picture(profile: MemoryProfile, kind: DeviceKind) -> str:
     timeline = profile.timeline()
     events = len(timeline.live_mib)
     if not events:
@@ -412,17 +400,19 @@ def _memory_picture(profile: MemoryProfile) -> str:
             at, anchor = (x + 3, "start") if x < _WIDTH - 90 else (x - 3, "end")
             below = _HEIGHT - _BOTTOM + 16
             shapes.append(f'<text x="{at:.1f}" y="{below}" text-anchor="{anchor}">{name}</text>')
-    shapes.append(frame.limit(profile.reserved_mib, "reserved"))
+    if kind == "gpu":
+        shapes.append(frame.limit(profile.reserved_mib, "reserved"))
     peak = max(profile.peak.index, 0)
     x, y = frame.x(peak), frame.y(profile.live_mib)
     shapes.append(f'<circle class="ink" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
     picture = frame.picture("memory over the step", "allocations and releases of one step", shapes)
     largest = [(label, number(mib)) for label, mib in profile.largest]
     live, reserved = number(profile.live_mib), number(profile.reserved_mib)
+    allocator = f"; PyTorch's allocator reserves {reserved} MiB (dashed)" if kind == "gpu" else ""
     return (
         f'{picture}\n<p class="key">{"".join(keys)}</p>\n<p>Simulated, nothing fitted: tensors peak at '
-        f"{live} MiB (circle) in {_text(str(profile.peak))}; PyTorch's allocator reserves {reserved} MiB "
-        f"(dashed).</p>\n{_table(('largest tensors at the peak', 'MiB'), largest)}"
+        f"{live} MiB (circle) in {_text(str(profile.peak))}{allocator}."
+        f"</p>\n{_table(('largest tensors at the peak', 'MiB'), largest)}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Provenance
+from torchedge.devices import DeviceKind, Provenance
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.ops import unsupported_remark
@@ -48,7 +48,7 @@ class Prediction:
     takes pages back when memory runs short: Γ stops at a ceiling there, and only `needed` says that a run
     does not fit.
     latency: Φ or φ in ms: one step. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never
-    the same number.
+    the same number; on a CPU, which has no such allocator, memory is the resident memory of the process.
     breakdown: MiB by category, adding up to `needed.value`. unsupported: operators without an entry in
     `torchedge.ops`; `unsupported_remarks` says how they are counted. out_of_range: features outside the range
     that the profile was fitted on: the figures are extrapolated.
@@ -70,6 +70,7 @@ class Prediction:
     out_of_range: tuple[str, ...] = ()
     provenance: Provenance = Provenance.ASSUMED
     notes: tuple[str, ...] = ()
+    device_kind: DeviceKind = "gpu"
     demand: Demand | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -145,6 +146,22 @@ class Prediction:
             )
         return mib_of(limit, "memory_limit")
 
+    @property
+    def figures(self) -> tuple[tuple[str, Estimate, str], ...]:
+        """Each figure with its name and meaning, as tables show them: a CPU has no caching allocator."""
+        gamma, phi = ("Γ", "Φ") if self.mode == "train" else ("γ", "φ")
+        cached = self.device_kind == "gpu"
+        everything = "all that the run takes from the device" if cached else "resident memory of the process"
+        shown = "the most that the board shows as taken"
+        asked = ("needed", self.needed, "all that the run asks for; decides whether it fits")
+        return (
+            (f"memory {gamma}", self.memory, shown if self.saturates else everything),
+            *([asked] if self.saturates else []),
+            *([("reserved", self.reserved, "of that by PyTorch's allocator")] if cached else []),
+            ("allocated", self.allocated, "of that by tensors"),
+            (f"latency {phi}", self.latency, "a step" if self.mode == "train" else "a batch"),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as plain data, ready for JSON."""
         data: dict[str, Any] = plain(self)
@@ -159,7 +176,7 @@ class Prediction:
             *([f"  needed     {self.needed}"] if self.saturates else []),
             f"  latency {phi}   {self.latency}",
             f"  allocated  {self.allocated}",
-            f"  reserved   {self.reserved}",
+            *([f"  reserved   {self.reserved}"] if self.device_kind == "gpu" else []),
         ]
         lines += [f"    {name:<20} {number(part):>8} MiB" for name, part in self.breakdown.items()]
         if self.device_memory_mib is not None and self.demand is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -241,7 +242,7 @@ class _Fitting:
             self.watcher.begin(quantity)
             try:
                 models[quantity] = fit_figure(
-                    samples, samples.every, judge=lambda result, q=quantity: held_out.update({q: result})
+                    samples, samples.every, judge=partial(held_out.__setitem__, quantity)
                 )
             except ProfileError as error:
                 self.missing.append(f"{NAMES[samples.mode, quantity][1]} is not fitted: {error}")

@@ -120,6 +120,11 @@ def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cas
         known.autocast == "float32" or (known.autocast == "float32_on_cuda" and not on_cpu)
     ):
         goal, sources = torch.float32, frozenset(_LOW)
+        if known.widens and "dtype" in known.params and not on_cpu and kwargs.get("dtype") is None:
+            tensor = args[0] if args else kwargs.get("input")
+            given = any(isinstance(a, torch.dtype) for a in args)
+            if isinstance(tensor, torch.Tensor) and dtype_of(tensor) in _LOW and not given:
+                return args, {**kwargs, "dtype": goal}
     else:
         return args, kwargs
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchedge.devices import Device
 from torchedge.errors import check_choice, check_whole
 from torchedge.graphs.training_steps import AMP_DTYPES, OPTIMIZERS
 from torchedge.prediction.memory.workspaces import WorkspaceModel
@@ -65,6 +66,13 @@ class StepSettings:
             ("attention", ("fused", "math")),
         ):
             check_choice(name, getattr(self, name), allowed)
+
+    def timed_on(self, device: Device) -> StepSettings:
+        """Return the settings of a step's time: autocast to a dtype that a device emulates takes float32's.
+
+        PyTorch casts there and computes in float32, or refuses.
+        """
+        return self if self.amp is None or self.amp in device.native_dtypes else replace(self, amp=None)
 
     def under(self, runtime: Mapping[str, Any]) -> StepSettings:
         """Return these settings with the switches of a device's framework (`[runtime]` of device.toml)."""
