@@ -36,19 +36,8 @@ DRAWN = re.compile(r"[#…│─━]+")
 TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES = (
     f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "own-devices", "messages")
 )
-SLOW = {
-    "A callback of transformers",
-    "A callback of Lightning",
-    "accelerate",
-    "Measure this machine",
-    "torch.compile",
-}
-SLOW |= {
-    "Several optimizers: a GAN",
-    "Making and running one",
-    "Plan a model",
-    "Searching for networks that fit",
-}
+SLOW = {"A callback of transformers", "A callback of Lightning", "accelerate", "Measure this machine"}
+SLOW |= {"torch.compile", "Several optimizers: a GAN", "Making and running one", "Plan a model"}
 TASKS = {
     "install, and see whether this machine is ready": (TUTORIAL, "Install"),
     "write down a network of one's own": (TUTORIAL, "Your network"),
@@ -70,7 +59,7 @@ TASKS = {
     "a model of ONNX": (RECIPES, "An ONNX file"),
     "refuse a run in CI": (RECIPES, "Refuse a run in a script or in CI"),
     "a device that has no profile": (OWN, "A device without a profile"),
-    "search under limits": ("docs/search.md", "Searching for networks that fit"),
+    "search under limits": ("docs/search.md", "Prune a network until it fits"),
     "a script with arguments": (LOOPS, "A training script"),
     "a notebook": (LOOPS, "A notebook"),
     "a callback of transformers": (LOOPS, "A callback of transformers"),
