@@ -54,7 +54,7 @@ def dropout(call: Call) -> Footprint | None:
 _alike = partial(spec, infer=broadcast, strides=as_input)
 _activation = partial(spec, work=Work.ACTIVATION, infer=same_shape, strides=as_input)
 _wide = partial(spec, autocast="float32_on_cuda")
-_dropout = partial(spec, work=Work.DROPOUT, infer=same_shape, autocast="keep")
+_dropout = partial(spec, work=Work.DROPOUT, infer=same_shape, strides=as_input, autocast="keep")
 
 OPS = (
     _alike("add", "input other alpha", "__radd__", work=Work.SUM),

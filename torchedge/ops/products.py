@@ -11,7 +11,7 @@ from torchedge.graphs.footprints import Footprint
 from torchedge.ops.elementwise import broadcast
 from torchedge.ops.kernels import kernel
 from torchedge.ops.specs import Call, LoadClass, Work, spec
-from torchedge.ops.strides import Sizes
+from torchedge.ops.strides import Sizes, packed
 
 
 def linear_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
@@ -140,7 +140,7 @@ def attention(call: Call) -> Footprint:
     return kernel(call, (0, 1, 2, 3, -1), (rows,), (), () if call.backend == "cpu" else sums)
 
 
-_product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower")
+_product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower", strides=packed)
 _multiplied = partial(_product, flops=matmul_flops)
 _attention = partial(
     _product,

@@ -11,7 +11,7 @@ from torchedge.graphs.footprints import Footprint
 from torchedge.ops.elementwise import flops_each, same_shape
 from torchedge.ops.kernels import kernel
 from torchedge.ops.specs import EVERY, Call, LoadClass, Work, spec
-from torchedge.ops.strides import Sizes, as_input
+from torchedge.ops.strides import Sizes, as_input, packed
 
 _FLOPS_AN_ELEMENT = 5
 
@@ -75,7 +75,7 @@ _softmax = partial(
 )
 _reduce = partial(_row, work=Work.REDUCTION, flops=reduced_flops)
 _wide = partial(_reduce, autocast="float32_on_cuda")
-_loss = partial(_row, work=Work.LOSS, flops=input_flops, autocast="float32")
+_loss = partial(_row, work=Work.LOSS, flops=input_flops, autocast="float32", strides=packed)
 
 OPS = (
     _norm(
@@ -89,6 +89,7 @@ OPS = (
         "layer_norm",
         "input normalized_shape weight bias eps",
         "native_layer_norm",
+        strides=packed,
     ),
     _norm("group_norm", "input num_groups weight bias eps", "native_group_norm"),
     _norm(

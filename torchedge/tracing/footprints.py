@@ -33,11 +33,13 @@ def footprint_of(
     needs: Sequence[bool],
     results: Sequence[int] = (),
     decoded: bool = False,
+    prepare: Callable[[Any], Any] = lambda item: item,
 ) -> Footprint | None:
     """Return the footprint of a call on meta tensors, None where PyTorch cannot run it on them.
 
-    needs: whether the gradient of each tensor argument is wanted, in their order. results: elements of each
-    output. decoded: sizes at `BATCH_PRIME` stand for the batch size.
+    prepare: puts meta tensors in place of tensors. needs: whether the gradient of each tensor argument is
+    wanted, in their order. results: elements of each output. decoded: sizes at `BATCH_PRIME` stand for the
+    batch size.
 
     Calls that differ in sizes alone share a replay where each of its storages has the elements of an input or
     output, and the same of them agree.
@@ -50,17 +52,18 @@ def footprint_of(
     if exact in _cache:
         return _cache[exact]
     try:
-        result = _FootprintRun(needs).run(func, args, kwargs).footprint(decoded)
+        result = _FootprintRun(needs).run(func, prepare(args), prepare(kwargs)).footprint(decoded)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, CaptureError):
         result = None
     if len(_cache) >= _CACHED:
         _cache.clear()
-    general = result is not None and all(s.place >= 0 or s.elements == _SCALAR for s in result.sizes)
+    general = result is not None and all(s.place >= 0 or s.elements in _FIXED for s in result.sizes)
     _cache[alike if general else exact] = result
     return result
 
 
-_SCALAR = (1, 0, 0)
+_FIXED = ((0, 0, 0), (1, 0, 0))
+"""Elements that do not depend on sizes: nothing, and a single number."""
 
 
 class _Sizes:
@@ -73,30 +76,30 @@ class _Sizes:
     def key(self, item: Any) -> Any:
         """Return an argument as a key that dimensions of the same sizes make alike."""
         kind = type(item)
+        if kind in _PLAIN:
+            return kind, item
         if isinstance(item, torch.Tensor):
-            shape, steps = tuple(torch.Tensor.size(item)), item.stride()
+            shape, known = torch.Tensor.size(item), self.dimensions
             self._elements.append(prod(shape))
-            same = tuple([size if size < 2 else self._class(size) for size in shape])
+            same = tuple([d if d < 2 else known.setdefault(d, -1 - len(known)) for d in shape])
             if item.is_contiguous():
                 return same, item.dtype
+            steps = item.stride()
             ordered = dense(shape, steps)
             order = tuple(sorted(range(len(shape)), key=lambda k: -steps[k])) if ordered else steps
             return same, order, () if ordered else shape, item.dtype
-        if kind is tuple or kind is list:
+        if kind is tuple or kind is list or kind is torch.Size:
             return kind, *[self.key(i) for i in item]
         if kind is dict:
             return tuple([(k, self.key(v)) for k, v in item.items()])
         if kind is slice:
             return "slice", item.start, item.stop, item.step
-        return (kind, item) if kind in _PLAIN or callable(item) else (kind, str(item))
+        return item if callable(item) else (kind, str(item))
 
     def classes(self, results: Sequence[int]) -> tuple[int, ...]:
         """Return for each input and output the first one with as many elements."""
         elements = [*self._elements, *results]
         return tuple([elements.index(count) for count in elements])
-
-    def _class(self, size: int) -> int:
-        return self.dimensions.setdefault(size, -1 - len(self.dimensions))
 
 
 _PLAIN = frozenset((int, float, str, bool))

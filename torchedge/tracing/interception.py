@@ -26,6 +26,7 @@ from torch.utils._pytree import (
 from torchedge.errors import CaptureError, InputError, described, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
+from torchedge.ops.strides import as_input, broadcasted, contiguous_strides, packed
 from torchedge.tracing.checkpointing import Policy, is_stored
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, answered, is_device_query
@@ -317,21 +318,19 @@ class Interceptor(TorchFunctionMode):
         if "out" in kwargs:
             return self._write_out(call)
         first = len(rec.ops)
-        replayed = known is None or not known.composite
-        metas = (to_meta(args, rec), to_meta(kwargs, rec)) if replayed else None
         result = self._result(call)
         if target.kind == "embedding":
             _check_positions(call, rec)
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
-        if metas is not None and len(rec.ops) > first:
-            self._replay(first, call, *metas)
+        if len(rec.ops) > first and (known is None or not known.composite):
+            self._replay(first, call)
         if rec.example.covers(call.inputs):
             self._follow_example(call, result)
         return result
 
-    def _replay(self, place: int, call: _Call, args: Any, kwargs: Any) -> None:
+    def _replay(self, place: int, call: _Call) -> None:
         """Give a recorded operator its footprint."""
         rec = self.recorder
         op = rec.ops[place]
@@ -339,14 +338,22 @@ class Interceptor(TorchFunctionMode):
             return
         needs = [op.grad and rec.needs_gradient(i) for i in op.inputs if i is not None]
         results = [prod(rec.sizes[i]) for i in op.outputs]
-        footprint = footprint_of(call.func, args, kwargs, needs, results, rec.fixed_batch is None)
+        footprint = footprint_of(
+            call.func,
+            call.args,
+            call.kwargs,
+            needs,
+            results,
+            rec.fixed_batch is None,
+            lambda item: to_meta(item, rec),
+        )
         if footprint is not None and len(footprint.tensors) == len(needs) + len(results):
             rec.ops[place] = replace(op, footprint=footprint)
 
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
         target, known = call.target, call.target.spec
-        if known is not None and (known.composite or _contiguous(call.args)):
+        if known is not None:
             result = self._infer(call, known)
             if result is not None:
                 return result
@@ -354,13 +361,7 @@ class Interceptor(TorchFunctionMode):
             return self._overwrite(call)
         if target.kind in _SPLITS:
             _refuse_batch_loop(target.kind, call.args, call.attrs)
-        try:
-            return self._collect(call, self._meta_result(call))
-        except CaptureError:
-            result = None if known is None else self._infer(call, known)
-            if result is None:
-                raise
-            return result
+        return self._collect(call, self._meta_result(call))
 
     def _follow_example(self, call: _Call, result: Any) -> None:
         """Let the example's values follow a call that reads nothing else."""
@@ -392,7 +393,7 @@ class Interceptor(TorchFunctionMode):
         return None
 
     def _infer(self, call: _Call, known: OpSpec) -> Any:
-        """Take the shape from the operator's own rule, a contiguous result; None if none applies."""
+        """Take shape and strides from the operator's own rules; None if they do not apply."""
         if known.infer_many is not None:
             return self._infer_many(call, known)
         if known.infer is None:
@@ -412,8 +413,17 @@ class Interceptor(TorchFunctionMode):
             return None
         if call.target.inplace:
             return self._overwrite(call) if type(tensors[0]) is TracedTensor else None
+        steps = None
+        operands = [t for t in tensors if isinstance(t, torch.Tensor)]
+        if not all([t.is_contiguous() for t in operands]) and not known.composite:
+            if known.strides is as_input:
+                steps = broadcasted(sizes, [(torch.Tensor.size(t), t.stride()) for t in operands])
+            elif known.strides is not packed:
+                return None
         (index,) = rec.add_call(call.target.kind, inputs, call.attrs, [(sizes, name)])
-        result = torch.empty(sizes, dtype=_DTYPES[name], device="meta")
+        result = torch.empty_strided(
+            sizes, steps or contiguous_strides(sizes), dtype=_DTYPES[name], device="meta"
+        )
         if known.hides is not None and known.hides(shapes) and args[0].is_contiguous():
             result = result.view(sizes)
         return rec.wrap(result, index)
@@ -536,14 +546,6 @@ class Interceptor(TorchFunctionMode):
             if meta is not None and meta.untyped_storage()._cdata == storage:
                 return self.recorder.index_of(argument)
         return None
-
-
-def _contiguous(args: Any) -> bool:
-    """Whether every tensor among a call's positional arguments is contiguous."""
-    return all(
-        [a.is_contiguous() if isinstance(a, torch.Tensor) else type(a) not in (tuple, list) or _contiguous(a)
-         for a in args]
-    )  # fmt: skip
 
 
 def _is_view(index: Any) -> bool:

@@ -347,9 +347,10 @@ class StepWriter:
         if size.place < 0:
             c0, c1, c2 = size.elements
             return (c0 * size.item_size, c1 * size.item_size, c2 * size.item_size)
-        value = self.graph.values[[i for i in (*op.inputs, *op.outputs) if i is not None][size.place]]
-        c0, c1, c2 = value.numel
-        item = size.item_size or value.item_size
+        index = [i for i in (*op.inputs, *op.outputs) if i is not None][size.place]
+        if not size.item_size:
+            return self._sizes[index]
+        (c0, c1, c2), item = self.graph.values[index].numel, size.item_size
         return (c0 * item, c1 * item, c2 * item)
 
     def _replay_back(self, record: _Record, incoming: Sequence[int | None]) -> None:
