@@ -657,6 +657,8 @@ class _Walk:
         children = [(name, self.of(child, _joined(path, name))) for name, child in own["_modules"].items()]
         mode = self._watch(own, "training", path) if self.modes else ""
         skipped = frozenset(("_parameters", "_buffers", "_modules", "training"))
+        if self.tracing:  # recurrent layers keep their weights here too
+            skipped |= {"_flat_weights", "_flat_weight_refs"}
         kind_text = self.of(type(module), type(module).__qualname__)
         return f"module {kind_text} {mode} {weights} {children} {self._attributes(module, path, skipped)}"
 
