@@ -126,6 +126,13 @@ OPS = (
         replayed=True,
     ),
     _copy("embedding", "weight input padding_idx", saves=keep(1), grads=("new", "none"), gathers=True),
+    _copy(
+        "embedding_bag",
+        "weight input offsets scale_grad_by_freq mode sparse per_sample_weights",
+        grads=("new", "none", "none", "none", "none", "none", "new"),
+        gathers=True,
+        replayed=True,
+    ),
     _copy("one_hot", "input num_classes", grads=("none",)),
     _copy("tril", "input diagonal", "triu", replayed=True),
     _copy(
