@@ -33,8 +33,8 @@ DRAWN = re.compile(r"[#…│─━]+")
 """Bars, rules and cut words depend on the width of the terminal."""
 
 
-TUTORIAL, RECIPES, LOOPS, MESSAGES = (
-    f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "messages")
+TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES = (
+    f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "own-devices", "messages")
 )
 SLOW = {
     "A callback of transformers",
@@ -69,7 +69,7 @@ TASKS = {
     "predict a GAN": (RECIPES, "A GAN, and other steps with several optimizers"),
     "a model of ONNX": (RECIPES, "An ONNX file"),
     "refuse a run in CI": (RECIPES, "Refuse a run in a script or in CI"),
-    "a device that has no profile": (RECIPES, "A device without a profile"),
+    "a device that has no profile": (OWN, "A device without a profile"),
     "search under limits": ("docs/search.md", "Searching for networks that fit"),
     "a script with arguments": (LOOPS, "A training script"),
     "a notebook": (LOOPS, "A notebook"),
@@ -80,7 +80,7 @@ TASKS = {
     "train a GAN": ("docs/training.md", "Several optimizers: a GAN"),
     "export a training step": ("docs/bundles.md", "Making and running one"),
     "plan the streaming of weights": ("docs/streaming.md", "Plan a model"),
-    "measure this machine and fit a profile": (RECIPES, "Measure this machine"),
+    "measure this machine and fit a profile": (OWN, "Measure this machine"),
     "it does not fit": (MESSAGES, "The answer is no"),
     "a name is wrong": (MESSAGES, "Names"),
     "an input is wrong": (MESSAGES, "Inputs and settings"),
@@ -152,7 +152,7 @@ def test_every_recipe_is_a_task(checkout):
     assert len(TASKS) >= 30
     for page, heading in TASKS.values():
         assert heading in sections(checkout, page), heading
-    for page in (TUTORIAL, RECIPES, LOOPS, MESSAGES):
+    for page in (TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES):
         recipes = {heading for heading, text in [*sections(checkout, page).items()][1:] if FENCE.search(text)}
         assert recipes == {heading for place, heading in TASKS.values() if place == page} & recipes
 
@@ -219,10 +219,26 @@ def test_relative_links_exist(checkout):
     pages = [*checkout.glob("*.md"), *checkout.glob("docs/*.md"), *checkout.glob("*/README.md")]
     broken = []
     for page in pages:
-        links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
-        relative = [link for link in links if "://" not in link]
-        broken += [f"{page.name}: {link}" for link in relative if not (page.parent / link).exists()]
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)", page.read_text(encoding="utf-8")):
+            if "://" in link:
+                continue
+            place = page.parent / link if link else page
+            if not place.exists() or (anchor and anchor not in map(slug, sections(place.parent, place.name))):
+                broken.append(f"{page.name}: {link}#{anchor}")
     assert broken == []
+
+
+def slug(heading):
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_a_page_is_short(checkout):
+    """Generated tables are apart, in docs/tables."""
+    lines = {
+        page.name: len(page.read_text(encoding="utf-8").splitlines()) for page in checkout.glob("docs/*.md")
+    }
+    assert {name: count for name, count in lines.items() if count >= 200} == {}
 
 
 def test_the_page_of_the_command_line_names_every_command(checkout, capsys):

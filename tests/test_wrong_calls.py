@@ -125,12 +125,8 @@ WRONG = {
     "a loss of many": (lambda: predict(loss=lambda y: y), CaptureError, "expected a scalar"),
     "a length of images": (lambda: predict(seq_len=128), InputError, "the example has no sequence; expected"),
     "a branch on values": (lambda: predict(branch(), mode="infer"), CaptureError, "use torch.where, or make"),
-    "a limit below zero": (lambda: predict().fits(-1), InputError, "memory_limit is -1; expected 1 byte"),
-    "a limit that is none": (
-        lambda: predict().fits(float("nan")),
-        InputError,
-        "memory_limit is nan",
-    ),
+    "a limit below zero": (lambda: predict().fits(-1), InputError, "memory_limit is -1; expected"),
+    "a limit that is none": (lambda: predict().fits(float("nan")), InputError, "is nan; expected"),
     "a limit in words": (lambda: predict().fits("lots"), InputError, "'lots'"),
     "a confidence of 95": (
         lambda: predict().fits(1, confidence=95),
@@ -149,7 +145,7 @@ WRONG = {
     "advice within nothing": (
         lambda: torchedge.advise(NET, 8, device=TX2, example=X, memory_limit=-1),
         InputError,
-        "memory_limit is -1; expected 1 byte",
+        "memory_limit is -1; expected",
     ),
     "advice to a number": (
         lambda: torchedge.advise(NET, 8, device=TX2, example=X, progress=3),

@@ -1,4 +1,4 @@
-"""docs/bundles.md: its snippets and commands work; its links and the entries it names exist."""
+"""Pages about bundles: snippets and commands work; links and the entries they name exist."""
 
 import contextlib
 import io
@@ -21,7 +21,8 @@ FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 
 @pytest.fixture
 def page(checkout):
-    return (checkout / "docs" / "bundles.md").read_text(encoding="utf-8")
+    pages = (checkout / "docs" / f"{page}.md" for page in ("bundles", "bundle-format"))
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
 
 
 @pytest.mark.slow

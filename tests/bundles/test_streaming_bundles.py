@@ -201,7 +201,7 @@ def test_memory_in_the_manifest_is_that_of_the_plan(copied):
 
 def test_the_snippet_of_the_documentation_streams(wide, image, preloading, checkout, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    text = (checkout / "docs" / "streaming.md").read_text(encoding="utf-8")
+    text = (checkout / "docs" / "streaming-how.md").read_text(encoding="utf-8")
     snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {"torchedge": torchedge, "model": wide, "example": image, "image": image.numpy()}

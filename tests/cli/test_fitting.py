@@ -155,3 +155,46 @@ def test_a_file_is_not_a_dataset(small_dataset, tmp_path, capsys):
     file = small_dataset / "measurements.csv"
     assert main(["fit", "all", str(file), "--out", str(tmp_path / "mine")]) == 2
     assert "`torchedge fit loads`" in capsys.readouterr().err
+
+
+def test_an_unusable_figure_is_written_only_when_forced(made, small_dataset, tmp_path, monkeypatch, capsys):
+    fitted_before(made, monkeypatch, error=0.6)
+    out = tmp_path / "mine"
+    words = ["fit", "all", str(small_dataset), "--out", str(out), "--no-accuracy"]
+    assert main(words) == 2 and not out.exists()
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "errs by 64 %" in err and "--force writes it" in err
+    assert "measure more networks" in err or "add networks like" in err
+    assert main([*words, "--force"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Γ (unusable), Φ (unusable)" in text and "unusable: errs by over 40 %" in text
+
+
+def test_what_cannot_be_fitted_is_named_and_the_rest_is_fitted(made, small_dataset, tmp_path, monkeypatch):
+    import torchedge
+    from torchedge.errors import ProfileError
+
+    fitted_before(made, monkeypatch)
+
+    def too_few(*_, **__):
+        raise ProfileError("4 rows measured memory in mode train; expected at least 6")
+
+    monkeypatch.setattr("torchedge.profiling.device_fits.fit_memory", too_few)
+    result = torchedge.fit(small_dataset, out=tmp_path / "mine", accuracy=False)
+    assert [(f.symbol, f.verdict, f.written) for f in result.figures] == [("Φ", "good", True)]
+    assert result.missing == (
+        "training memory is not fitted: 4 rows measured memory in mode train; expected at least 6",
+    )
+    assert result.verdict == "good" and result.advice
+    table = result.device.profile["training"]
+    assert table["memory_rows"] == 0 and table["latency_rows"] == 80
+
+
+def test_without_out_the_profile_is_found_by_its_name(made, small_dataset, monkeypatch, home, capsys):
+    fitted_before(made, monkeypatch)
+    words = ["fit", "all", str(small_dataset), "--no-accuracy"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert (home / "home" / "profiles" / "jetson-tx2" / "device.toml").is_file()
+    assert "next: torchedge predict resnet50 --batch-size 8 --device jetson-tx2\n" in out
+    assert main(words) == 2 and "--force" in capsys.readouterr().err

@@ -176,12 +176,16 @@ def test_work_counts_the_arithmetic_and_the_bytes(name, case):
     [
         OperatorCase("MatMul", (60, 72, 1000)),
         OperatorCase("Conv2Ds2", (20, 3)),
+        OperatorCase("SoftMax", (60, 100)),
+        OperatorCase("LayerNorm", (7, 1000)),
+        OperatorCase("DwConv2D", (20, 3)),
     ],
     ids=lambda case: case.name,
 )
 def test_what_is_counted_is_what_is_written(name, case):
     """Launches, local memory and slices of all candidates at once are those of the kernels, one by one."""
-    target, coefficients = replace(TARGETS[name], serial=False), default_coefficients(name)
+    target = replace(TARGETS[name], serial=False, storage="buffer")
+    coefficients = default_coefficients(name)
     kernel = operator_kernel(case, target)
     for candidates in candidates_of(kernel.nest.extents, target):
         launches = [

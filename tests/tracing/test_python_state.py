@@ -189,7 +189,7 @@ def test_changes_are_named_and_restored():
     model.slope = 0.75
     model.first._forward_hooks.clear()
     assert sorted(map(str, state.changes())) == [
-        "model.first._forward_hooks (a list, then a list)",
+        "model.first._forward_hooks (a list, then [])",
         "model.slope (0.5, then 0.75)",
     ]
     state.restore()

@@ -126,10 +126,12 @@ def _fit_modes(
     count = points if isinstance(points, int) else None
     with Progress(2, "fitting" if base is None else "adapting") as progress:
         result = fit(dataset, points=count, seed=seed or 0, modes=modes, progress=progress, **options)
+    for note in result.notes:
+        warn(note)
     answer(fit_document(result), lambda: print_fit(result, dataset))
 
 
-def print_fit(result: DeviceFit, dataset: Path) -> None:
+def print_fit(result: DeviceFit, dataset: Path | None) -> None:
     """Print a fit's figures with their verdicts, what to measure next, and the next command."""
     how = "" if result.base is None else f"{result.base} adapted to "
     print_wrapped(f"{result.device.name}: {how}measurements of {result.dataset}")
@@ -149,8 +151,6 @@ def print_fit(result: DeviceFit, dataset: Path) -> None:
     print_wrapped(
         "error: mean on networks or points held out of the fit; inside: share of them in their 90 % intervals"
     )
-    for note in result.notes:
-        warn(note)
     for line in result.missing:
         print_wrapped(line, first="missing: ", rest="  ")
     dropped = [f.name for f in result.figures if not f.written]
@@ -161,15 +161,19 @@ def print_fit(result: DeviceFit, dataset: Path) -> None:
         )  # fmt: skip
     for line in result.advice:
         print_wrapped(line, first="to do better: ", rest="  ")
-    print_wrapped(f"{_MEANINGS[result.verdict]}; written to {result.folder}")
+    written = ", ".join(f"{f.symbol} ({f.verdict})" for f in result.figures if f.written)
+    print_wrapped(f"written to {result.folder}: {written}")
+    for verdict in dict.fromkeys(f.verdict for f in result.figures):
+        print_wrapped(f"{verdict}: {_MEANINGS[verdict]}")
     print_next(f"torchedge predict resnet50 --batch-size 8 --device {shown_device(result.device)}")
-    print_next(f"torchedge accuracy {dataset} --device {shown_device(result.device)}")
+    if dataset is not None:
+        print_next(f"torchedge accuracy {dataset} --device {shown_device(result.device)}")
 
 
 _MEANINGS = {
-    "good": "good: errors of at most 10 %",
-    "rough": "rough: errors over 10 %, so compare settings by it rather than plan to the limit",
-    "unusable": "unusable: some figure errs by over 40 %",
+    "good": "errs by at most 10 % on what it has not seen",
+    "rough": "errs by more: compare settings by it, and leave a margin",
+    "unusable": "errs by over 40 %, as an estimate without any measurement does",
 }
 
 

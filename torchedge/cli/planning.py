@@ -433,8 +433,8 @@ def _figures(name: str, run: RunTimeline) -> list[str]:
 def _plan_instance(instance: Path, strategy: str | None, out: Path | None) -> int:
     """Plan the overlap problem in a file, and verify the plan.
 
-    docs/streaming.md describes the file. Strategies may break limits, with a warning. The exit status is 3 if
-    there is no plan.
+    docs/streaming-files.md describes the file. Strategies may break limits, with a warning. The exit status
+    is 3 if there is no plan.
     """
     from torchedge.streaming.instances import read_instance
     from torchedge.streaming.plans import write_plan

@@ -273,14 +273,15 @@ def _print_several(
 
 def _print_remarks(predictions: list[Prediction]) -> None:
     """Print each remark on any of the predictions once."""
+    from torchedge.prediction.range_remarks import range_remark
+
     for remark in dict.fromkeys(remark for p in predictions for remark in p.unsupported_remarks):
         print_wrapped(remark, rest="  ")
     outside = dict.fromkeys(name for p in predictions for name in p.out_of_range)
     if outside:
         sizes = [str(p.batch_size) for p in predictions if p.out_of_range]
         at = f" at batch {', '.join(sizes)}" if len(predictions) > 1 else ""
-        why = "outside the range that the profile was fitted on, so the figures are extrapolated"
-        print_wrapped(f"{', '.join(outside)}{at}: {why}", first="out of range: ", rest="  ")
+        print_wrapped(range_remark(outside), first=f"out of range{at}: ", rest="  ")
     print_notes(*(p.notes for p in predictions))
 
 

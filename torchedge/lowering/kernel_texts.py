@@ -1,4 +1,4 @@
-"""A kernel's text: what it may say, and the parameters it declares, against which launches are checked.
+"""A kernel's text: its parts, what it may say, and the parameters against which launches are checked.
 
 Kernels are C, and a compiler reads more into C than a reader sees: files, assembly, lines that continue. A
 text is accepted only in the small part of C in which exports write: printable ASCII, no strings, no comments
@@ -7,8 +7,9 @@ but of words, no directives but those of `expressions.dialect`. Every check is o
 
 from __future__ import annotations
 
+import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from torchedge.errors import InputError
@@ -38,10 +39,13 @@ _STRANGE = (
 )
 _HEAD = re.compile(
     r"(?:__attribute__\(\(reqd_work_group_size\((\d{1,9}), (\d{1,9}), (\d{1,9})\)\)\) )?"
-    r"__kernel void (\w+)\(([^(){};]*)\) \{",
+    r"(?P<kernel>__kernel void )(?P<name>\w+)\((?P<list>[^(){};]*)\) \{",
     re.ASCII,
 )
-_BUFFER = re.compile(r"__global (const )?(\w+)(?:\*(?: restrict)? | \*)\w+", re.ASCII)
+BUFFER = re.compile(
+    r"__global (?P<const>const )?(?P<type>\w+)(?:\*(?: restrict)? | \*)(?P<name>\w+)", re.ASCII
+)
+"""A parameter that is a buffer."""
 _IMAGE = re.compile(r"(read|write)_only image2d_t \w+", re.ASCII)
 _SIZE = re.compile(r"const int \w+", re.ASCII)
 _LOCAL = re.compile(r"__local ([a-z]+)(\d*) \w+((?:\[\d{1,9}\])+)", re.ASCII)
@@ -50,6 +54,39 @@ WORDS = "te_words"
 """The parameter of kernels with checks."""
 ITEMS_PER_ELEMENT = 64
 """Work-items that a launch may have for each element of its tensors: far more than any schedule takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """The text of one kernel in parts: what stands before it, name, parameters, and the lines of its body.
+
+    before: helpers, then the kernel's attributes.
+    """
+
+    before: str
+    name: str
+    parameters: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """The whole text."""
+        head = f"{self.before}__kernel void {self.name}({', '.join(self.parameters)}) {{"
+        return "\n".join([head, *self.lines, "}\n"])
+
+    def named(self, stem: str, digits: int = 10) -> KernelText:
+        """Return the same kernel under a name that ends in a hash of its text."""
+        return replace(self, name=f"{stem}_{hashlib.sha256(self.source.encode()).hexdigest()[:digits]}")
+
+
+def text_of(kernel: Kernel) -> KernelText | None:
+    """Return the parts of a kernel's text; None if it is not one that this package writes."""
+    head = _HEAD.search(kernel.source)
+    first, *lines = kernel.source[head.end() :].split("\n") if head else ["none"]
+    if head is None or first or lines[-2:] != ["}", ""]:
+        return None
+    before, parameters = kernel.source[: head.start("kernel")], tuple(filter(None, head["list"].split(", ")))
+    return KernelText(before, head["name"], parameters, tuple(lines[:-2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +116,9 @@ def read_parameters(where: str, kernel: Kernel) -> Parameters:
             "that export writes"
         )
     heads = list(_HEAD.finditer(bare))
-    if bare.count("__kernel") != 1 or len(heads) != 1 or heads[0][4] != kernel.name:
+    if bare.count("__kernel") != 1 or len(heads) != 1 or heads[0]["name"] != kernel.name:
         raise InputError(f"{where}: its text does not define exactly one __kernel void {kernel.name}")
-    declared = heads[0][5].split(", ") if heads[0][5] else []
+    declared = heads[0]["list"].split(", ") if heads[0]["list"] else []
     count, expected = len(kernel.access), len(kernel.access) + kernel.checks + kernel.sizes
     tensors = tuple([_tensor(text) for text in declared[:count]])
     rest = declared[count:]
@@ -112,9 +149,9 @@ def read_parameters(where: str, kernel: Kernel) -> Parameters:
 
 
 def _tensor(text: str) -> tuple[str, str, bool] | None:
-    buffer, image = _BUFFER.fullmatch(text), _IMAGE.fullmatch(text)
+    buffer, image = BUFFER.fullmatch(text), _IMAGE.fullmatch(text)
     if buffer:
-        return "buffer", buffer[2], not buffer[1]
+        return "buffer", buffer["type"], not buffer["const"]
     return ("image", "", image[1] == "write") if image else None
 
 

@@ -201,14 +201,14 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
     rounds = {axis.name: axis.extent // weight[axis.name] for axis in loops}
     share = {axis.name: shares[:, k] for k, axis in enumerate(loops)}
     cut = {axis.name: cuts[:, k] for k, axis in enumerate(loops)}
-    shared = bool(np.max(s.members) > 1)
-    if shared:
+    members = np.prod(shares[:, len(nest.rows) :], axis=1)
+    if np.max(s.members) > 1:
+        threads = np.prod(shares, axis=1)
         roles = {axis.name: (axis,) for axis in loops}
         lanes = tuple([Digit(a.name, share[a.name], weight[a.name]) for a in nest.memory])
         covered = {a.name: share[a.name] * weight[a.name] for a in nest.rows}
-        group = _three(s.group, count)
-        blocks = prod([_over(rounds[a.name], share[a.name]) for a in nest.rows])
-        items = blocks * np.prod(group, axis=1)
+        group = _three((threads,), count)
+        items = prod([_over(rounds[a.name], share[a.name]) for a in nest.rows]) * threads
     else:
         below = vector if not s.along else 1
         roles, lanes, covered = _launch_walk(nest.rows, s.group, (below, 1, 1))
@@ -225,14 +225,14 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
     times = prod(own.values()) if own else np.ones(count)
     by_element, by_row = nest.split_stores()
     values, stages = [item.value for _, item in by_element], len(nest.bodies)
-    members = np.asarray(s.members)
-    steps = np.log2(np.maximum(members, 1))
+    steps = np.log2(members)
+    vectors = 1 if s.along else vector  # of a sum
     columns = {
         "items": items * slices,
         "group": group,
         "flops": (work_of(nest.bodies) + 4 * stages + work_of(values)) * times * vector,
         "registers": ADDRESSES + 4 * vector * (2 + 2 * stages),
-        "local_bytes": np.where(members > 1, np.prod(group, axis=1) * extents.sum_bytes, 0),
+        "local_bytes": np.where(members > 1, np.prod(group, axis=1) * extents.sum_bytes * vectors, 0),
         "local_traffic": np.where(members > 1, 12 * steps * stages, 0),
         "barriers": np.where(members > 1, (1 + steps) * stages, 0),
         "vector": vector,

@@ -14,6 +14,7 @@ from torchedge.errors import InputError, check_whole
 from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.ops import unsupported_remark
 from torchedge.prediction.demand import Demand
+from torchedge.prediction.range_remarks import range_remark
 from torchedge.storage.amounts import Amount, mib_of
 from torchedge.storage.documents import plain
 from torchedge.texts import number
@@ -185,7 +186,7 @@ class Prediction:
             )
         lines += [f"  {remark}" for remark in self.unsupported_remarks]
         if self.out_of_range:
-            lines.append(f"  out of range: {', '.join(self.out_of_range)}")
+            lines.append(f"  out of range: {range_remark(self.out_of_range)}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

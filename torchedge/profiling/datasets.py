@@ -149,6 +149,11 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
         raise ProfileError(
             f"{root} is no folder; expected one with {MEASUREMENTS} and {NETWORKS} (or {TOPOLOGIES})"
         )
+    if not is_dataset(root):
+        raise ProfileError(
+            f"{root}: holds no {MEASUREMENTS}; expected the folder of a campaign: `torchedge campaign run "
+            "NAME --plan quick --out FOLDER` measures one"
+        )
     public = not _present(root / NETWORKS).exists() and _present(root / TOPOLOGIES).exists()
     files = (_present(root / MEASUREMENTS), _present(root / (TOPOLOGIES if public else NETWORKS)))
     table, described = (read_unpacked(file, max_bytes=_MOST_BYTES) for file in files)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from torchedge.devices import Device, find_device
+from torchedge.devices import LOCAL_DEVICE, Device, find_device
 from torchedge.errors import InputError, ProfileError, check_choice
 from torchedge.graphs import Mode
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels
@@ -137,6 +138,7 @@ def fit(
     modes: Sequence[Mode] = ("train", "infer"),
     accuracy: bool = True,
     force: bool = False,
+    keep_unusable: bool | None = None,
     progress: Watcher | None = None,
 ) -> DeviceFit:
     """Fit a device's profile to the measurements in a folder and write it; return it with verdicts.
@@ -146,7 +148,8 @@ def fit(
     is called. out: the profile folder; default: the device's in your own folder, where `predict` finds it by
     name. base: adapt this device's profile to few measurements instead: to all, or to the most informative
     `points` of each mode, chosen with `seed`. accuracy: also score the models in every protocol (minutes).
-    force: overwrite a profile, and write figures whose verdict is "unusable" too.
+    force: overwrite a profile, and write figures whose verdict is "unusable" too; keep_unusable decides the
+    second apart.
 
     Figures with too few measurements are named in `missing`; the others are fitted. Needs torchedge[fit].
 
@@ -170,7 +173,8 @@ def fit(
             read_dataset(folder)  # raises the error of a missing folder or table
         described = measured_device(folder, None if device is None else str(device), Path(scratch))
         target = _target(described, force=force) if out is None else Path(out)
-        work = _Fitting(folder, described, target, base, points, seed, accuracy, force, watcher)
+        keep = force if keep_unusable is None else keep_unusable
+        work = _Fitting(folder, described, target, base, points, seed, accuracy, keep, watcher)
         return work.run(modes)
 
 
@@ -194,7 +198,7 @@ class _Fitting:
     points: int | None
     seed: int
     accuracy: bool
-    force: bool
+    keep_unusable: bool
     watcher: Watcher
 
     def run(self, modes: Sequence[Mode]) -> DeviceFit:
@@ -238,7 +242,7 @@ class _Fitting:
             self.watcher.begin(quantity)
             try:
                 models[quantity] = fit_figure(
-                    samples, samples.every, judge=lambda result, q=quantity: held_out.update({q: result})
+                    samples, samples.every, judge=partial(held_out.__setitem__, quantity)
                 )
             except ProfileError as error:
                 self.missing.append(f"{NAMES[samples.mode, quantity][1]} is not fitted: {error}")
@@ -301,7 +305,7 @@ class _Fitting:
             verdict = "good"
         used = samples.usable(quantity, rows)
         networks = len(set(samples.network[used].tolist()))
-        written = verdict != "unusable" or self.force
+        written = verdict != "unusable" or self.keep_unusable
         self.figures.append(
             FigureFit(
                 samples.mode, quantity, int(used.sum()), networks, error, coverage, worst, verdict, written
@@ -322,11 +326,11 @@ class _Fitting:
         if stored.is_file():
             known = parse_plan(str(stored), read_text(stored, "TOML")).points(())
             plan = next((name for name in LARGER if set(read_plan(name).points(())) - set(known)), None)
+            command = f"torchedge campaign run {self.device.name} --plan {plan} --out {self.dataset}"
+            if self.dataset == user_folder() / "profiling" / LOCAL_DEVICE and plan == LARGER[0]:
+                command = "torchedge profile"
             if plan is not None:
-                lines.append(
-                    "measure a larger plan into the same folder, which keeps its points: torchedge campaign "
-                    f"run {self.device.name} --plan {plan} --out {self.dataset}"
-                )
+                lines.append(f"measure a larger plan, which keeps these points: {command}")
         if not lines:
             lines.append("measure more networks and batch sizes of the modes named")
         return tuple(lines)

@@ -49,6 +49,9 @@ PLATEAU = (0.36, 0.72)
 TIGHT, LARGE = 0.86, 0.32
 """From these shares on: Γ is at its ceiling; simulated reserved memory matters to whether a run fits."""
 
+_FULL = 0.7
+"""Share of a board's memory above which the system may take pages back from a run."""
+
 _UNMEASURED = assumed_errors(0.25)
 """Of peaks that the device does not report."""
 
@@ -103,9 +106,10 @@ def _fit_process(samples: Samples, used: Mask) -> Process:
     reserved = np.where(np.isfinite(samples.reserved), samples.reserved, simulated)  # a CPU reports none
     linear = samples.peaks.linear
     largest = float(reserved[used].max())
-    if samples.device.memory == "dedicated":  # nothing takes pages back: Γ follows the reserve to the end
+    device = samples.device
+    if device.memory == "dedicated" or device.kind == "cpu":  # nothing takes pages back: no floor, no ceiling
         beside = _by_linear(gamma - reserved, used, linear, np.median)
-        total = samples.device.figures.get("usable_memory_mib") or samples.device.figures.get("memory_mib")
+        total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
         seen = np.where(np.isfinite(samples.reserved), samples.reserved, 0.0)[used].max()  # not simulated
         room = total.value - max(beside) if total is not None else largest
         return Process(beside, (0.0, 0.0), UNLIMITED, max(float(seen), room))
@@ -113,8 +117,17 @@ def _fit_process(samples: Samples, used: Mask) -> Process:
     tight = used & (reserved > TIGHT * largest)
     beside = _by_linear(gamma - reserved, plateau if plateau.any() else used, linear, np.median)
     floor = _by_linear(gamma, used, linear, np.min)
+    if not _saturated(samples):  # the largest run seen is not the largest that fits
+        return Process(beside, floor, UNLIMITED, _capacity(largest, max(beside), device))
     ceiling = float(np.median(gamma[tight]))
     return Process(beside, floor, ceiling, largest)
+
+
+def _saturated(samples: Samples) -> bool:
+    """Whether any run of a dataset came near the memory of its board, or did not fit."""
+    total = samples.device.figures.get("memory_mib")
+    largest = float(np.nanmax(samples.gamma))
+    return total is None or bool((samples.fits == 0).any()) or largest > _FULL * total.value
 
 
 def _by_linear(
@@ -181,7 +194,7 @@ def adapt_process(peaks: Peaks, measured: FloatArray, base: Process, device: Dev
     peaks: simulated figures of the same rows. Floor and ceiling, which only unified memory has, are fitted
     where the measurements show them. Deterministic.
     """
-    unified = device.memory == "unified"
+    unified = device.memory == "unified" and device.kind != "cpu"
     price = _pricing(peaks, measured, base)
     starts = [np.array([*base.beside, 0.0, 0.0, UNLIMITED])]
     if unified:

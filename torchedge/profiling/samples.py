@@ -281,7 +281,7 @@ def network_groups(names: Sequence[str], most: int = MOST_FOLDS) -> list[list[st
 
 
 def candidate_sets(samples: Samples, used: Mask) -> tuple[str, ...]:
-    """Return the candidates for forests: our own features, the paper's 15 for inference; for few rows none."""
+    """Return the candidates for forests: our own features, the paper's 15 for inference; few rows: none."""
     if used.sum() < FEW_ROWS:
         return (OWN, NO_FOREST)
     return (OWN,) if samples.mode == "train" else (OWN, INFERENCE.name)

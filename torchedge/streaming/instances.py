@@ -113,7 +113,9 @@ def _check_weight(where: str, weight: Weight, instance: Instance) -> None:
         )
 
 
-INSTANCES = Codec(Instance, "Overlap instance", remedy="see docs/streaming.md", max_bytes=MAX_FILE_BYTES)
+INSTANCES = Codec(
+    Instance, "Overlap instance", remedy="see docs/streaming-files.md", max_bytes=MAX_FILE_BYTES
+)
 
 read_instance, write_instance = INSTANCES.read, INSTANCES.write
 """Instance files are .json or .json.gz."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -119,6 +120,11 @@ def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cas
         known.autocast == "float32" or (known.autocast == "float32_on_cuda" and not on_cpu)
     ):
         goal, sources = torch.float32, frozenset(_LOW)
+        if known.widens and "dtype" in known.params and not on_cpu and kwargs.get("dtype") is None:
+            tensor = args[0] if args else kwargs.get("input")
+            given = any(isinstance(a, torch.dtype) for a in args)
+            if isinstance(tensor, torch.Tensor) and dtype_of(tensor) in _LOW and not given:
+                return args, {**kwargs, "dtype": goal}
     else:
         return args, kwargs
 
@@ -311,53 +317,50 @@ class Interceptor(TorchFunctionMode):
         if "out" in kwargs:
             return self._write_out(call)
         first = len(rec.ops)
-        metas = (
-            None if known is not None and not known.replayed else (to_meta(args, rec), to_meta(kwargs, rec))
-        )
+        replayed = known is None or not known.composite
+        metas = (to_meta(args, rec), to_meta(kwargs, rec)) if replayed else None
         result = self._result(call)
         if target.kind == "embedding":
             _check_positions(call, rec)
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
-        if metas is None and rec.has_complex and not target.inplace and self._is_complex(first):
-            metas = to_meta(args, rec), to_meta(kwargs, rec)  # rules know no casts to and from real tensors
         if metas is not None and len(rec.ops) > first:
             self._replay(first, call, *metas)
         if rec.example.covers(call.inputs):
             self._follow_example(call, result)
         return result
 
-    def _is_complex(self, place: int) -> bool:
-        """Whether an operator that is no view reads or writes complex numbers."""
-        rec = self.recorder
-        op = rec.ops[place] if place < len(rec.ops) else None
-        if op is None or rec.values[op.outputs[0]].alias is not None:
-            return False
-        return any(i is not None and rec.values[i].dtype[0] == "c" for i in (*op.inputs, *op.outputs))
-
     def _replay(self, place: int, call: _Call, args: Any, kwargs: Any) -> None:
-        """Give a recorded operator its footprint where autograd records it and no rule knows it."""
+        """Give a recorded operator its footprint."""
         rec = self.recorder
         op = rec.ops[place]
-        needs = [i is not None and rec.needs_gradient(i) for i in op.inputs]
-        if op.grad and True in needs and not isinstance(call.func, torch._ops.HigherOrderOperator):
-            wanted = [n for n, i in zip(needs, op.inputs, strict=True) if i is not None]
-            footprint = footprint_of(call.func, args, kwargs, wanted, rec.fixed_batch is None)
+        if not op.inputs or isinstance(call.func, torch._ops.HigherOrderOperator):
+            return
+        needs = [op.grad and rec.needs_gradient(i) for i in op.inputs if i is not None]
+        results = [prod(rec.sizes[i]) for i in op.outputs]
+        footprint = footprint_of(call.func, args, kwargs, needs, results, rec.fixed_batch is None)
+        if footprint is not None and len(footprint.tensors) == len(needs) + len(results):
             rec.ops[place] = replace(op, footprint=footprint)
 
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
         target, known = call.target, call.target.spec
-        if known is not None and (known.infer is not None or known.infer_many is not None):
-            result = (self._infer if known.infer is not None else self._infer_many)(call, known)
+        if known is not None and (known.composite or _contiguous(call.args)):
+            result = self._infer(call, known)
             if result is not None:
                 return result
         if target.inplace:
             return self._overwrite(call)
         if target.kind in _SPLITS:
             _refuse_batch_loop(target.kind, call.args, call.attrs)
-        return self._collect(call, self._meta_result(call))
+        try:
+            return self._collect(call, self._meta_result(call))
+        except CaptureError:
+            result = None if known is None else self._infer(call, known)
+            if result is None:
+                raise
+            return result
 
     def _follow_example(self, call: _Call, result: Any) -> None:
         """Let the example's values follow a call that reads nothing else."""
@@ -388,8 +391,12 @@ class Interceptor(TorchFunctionMode):
             return result
         return None
 
-    def _infer(self, call: _Call, known: OpSpec) -> TracedTensor | None:
-        """Take the shape from the operator's own rule; None if it does not apply."""
+    def _infer(self, call: _Call, known: OpSpec) -> Any:
+        """Take the shape from the operator's own rule, a contiguous result; None if none applies."""
+        if known.infer_many is not None:
+            return self._infer_many(call, known)
+        if known.infer is None:
+            return None
         rec, args, inputs = self.recorder, call.args, call.inputs
         present = [i for i in inputs if i is not None]
         tensors = args[0] if known.params[:1] == ("tensors",) else (*args, *call.kwargs.values())
@@ -400,7 +407,7 @@ class Interceptor(TorchFunctionMode):
         if name is None:
             return None
         shapes = [None if i is None else rec.sizes[i] for i in inputs]
-        sizes = known.infer(shapes, call.attrs)  # type: ignore[misc]
+        sizes = known.infer(shapes, call.attrs)
         if sizes is None:
             return None
         if call.target.inplace:
@@ -529,6 +536,14 @@ class Interceptor(TorchFunctionMode):
             if meta is not None and meta.untyped_storage()._cdata == storage:
                 return self.recorder.index_of(argument)
         return None
+
+
+def _contiguous(args: Any) -> bool:
+    """Whether every tensor among a call's positional arguments is contiguous."""
+    return all(
+        [a.is_contiguous() if isinstance(a, torch.Tensor) else type(a) not in (tuple, list) or _contiguous(a)
+         for a in args]
+    )  # fmt: skip
 
 
 def _is_view(index: Any) -> bool:

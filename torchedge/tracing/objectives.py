@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from typing import Any
 
@@ -17,6 +17,7 @@ from torchedge.errors import CaptureError, InputError, described
 from torchedge.graphs.training_steps import Loss
 from torchedge.tracing.copies import forget_cached
 from torchedge.tracing.interception import flat_result, output_names
+from torchedge.tracing.rehearsals import ForwardState
 
 
 def loss_function(loss: Loss, targets: tuple[Any, ...], *, synthesize: bool = False) -> Callable[..., Any]:
@@ -187,7 +188,7 @@ class Objective(torch.nn.Module):
     """The model and its loss as one module from tensors to tensors; both keep their modes.
 
     output_names: a name for each tensor that `forward` returned last. running: the model, or the loss while
-    it runs, as errors name them.
+    it runs, as errors name them. state: the Python state that each run starts from.
     """
 
     __call__ = torch.nn.Module._call_impl  # user code may put another one in place of Module.__call__
@@ -208,9 +209,15 @@ class Objective(torch.nn.Module):
         self.running = type(model).__name__
         self._result: tuple[list[Any], Any] = ([], None)
         self._leaking: list[Any] | None = None
+        self.state: ForwardState | None = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the loss alone, or without one the tensors that the model returns."""
+        with nullcontext() if self.state is None else self.state.watched():
+            return self.run(tensors)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return what `forward` returns, from the Python state as it is."""
         args, kwargs, targets = self.arguments(tensors)
         with _written_buffers(self.model):
             outputs = self.model(*args, **kwargs)

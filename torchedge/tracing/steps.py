@@ -8,6 +8,7 @@ from traceback import extract_tb
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.nn import functional as F
 
@@ -18,9 +19,9 @@ from torchedge.graphs.training_steps import Loss, TrainingStep, check_loss
 from torchedge.storage.locks import PROCESS, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
-from torchedge.tracing.copies import isolated
+from torchedge.tracing.copies import Draws, isolated
 from torchedge.tracing.decompositions import decompositions
-from torchedge.tracing.joint_graphs import JointGraph, faked, trace_joint
+from torchedge.tracing.joint_graphs import JointGraph, faked, plain_kernels, trace_joint, tracing
 from torchedge.tracing.objectives import Objective, as_tuple, public_name
 from torchedge.tracing.optimizers import (
     SCOPE,
@@ -33,6 +34,7 @@ from torchedge.tracing.optimizers import (
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
+from torchedge.tracing.rehearsals import ForwardState, StateChangedError, rehearse
 
 _FAKES = "torch._subclasses.fake_tensor"
 """The logger of errors of shapes, which are raised as well."""
@@ -104,8 +106,10 @@ def capture_step(
     gradients = gradients and loss is not None
     _check_choices(loss, optimizer, accumulation, gradients)
     title = name or type(model).__name__
-    with PROCESS, isolated(model, training) as twin:
+    draws = Draws()
+    with PROCESS, isolated(model, training, draws) as twin:
         objective = Objective(twin, as_tuple(args), dict(kwargs or {}), as_tuple(targets), loss)
+        objective.state = ForwardState({"model": twin, "loss": loss}, draws)
         trained = _trained(objective, optimizer) if gradients else None
         joint = _traced(objective, trained, keep)
         capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
@@ -170,11 +174,28 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
         ):
             with mode:
                 fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
-            return trace_joint(objective, fakes, decompositions(keep), gradients=trained is not None)
+            table, gradients = decompositions(keep), trained is not None
+            try:
+                return trace_joint(objective, fakes, table, gradients=gradients)
+            except StateChangedError:
+                _rehearse(objective, fakes, mode, gradients)
+            return trace_joint(objective, fakes, table, gradients=gradients)
     except TorchedgeError:
         raise
     except Exception as error:
         raise _explained(error, objective) from error
+
+
+def _rehearse(
+    objective: Objective, fakes: Sequence[torch.Tensor], mode: FakeTensorMode, gradients: bool
+) -> None:
+    """Accept what the forward pass changes; raises CaptureError where that may have an influence."""
+    assert objective.state is not None
+    roots, draws = objective.state.roots, objective.state.draws
+    with mode, torch.set_grad_enabled(gradients), tracing(seen=True), plain_kernels():
+        sources = [*fakes, *objective.parameters(), *objective.buffers()]
+        rehearse(ForwardState(roots, draws), lambda: objective.run(fakes), sources)
+    objective.state = ForwardState(roots, draws, accepted=True)
 
 
 def _explained(error: Exception, objective: Objective) -> TorchedgeError:
@@ -194,6 +215,11 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
     if isinstance(error, TypeError) and "argument" in reason:
         text = reason.replace("NoneType", "None")
         return InputError(f"{text}; expected inputs and targets that {name} and its loss take")
+    if "entirely functional graph" in reason:
+        return CaptureError(
+            f"{part} writes into a tensor that is neither a parameter nor a buffer; register it "
+            "(register_buffer), so that the step can update it"
+        )
     return CaptureError(f"tracing {part} on these arguments raised {kind}: {reason}")
 
 

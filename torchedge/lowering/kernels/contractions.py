@@ -90,7 +90,8 @@ def _main(
     group_size = tuple(map(int, tiling.group))
     fixed = f"__attribute__((reqd_work_group_size({', '.join(map(str, group_size))}))) "
     return arguments.launch(
-        text.body.text(f"contraction_{schedule.kind}", arguments, fixed if text.local else ""),
+        text.body,
+        f"contraction_{schedule.kind}",
         host.name,
         (tuple(map(int, tiling.global_size)), group_size),
         host.flops + work_of(values) * host.numel,
@@ -98,6 +99,7 @@ def _main(
         group.scope,
         sum(TYPE_BYTES[kind] * count for kind, count in text.local.values()),
         "reusable",
+        fixed if text.local else "",
     )
 
 

@@ -13,14 +13,13 @@ they are, and so do its results.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from torchedge.errors import LoweringError
+from torchedge.lowering.kernel_texts import text_of
 from torchedge.lowering.programs import Kernel, StoredTensor
 from torchedge.lowering.targets import DeviceClass
 
@@ -38,10 +37,6 @@ LoadingWay = Literal["copy", "kernel", "slot"]
 
 Destination = Literal["buffer", "float32 image", "float16 image"]
 """Memory that a slot fills: the slot's text depends on it."""
-
-_HEAD = re.compile(r"^(?P<head>.*\b__kernel void )(?P<name>\w+)\((?P<arguments>.*)\) \{$", re.MULTILINE)
-_RETURN = re.compile(r"^( *)(.*)\breturn;$", re.MULTILINE)
-_TURN = re.compile(rf"^( *){re.escape(TURN)}$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,33 +106,33 @@ def with_slot(kernel: Kernel, destination: Destination, device_class: DeviceClas
     Raises:
         LoweringError: the text is not one that this package writes.
     """
-    match = _HEAD.search(kernel.source)
-    if match is None or not kernel.source.endswith("}\n"):
+    text = text_of(kernel)
+    if text is None:
         raise LoweringError(
             f"kernel {kernel.name} has no head as this package writes it; load by copies or loading kernels"
         )
     unit = _UNITS[destination]
-    body = kernel.source[match.end() : -len("}\n")]
-    body = _TURN.sub(lambda turn: _indented(_turn(unit), turn[1]), body)
-    body = _RETURN.sub(
-        lambda line: (
-            f"{line[1]}{line[2]}{{\n{_indented(_finish(unit), line[1] + '  ')}\n{line[1]}  return;\n"
-            f"{line[1]}}}"
-        ),
-        body,
-    )
-    own = [match["arguments"]] if match["arguments"] else []
+    lines = _indented(_begin(unit, contiguous=device_class == "cpu"), "  ")
+    for line in text.lines:
+        statement = line.lstrip(" ")
+        indent = line[: len(line) - len(statement)]
+        if statement == TURN:
+            lines += _indented(_turn(unit), indent)
+        elif statement.endswith("return;"):
+            lines.append(f"{line.removesuffix('return;')}{{")
+            lines += [*_indented(_finish(unit), f"{indent}  "), f"{indent}  return;", f"{indent}}}"]
+        else:
+            lines.append(line)
+    lines += _indented(_finish(unit), "  ")
     numbers = ["slot_from", "slot_to", "slot_bytes"] + ["slot_width"] * (destination != "buffer")
-    scalars = [f"const uint {name}" for name in numbers]
-    source = "__global const uint4* restrict slot_source"
-    arguments = ", ".join([*own, source, unit.argument, *scalars])
-    begin = _indented(_begin(unit, contiguous=device_class == "cpu"), "  ")
-    end = _indented(_finish(unit), "  ")
-    before = kernel.source[: match.start()] + match["head"]
-    text = f"({arguments}) {{\n{begin}{body}{end}\n}}\n"
-    stem = kernel.name.rpartition("_")[0] or kernel.name
-    name = f"{stem}_slot_{hashlib.sha256((before + text).encode()).hexdigest()[:10]}"
-    return replace(kernel, name=name, source=before + name + text)
+    more = [
+        "__global const uint4* restrict slot_source",
+        unit.argument,
+        *[f"const uint {n}" for n in numbers],
+    ]
+    changed = replace(text, name="", parameters=(*text.parameters, *more), lines=tuple(lines))
+    changed = changed.named(f"{kernel.name.rpartition('_')[0] or kernel.name}_slot")
+    return replace(kernel, name=changed.name, source=changed.source)
 
 
 def _begin(unit: _Unit, *, contiguous: bool) -> Iterator[str]:
@@ -190,8 +185,8 @@ def _finish(unit: _Unit) -> Iterator[str]:
         )
 
 
-def _indented(lines: Iterator[str], indent: str) -> str:
-    return "\n".join([indent + line for line in lines])
+def _indented(lines: Iterator[str], indent: str) -> list[str]:
+    return [indent + line for line in lines]
 
 
 # loading kernels ----------------------------------------------------------------------------------------

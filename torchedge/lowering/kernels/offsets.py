@@ -10,18 +10,14 @@ the arena, save in the pairs of `Kernel.in_place`, whose arguments are not `rest
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchedge.lowering.kernel_texts import BUFFER, text_of
 from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Kernel, Program
 
 UNIT_BYTES = 512
 """Unit of the offsets, a power of two: places in arenas that `lower` plans are multiples of it."""
-
-_HEAD = re.compile(r"^.*\b__kernel void (\w+)\((.*)\) \{$", re.MULTILINE)
-_POINTER = re.compile(r"^__global ((?:const )?\w+) ?\* ?(?:restrict )?(\w+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +37,23 @@ def with_offsets(kernel: Kernel, moved: Sequence[int], most: int = MAX_ARGUMENT_
     No argument has an offset in a text that this package does not write, or where offsets would take more
     than `most` bytes of arguments, by default those that every device takes.
     """
-    head = _HEAD.search(kernel.source)
-    own = head[2].split(", ") if head else []
-    pointers = {place: match for place, text in enumerate(own) if (match := _POINTER.match(text))}
+    text = text_of(kernel)
+    buffers = [BUFFER.fullmatch(parameter) for parameter in text.parameters] if text else []
     nbytes = 8 * (len(kernel.access) + kernel.checks) + 4 * (kernel.sizes + len(moved))
-    if head is None or not moved or nbytes > most or not pointers.keys() >= set(moved):
+    own = [buffers[place] for place in moved if place < len(buffers)]
+    if text is None or not moved or nbytes > most or None in own:
         return OffsetKernel(kernel, ())
-    shift = UNIT_BYTES.bit_length() - 1
-    lines = []
-    for place in moved:
-        kind, name = pointers[place].groups()
-        raw = "const uchar" if kind.startswith("const ") else "uchar"
-        lines.append(
-            f"  {name} = (__global {kind}*)((__global {raw}*){name} + ((ulong){name}_at << {shift}));"
-        )
-    names = [f"const uint {pointers[place][2]}_at" for place in moved]
-    text = f"({', '.join([*own, *names])}) {{\n" + "\n".join(lines) + kernel.source[head.end() :]
-    before = kernel.source[: head.start(1)]
-    name = f"{head[1]}_at_{hashlib.sha256((before + text).encode()).hexdigest()[:6]}"
-    return OffsetKernel(replace(kernel, name=name, source=before + name + text), tuple(moved))
+    lines, numbers = [], []
+    for buffer in filter(None, own):
+        const, kind, name = buffer.group("const", "type", "name")
+        raw, kind = f"{const or ''}uchar", f"{const or ''}{kind}"
+        shift = f"((ulong){name}_at << {UNIT_BYTES.bit_length() - 1})"
+        lines.append(f"  {name} = (__global {kind}*)((__global {raw}*){name} + {shift});")
+        numbers.append(f"const uint {name}_at")
+    parameters = (*text.parameters, *numbers)
+    changed = replace(text, name="", parameters=parameters, lines=(*lines, *text.lines))
+    changed = changed.named(f"{kernel.name}_at", 6)
+    return OffsetKernel(replace(kernel, name=changed.name, source=changed.source), tuple(moved))
 
 
 def offset_kernels(program: Program, most: int = MAX_ARGUMENT_BYTES) -> list[OffsetKernel]:

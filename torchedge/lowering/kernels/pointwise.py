@@ -119,7 +119,8 @@ def write_pointwise(
         items = spread(loops, counts, schedule.group, serial=target.serial)
     body.spread(items, lines)
     return arguments.launch(
-        body.text("pointwise", arguments),
+        body,
+        "pointwise",
         "pointwise",
         (items.global_size, items.local_size),
         nest.flops,
@@ -209,7 +210,8 @@ def write_updates(
         total, flops = total + items, flops + nest.flops
     size = min(group_size(total, target), total, target.largest_group)
     return arguments.launch(
-        body.text("updates", arguments),
+        body,
+        "updates",
         "updates",
         ((-(-total // size) * size,), (size,)),
         flops,

@@ -275,7 +275,8 @@ def _written(
     body.spread(items, text.body.lines)
     elements = prod([axis.extent for axis in axes])
     return arguments.launch(
-        body.text("rows", arguments, attributes),
+        body,
+        "rows",
         host.name,
         (items.global_size, items.local_size),
         (work_of(nest.bodies) + len(host.stages)) * elements,
@@ -283,6 +284,7 @@ def _written(
         group.scope,
         text.group * sum(a.nbytes for a in text.shared),
         "hierarchical",
+        attributes,
     )
 
 

@@ -5,7 +5,6 @@ A kernel is written statement by statement in a `Body`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.sizes import argument, as_arguments, as_literals, digits
+from torchedge.lowering.kernel_texts import WORDS, KernelText
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Access, Kernel, Launch, LoadClassName
 from torchedge.lowering.schedules import launch_sizes
 from torchedge.textures.layouts import Layout
 
-_HASH = "_HASH"
-"""Ending of a name, for which a hash of the text is put."""
 _SLOT_BYTES = 64
 """Bytes of arguments that a loading slot adds, at most."""
 
@@ -52,8 +50,8 @@ class Arguments:
         return self.sites[node]
 
     @property
-    def text(self) -> str:
-        """The parameter list in OpenCL C."""
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters in OpenCL C."""
         aliased = {f"t{position}" for pair in self.in_place for position in pair}
         parts = []
         for node, access in zip(self.tensors, self.access, strict=True):
@@ -64,7 +62,7 @@ class Arguments:
                 parts.append(f"__global {const}{STORED[site.dtype]}*{once} {site.name}")
             else:
                 parts.append(f"{'read' if access == 'read' else 'write'}_only image2d_t {site.name}")
-        return ", ".join([*parts, "__global int* te_words"] if self.checks else parts)
+        return (*parts, *[f"__global int* {WORDS}"] * self.checks)
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +72,8 @@ class Arguments:
 
     def launch(
         self,
-        text: str,
+        body: Body,
+        stem: str,
         kind: str,
         items: tuple[tuple[int, ...], tuple[int, ...]],
         flops: int,
@@ -82,22 +81,23 @@ class Arguments:
         scope: str,
         local_bytes: int = 0,
         load_class: LoadClassName = "elemental",
+        attributes: str = "",
     ) -> KernelSource:
         """Return the launch of a kernel with these arguments.
 
-        text: its marked numbers (`expressions.sizes`) become arguments, unless they would take more bytes
-        than every device has. items: global and local size.
+        body: its marked numbers (`expressions.sizes`) become arguments, unless they would take more bytes
+        than every device has. stem: of the kernel's name. items: global and local size.
         """
-        stem = _name_in(text).rpartition("_")[0]
-        source, sizes = as_arguments(text)
+        marked = "\n".join([f"  {line}" if line else "" for line in body.lines])
+        lines, sizes = as_arguments(marked)
         if 8 * len(self.access) + 4 * len(sizes) > MAX_ARGUMENT_BYTES - _SLOT_BYTES:
-            source, sizes = as_literals(text), ()
-        end = source.index(")", source.index("__kernel void "))
-        parameters = "".join([f", const int n{place}" for place in range(len(sizes))])
-        source = _named(source[:end] + parameters + source[end:], stem)
+            lines, sizes = as_literals(marked), ()
+        parameters = (*self.parameters, *[f"const int n{place}" for place in range(len(sizes))])
+        before = f"\n{''.join(body.helpers)}{attributes}"
+        text = KernelText(before, f"{stem}_HASH", parameters, (lines,)).named(stem)
         kernel = Kernel(
-            _name_in(source),
-            source,
+            text.name,
+            text.source,
             self.access,
             kind,
             load_class,
@@ -232,18 +232,3 @@ class Body:
                 stack.enter_context(self.block(head))
                 self.add(*statements)
             self.add(*lines)
-
-    def text(self, stem: str, arguments: Arguments, attributes: str = "") -> str:
-        """Return the kernel; it is called `stem` and will be named by a hash of its text, too."""
-        lines = [f"  {line}" if line else "" for line in self.lines]
-        head = f"\n{''.join(self.helpers)}{attributes}__kernel void {stem}{_HASH}({arguments.text}) {{"
-        return "\n".join([head, *lines, "}\n"])
-
-
-def _name_in(source: str) -> str:
-    """Return the name of the kernel that a text defines."""
-    return source.split("__kernel void ", 1)[1].split("(", 1)[0]
-
-
-def _named(text: str, stem: str) -> str:
-    return text.replace(stem + _HASH, f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:10]}")

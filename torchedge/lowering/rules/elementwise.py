@@ -99,7 +99,7 @@ def div(a: Scalar, b: Scalar, *, rounding_mode: str | None = None) -> Scalar:
     if not is_floating(a.dtype):
         quotient = apply("int_div", a, _divisor(b))
         if not isinstance(b, Constant) or b.value == -1:
-            quotient = where(b.equals(-1), -a, quotient)
+            quotient = where(b.equals(-1), apply("neg_int", a), quotient)
         if rounding_mode == "trunc":
             return quotient
         down = _crosses_zero(apply("int_mod", a, _divisor(b)), b)

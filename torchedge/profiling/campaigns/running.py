@@ -35,7 +35,7 @@ PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt to reach a lost device again."""
 
 
-class _OtherMachine(DeviceError):
+class OtherMachineError(DeviceError):
     """The device is not the one that the campaign began on."""
 
 
@@ -44,7 +44,7 @@ class Campaign:
     """A plan, a device and the way to it: `device` names the future profile, `processor` is "", cuda or cpu.
 
     retry: "failed", "unsteady" or both: which points that have a row are measured again. convolutions: how
-    many single ones are measured too, on CUDA.
+    many single ones are measured too, on CUDA. hurry: fewer steps a point.
     """
 
     folder: Path
@@ -56,6 +56,7 @@ class Campaign:
     convolutions: int = 0
     probe: Path | None = None
     pauses: Sequence[float] = PAUSES
+    hurry: bool = False
 
 
 def run_campaign(campaign: Campaign, transport: Transport | None, listener: Listener) -> Summary:
@@ -75,7 +76,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     with writing(folder, "choose another with --out"):
         make_folder(folder)
     with CampaignJournal(folder) as journal:
-        campaign = _with_stored(campaign, journal)
+        campaign = _with_stored(campaign, journal, measures=transport is not None)
         if transport is not None and not journal.done.keys() >= set(campaign.plan.points(())):
             for line in campaign.plan.shortages():
                 listener.note(f"the plan has {line}: add networks or batch sizes, or adapt with `fit --base`")
@@ -105,8 +106,11 @@ def _measure_convolutions(
     convolutions.measure_convolutions(campaign.folder, count, seed, environment, transport, hooks, listener)
 
 
-def _with_stored(campaign: Campaign, journal: CampaignJournal) -> Campaign:
-    """Return the campaign of the folder's plan and the new one, stored; InputError for another device."""
+def _with_stored(campaign: Campaign, journal: CampaignJournal, *, measures: bool) -> Campaign:
+    """Return the campaign of the folder's plan and the new one, stored if it measures, else of the first.
+
+    Raises InputError for another device or other settings.
+    """
     device = (journal.session or {}).get("device", campaign.device)
     if device != campaign.device:
         raise InputError(
@@ -117,8 +121,8 @@ def _with_stored(campaign: Campaign, journal: CampaignJournal) -> Campaign:
     if path.exists():
         stored = parse_plan(str(path), read_text(path, "TOML"))
         plan = stored.joined(plan)
-        if plan is stored:
-            return replace(campaign, plan=plan)
+        if plan is stored or not measures:
+            return replace(campaign, plan=stored)
     write_bytes(path, plan.text.encode())
     return replace(campaign, plan=plan)
 
@@ -208,12 +212,13 @@ class _Session:
         probe = self.campaign.probe or data_folder("hooks") / PROBE
         write_left(folder, self.left)
         options = ["--device", self.campaign.processor] if self.campaign.processor else []
+        options += ["--hurry"] if self.campaign.hurry else []
         try:
             self.transport.put([data_folder("hooks") / LEASH, probe, folder / LEFT])
             with self.transport.start(probe.name, [f"/{LEFT}", *options]) as run:
                 return self._follow(run)
         except DeviceError as error:
-            if not self.answered or isinstance(error, _OtherMachine):
+            if not self.answered or isinstance(error, OtherMachineError):
                 raise
             return str(error)
 
@@ -241,7 +246,7 @@ class _Session:
         if row["row"] == "environment":
             before = self.journal.environment
             if before is not None and before.get("machine") != row.get("machine"):
-                raise _OtherMachine(_other_machine(self.campaign, before, row))
+                raise OtherMachineError(_other_machine(self.campaign, before, row))
             self.journal.append(row)
         elif row["row"] == "start":
             self.journal.append(row)
