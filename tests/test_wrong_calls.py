@@ -210,10 +210,10 @@ WRONG = {
         "precision is 'float8'; expected",
     ),
     "an optimizer's name": (lambda: export_training(optimizer="adam"), InputError, "torch.optim.Adam(model"),
-    "no kernel for RMSprop": (
-        lambda: export_training(optimizer=torch.optim.RMSprop(NET.parameters())),
+    "no kernel for ASGD": (
+        lambda: export_training(optimizer=torch.optim.ASGD(NET.parameters())),
         InputError,
-        "expected SGD, Adam or AdamW",
+        "expected one of Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RMSprop, SGD of torch.optim",
     ),
     "an export of mse": (
         lambda: export_training(loss="mse"),

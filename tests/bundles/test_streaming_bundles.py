@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -237,3 +239,20 @@ def test_exports_stream_on_the_command_line(tmp_path, capsys):
     assert "works" in capsys.readouterr().err
     assert main([*options, "--out", out, "--memory-limit", "4MiB"]) == 0
     assert "streaming" in capsys.readouterr().out
+
+
+def test_a_process_that_only_runs_a_bundle_plans_in_another_one(preloading):
+    code = (
+        "import sys\nfrom torchedge.bundles.bundle import Bundle\nfrom torchedge.errors import LimitError\n"
+        f"bundle = Bundle.open({str(preloading.path)!r})\n"
+        f"print(bundle.schedule_within({LIMIT}).memory.total_bytes)\n"
+        "try:\n    bundle.schedule_within('4KiB')\n"
+        "except LimitError as error:\n    print(error.works_bytes)\n"
+        "print(*{'torch', 'scipy', 'ortools'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    total, works, *heavy = done.stdout.split()
+    assert int(total) == preloading.schedule_within(LIMIT).memory.total_bytes and heavy == []
+    with pytest.raises(LimitError) as error:
+        preloading.schedule_within("4KiB")
+    assert int(works) == error.value.works_bytes

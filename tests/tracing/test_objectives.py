@@ -101,7 +101,7 @@ def linear_step(**options):
         ({"loss": lambda out, y: out.detach().mean()}, InputError, "depend on any parameter"),
         ({"loss": "model", "targets": ()}, InputError, "own loss"),
         ({"loss": None, "optimizer": lambda m: torch.optim.SGD(m.parameters())}, InputError, "a loss"),
-        ({"optimizer": lambda m: torch.optim.RMSprop(m.parameters())}, InputError, "RMSprop"),
+        ({"optimizer": lambda m: torch.optim.ASGD(m.parameters())}, InputError, "ASGD"),
         ({"optimizer": lambda m: torch.optim.SGD(nn.Linear(2, 2).parameters())}, InputError, "not the model"),
         ({"optimizer": "sgd"}, InputError, "torch.optim.Optimizer"),
         ({"loss": nn.CrossEntropyLoss(), "targets": (classes(), classes())}, InputError, "argument"),

@@ -8,10 +8,9 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
-from msgspec import Meta
 
 from torchedge.bundles.manifests import (
     ACCUMULATING,
@@ -32,25 +31,23 @@ from torchedge.bundles.manifests import (
     ports_of,
     read_manifest,
 )
+from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import DivisionError, IndexRangeError, InputError, PlanError, check_path
+from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
-from torchedge.lowering.programs import MAX_ITEMS, MAX_SOURCE, Arena, Program, Size, StoredTensor
+from torchedge.lowering.programs import MAX_SOURCE, Program, StoredTensor
 from torchedge.opencl.sharing import serialised
 from torchedge.storage import file_sha256, resolve_inside
-from torchedge.storage.amounts import Amount, bytes_of, with_unit
-from torchedge.storage.codecs import Codec
+from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.storage.documents import Document, open_file, parse_json, read_bytes
 from torchedge.storage.locks import PROCESS, cached_property
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
-from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.schedules import StreamingSchedule, Transfer, restore_schedule, schedule_for
+from torchedge.streaming.schedules import StreamingSchedule, schedule_for
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
@@ -197,8 +194,6 @@ class Bundle:
             InputError: the bundle trains. LimitError: no plan stays within the limit.
             DeviceError: the device's profile is not there, or lacks a figure.
         """
-        from torchedge.streaming.planning import plan_program
-
         if self.trains:
             raise InputError(
                 f"{self.path}: is a bundle that trains, whose weights stay on the device; expected one for "
@@ -213,7 +208,7 @@ class Bundle:
             return None
         if schedule is not None and schedule.memory.total_bytes <= limit:
             return schedule
-        return plan_program(program, self.device, memory_limit=with_unit(limit)).schedule
+        return schedule_apart(program, self.device, limit)
 
     @property
     def device(self) -> Device:
@@ -602,56 +597,3 @@ def _listed(ports: tuple[Port, ...]) -> str:
 
 def _shown(value: object) -> str:
     return f"{value:.2g}" if isinstance(value, float) else str(value)
-
-
-# the streaming plan -----------------------------------------------------------------------------------------
-
-
-Copies = Annotated[tuple[Transfer, ...], Meta(max_length=MAX_ITEMS)]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanFile:
-    """The streaming plan of a bundle's program.
-
-    transfers: for each launch, the copies that begin when it begins. arena: places of intermediates and of
-    streamed weights. staging_bytes: of the pool between the file and the device.
-    """
-
-    plan: OverlapPlan
-    instance: Instance
-    staging_bytes: Size
-    transfers: Annotated[tuple[Copies, ...], Meta(max_length=MAX_ITEMS)]
-    arena: Arena
-
-
-PLAN_FILES = Codec(
-    PlanFile,
-    "Streaming plan of a bundle",
-    schema="torchedge-streaming-plan-1",
-    remedy="export the model again",
-    max_bytes=MAX_PLAN_BYTES,
-)
-
-
-def read_schedule(
-    path: Path, document: Mapping[str, object], program: Program
-) -> tuple[PlanFile, StreamingSchedule]:
-    """Return a plan file and its schedule of a program, verified: rules of the plan, copies and arena.
-
-    Raises:
-        InputError: an entry is out of range, the plan is of another program or breaks a rule, or the copies
-            or the arena do not fit the plan.
-    """
-    file = PLAN_FILES.parse(path, document)
-    if not file.plan.program:
-        raise InputError(
-            f"{path}: names no program; expected the digest of {program.name}: export the model again"
-        )
-    try:
-        schedule = restore_schedule(program, file.instance, file.plan, file.staging_bytes, file.arena)
-        if schedule.transfers != file.transfers:
-            raise PlanError("its copies are not those of its plan")
-    except PlanError as error:
-        raise InputError(f"{path}: {error}; export the model again") from error
-    return file, schedule

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from torchedge.bundles.bundle import PLAN_FILES, Bundle, PlanFile
+from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.manifests import (
     ACCUMULATING,
     MANIFEST,
@@ -33,6 +33,7 @@ from torchedge.bundles.manifests import (
     write_manifest,
 )
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
+from torchedge.bundles.plan_files import PLAN_FILES, PlanFile
 from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import write_weights
 from torchedge.devices import Device, Provenance

@@ -105,6 +105,11 @@ OPS = (
         "index_add index_copy scatter_reduce masked_scatter",
     ),
     _copy("embedding", "weight input padding_idx", gathers=True),
+    _copy(
+        "embedding_bag",
+        "weight input offsets scale_grad_by_freq mode sparse per_sample_weights",
+        gathers=True,
+    ),
     _copy("one_hot", "input num_classes", stops=EVERY),
     _copy("tril", "input diagonal", "triu"),
     _copy(

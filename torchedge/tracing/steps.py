@@ -84,7 +84,7 @@ def capture_step(
     count, and nothing is computed; the step is for these shapes. The step's inputs are the tensors among args
     and kwargs, then those among targets.
     loss: as in `TrainingStep`. None: an inference, whose outputs are the tensors the model returns.
-    optimizer: a torch.optim.SGD, Adam or AdamW; its parameters are updated, every other one counts as frozen,
+    optimizer: one of `optimizers._RULES`; its parameters are updated, every other one counts as frozen,
     and the only output is the loss. None: the outputs are the loss and the gradient of each parameter that
     requires one, called ``gradient.NAME``.
     gradients: False for an inference that computes the loss alone (validation).
