@@ -157,7 +157,7 @@ class TalkingHeads(torch.nn.Module):
 
 
 def test_peak_with_tensors_in_another_order():
-    check(Network("heads", TalkingHeads, lambda n: ((torch.empty(n, 4, 64, 16, device="meta"),), {})))
+    check(Network("heads", TalkingHeads, lambda n: ((torch.empty(n, 4, 128, 64, device="meta"),), {})))
 
 
 class Branches(torch.nn.Module):
