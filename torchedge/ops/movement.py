@@ -31,10 +31,8 @@ def cat_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None
 
 _free = partial(spec, work=Work.NONE, flops=no_flops, autocast="keep", backward_flops=0.0)
 _view = partial(_free, load=LoadClass.FREE, view=True)
-_shared = partial(_view)
-_reshaped = partial(_shared, strides=strides.reshaped)
-_written = partial(_view)
-_part = partial(_written, strides=strides.unchanged)
+_reshaped = partial(_view, strides=strides.reshaped)
+_part = partial(_view, strides=strides.unchanged)
 _copy = partial(spec, work=Work.COPY, flops=no_flops, backward_flops=0.0)
 _join = partial(_copy, work=Work.JOIN, autocast="join")
 _new = partial(_free, stops=EVERY)
@@ -46,19 +44,19 @@ OPS = (
     _reshaped("squeeze", "input dim"),
     _reshaped("contiguous", "input memory_format"),
     _reshaped("to", "input", "type float half double bfloat16 long int bool type_as"),
-    _shared("unsqueeze", "input dim", strides=strides.with_new_dimension),
-    _shared("transpose", "input dim0 dim1", "swapaxes swapdims", strides=strides.exchanged),
-    _shared("t", "input", "T mT H mH adjoint matrix_H numpy_T", strides=strides.transposed),
-    _shared("permute", "input dims", strides=strides.reordered),
-    _shared("movedim", "input source destination", "moveaxis"),
-    _shared("view_as_real", "input", "view_as_complex"),
-    _written("real", "input", "imag"),
-    _shared("requires_grad", "input", "retain_grad is_leaf", strides=strides.unchanged),
+    _view("unsqueeze", "input dim", strides=strides.with_new_dimension),
+    _view("transpose", "input dim0 dim1", "swapaxes swapdims", strides=strides.exchanged),
+    _view("t", "input", "T mT H mH adjoint matrix_H numpy_T", strides=strides.transposed),
+    _view("permute", "input dims", strides=strides.reordered),
+    _view("movedim", "input source destination", "moveaxis"),
+    _view("view_as_real", "input", "view_as_complex"),
+    _view("real", "input", "imag"),
+    _view("requires_grad", "input", "retain_grad is_leaf", strides=strides.unchanged),
     _view("detach", "input", "data", strides=strides.reshaped, stops=EVERY),
-    _written("expand", "input size", "expand_as broadcast_to", strides=strides.expanded),
-    _written("getitem", "input index", "__getitem__", strides=strides.indexed),
-    _written("select", "input dim index", strides=strides.selected),
-    _written("unbind", "input dim", strides=strides.selected),
+    _view("expand", "input size", "expand_as broadcast_to", strides=strides.expanded),
+    _view("getitem", "input index", "__getitem__", strides=strides.indexed),
+    _view("select", "input dim index", strides=strides.selected),
+    _view("unbind", "input dim", strides=strides.selected),
     _part("slice", "input dim start end step"),
     _part("narrow", "input dim start length"),
     _part(
@@ -66,9 +64,9 @@ OPS = (
         "input chunks dim",
         "split split_with_sizes tensor_split unsafe_chunk unsafe_split hsplit vsplit dsplit",
     ),
-    _written("diagonal", "input offset dim1 dim2"),
-    _written("as_strided", "input size stride storage_offset"),
-    _written("unfold", "input dimension size step"),
+    _view("diagonal", "input offset dim1 dim2"),
+    _view("as_strided", "input size stride storage_offset"),
+    _view("unfold", "input dimension size step"),
     _join("cat", "tensors dim", "concat concatenate", infer=cat_shape),
     _join("stack", "tensors dim", "hstack vstack dstack column_stack"),
     _copy(

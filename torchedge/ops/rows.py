@@ -11,7 +11,7 @@ from torchedge.graphs.footprints import Footprint
 from torchedge.ops.elementwise import flops_each, same_shape
 from torchedge.ops.kernels import kernel
 from torchedge.ops.specs import EVERY, Call, LoadClass, Work, spec
-from torchedge.ops.strides import Sizes, as_input, packed
+from torchedge.ops.strides import Sizes, packed
 
 _FLOPS_AN_ELEMENT = 5
 
@@ -68,7 +68,7 @@ _softmax = partial(
     _row,
     work=Work.SOFTMAX,
     infer=same_shape,
-    strides=as_input,
+    strides=packed,
     flops=flops_each(5),
     autocast="float32_on_cuda",
     widens=True,

@@ -44,7 +44,7 @@ def footprint_of(
     Calls that differ in sizes alone share a replay where each of its storages has the elements of an input or
     output, and the same of them agree.
     """
-    sizes = _Sizes()
+    sizes = _CallSizes()
     alike = (sizes.key(func), sizes.key(args), sizes.key(kwargs), tuple(needs), sizes.classes(results))
     if alike in _cache:
         return _cache[alike]
@@ -66,7 +66,7 @@ _FIXED = ((0, 0, 0), (1, 0, 0))
 """Elements that do not depend on sizes: nothing, and a single number."""
 
 
-class _Sizes:
+class _CallSizes:
     """The dimensions of a call's tensors, each one's place in order of appearance in place of its size."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torchedge.graphs.sizes import Affine
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
+from torchedge.tracing import footprints
 from torchedge.tracing.capturing import capture
 
 ROWS, COLUMNS = 256, 1024
@@ -98,6 +99,21 @@ def test_footprints_follow_the_batch_size():
         assert peak_of(graph, batch) == peak_of(
             capture(Normalized(), torch.zeros(2, 512), batch_size=batch), batch
         )
+
+
+@pytest.mark.parametrize("width", [16, 48])
+def test_calls_that_differ_in_sizes_share_a_replay(width):
+    def operators(own):
+        model = nn.Sequential(
+            nn.Linear(32, own), nn.LayerNorm(own), nn.GELU(), nn.Linear(own, 32), nn.Softmax(1)
+        )
+        return [op.footprint for op in capture(model, torch.zeros(2, 32)).ops]
+
+    footprints._cache.clear()
+    alone = operators(width)
+    footprints._cache.clear()
+    operators(64)
+    assert operators(width) == alone
 
 
 def test_checkpoints_hold_no_tensors_of_a_replay():

@@ -171,8 +171,8 @@ class _CompositePass:
         if rank > 3 and not foldable(self.layouts.shape(sources[2]), self.layouts.of(sources[2])):
             v = add("clone", (v,), values[v].shape, dtype, op, passes=True)
             temporaries.append(v)
-        product = replace(op, kind="matmul", inputs=(weights, v), outputs=(result,), attrs={})
-        self.out.emit(self.out.as_kernel(product, (0, 1)), tuple(temporaries))
+        weighted = replace(op, kind="matmul", inputs=(weights, v), outputs=(result,), attrs={})
+        self.out.emit(self.out.as_kernel(weighted, (0, 1)), tuple(temporaries))
         if result != op.outputs[0]:
             cast = replace(op, kind="to_copy", inputs=(result,), attrs={})
             self.out.emit(self.out.as_kernel(cast), (result,))

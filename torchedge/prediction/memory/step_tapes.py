@@ -381,6 +381,8 @@ class StepWriter:
                 numbers[number] = tape.new(self._size_of(op, footprint, number), TEMPORARY, label)
                 if 0 <= slot < 2:
                     self._take_workspace(op, 1 + slot)
+                if number in places:
+                    self._start_blas(op)
             elif number not in numbers:  # of an output whose gradient the loss does not need
                 continue
             elif event is FootprintEvent.GRADIENT:
@@ -395,7 +397,6 @@ class StepWriter:
                     self._permuted.add(numbers[number])
             else:
                 self._pass_on(numbers.pop(number), ready.pop(number, []))
-        self._start_blas(op)
         self._drop_all(scratch)
         for number in [*numbers]:
             self._pass_on(numbers.pop(number), ready.pop(number, []))
