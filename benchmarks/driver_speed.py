@@ -4,9 +4,10 @@
     python benchmarks/driver_speed.py intel portable gpt unet --rounds 9
 
 Devices are named as in TORCHEDGE_OPENCL_DEVICE. A network is lowered once for each device, within its limits.
-After a step of each that is not timed, the devices step in turn; a line has the median over the rounds of the
-first one's time over the second one's, the quartiles of that ratio, and how far the losses of the first steps
-are apart. The last line has the geometric mean of the medians.
+After a step of each that is not timed, the devices step in turn. A line has the ratios of the first one's
+steps to the second one's: of the medians, of the fastest, and of the medians of the processor time of all
+threads, which other programs on the machine disturb least; and how far the losses of the first steps are
+apart. The last line has the geometric means.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from lowering_steps import NETWORKS, Case, cases, copy_of
 import torchedge
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Return the wall time of a call."""
-    began = time.perf_counter()
+def seconds(call: Callable[[], object]) -> tuple[float, float]:
+    """Return the wall time and the processor time of a call."""
+    began, busy = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - busy
 
 
-def row(case: Case, devices: list[str], rounds: int) -> tuple[list[float], float]:
-    """Return the quartiles of the ratio of two steps, and the relative distance of the first losses."""
+def row(case: Case, devices: list[str], rounds: int) -> tuple[tuple[float, ...], float]:
+    """Return the ratios of median, fastest and busy time, and how far the first losses are apart."""
     steps = []
     for device in devices:
         own = copy_of(case)
@@ -41,8 +42,11 @@ def row(case: Case, devices: list[str], rounds: int) -> tuple[list[float], float
         )
         steps.append(lambda trainer=trainer, inputs=inputs, targets=targets: trainer.step(inputs, targets))
     loss, other = [step() for step in steps]
-    ratios = [seconds(steps[0]) / seconds(steps[1]) for _ in range(rounds)]
-    return statistics.quantiles(ratios, method="inclusive"), abs(loss - other) / abs(other)
+    times = [[seconds(step) for step in steps] for _ in range(rounds)]
+    mine, theirs = [list(zip(*device, strict=True)) for device in zip(*times, strict=True)]
+    figures = ((statistics.median, 0), (min, 0), (statistics.median, 1))
+    ratios = tuple([figure(mine[k]) / figure(theirs[k]) for figure, k in figures])
+    return ratios, abs(loss - other) / abs(other)
 
 
 def main() -> None:
@@ -54,14 +58,15 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=NETWORKS)
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
-    known, medians = cases(small=True), []
-    print(f"{'network':18} {'median':>6} {'quartiles':>13} {'losses apart':>13}")
+    known, rows = cases(small=True), []
+    print(f"{'network':18} {'median':>7} {'fastest':>7} {'busy':>7} {'losses apart':>13}")
     for name in given.networks:
         torch.manual_seed(0)
-        (low, median, high), apart = row(known[name](), given.devices, given.rounds)
-        medians.append(median)
-        print(f"{name:18} {median:6.2f} {low:6.2f} {high:6.2f} {apart:13.1e}", flush=True)
-    print(f"{'geometric mean':18} {statistics.geometric_mean(medians):6.2f}")
+        ratios, apart = row(known[name](), given.devices, given.rounds)
+        rows.append(ratios)
+        print(f"{name:18} {' '.join(f'{ratio:7.2f}' for ratio in ratios)} {apart:13.1e}", flush=True)
+    means = [statistics.geometric_mean(column) for column in zip(*rows, strict=True)]
+    print(f"{'geometric mean':18} {' '.join(f'{mean:7.2f}' for mean in means)}")
 
 
 if __name__ == "__main__":

@@ -176,6 +176,8 @@ def test_a_damaged_entry_is_built_again(cache, builds, damage):
     import hashlib
 
     context, sources = open_context(), {"a": put("a", 7)}
+    if damage == "not a binary" and context.device.platform == "rusticl":
+        pytest.skip("Mesa's rusticl 22.3 ends the process; the digest keeps such an entry from it")
     compile_kernels(context, sources, cache=cache)
     (path,) = entries(cache)
     whole = path.read_bytes()
