@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Minutes of `make fuzz`, over all formats; INPUTS=300 ends each format after so many, the same in every run.
 MINUTES ?= 10
 
-.PHONY: help demo test test-slow test-all test-drivers fuzz check format wheel clean
+.PHONY: picture help demo test test-slow test-all test-drivers fuzz check format wheel clean
 
 help:
 	@echo "make demo       predict the training step of a ResNet-50 on a Jetson TX2"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-drivers  run the drivers' suite on every OpenCL device at hand, and print a table"
 	@echo "make fuzz       mutate files of every format for MINUTES=$(MINUTES) (Linux on x86-64)"
 	@echo "make check      ruff, mypy and import-linter"
+	@echo "make picture    draw the report of docs/images again (needs chromium)"
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make wheel      build sdist and wheel into dist/"
 	@echo "make clean      remove the environment, caches and builds"
@@ -49,6 +50,13 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+picture: $(VENV)/dev.stamp
+	mkdir -p build
+	$(BIN)/torchedge report resnet50 --batch-size 32 --device jetson-tx2 --html build/report.html
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1130 \
+		--screenshot=build/report.png file://$(CURDIR)/build/report.html
+	$(BIN)/python -c "from PIL import Image; Image.open('build/report.png').convert('P', palette=1, colors=64).save('docs/images/report.png', optimize=True)"
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix --exit-zero .

@@ -63,7 +63,7 @@ def main() -> None:
             self.ended = time.perf_counter() - started
 
     for what, limit in (("a run that fits", 1e6), ("a run that does not fit", 1024.0)):
-        callback = Timed(device="nvidia-h200", limit_mib=limit, report=str)
+        callback = Timed(device="nvidia-h200", memory_limit=limit, report=str)
         with tempfile.TemporaryDirectory() as folder:
             arguments = transformers.TrainingArguments(
                 folder,

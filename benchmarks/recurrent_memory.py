@@ -131,16 +131,22 @@ def predicted(row: dict[str, Any]) -> dict[str, int]:
     model, batch_dim = module_of(row).to(getattr(torch, row["dtype"])), 0 if row["batch_first"] else 1
     graph = capture(model, sequence_of(row, "cpu"), batch_size=row["n"], batch_dim=batch_dim)
     op = next(op for op in graph.ops if op.kind in ("lstm", "gru", "rnn_tanh"))
-    spec, call = spec_of(op.kind), Call(graph.values, op, [True] * len(op.inputs))
+    call, rule = Call(graph.values, op, [True] * len(op.inputs)), spec_of(op.kind).memory
+    footprint = None if rule is None else rule(call)
+    assert footprint is not None
     results = sum(call.out_bytes(k) for k in range(len(op.outputs)))
-    workspace, inputs = sum(spec.scratch(call)), sum(call.in_bytes(k) for k in range(len(op.inputs)))
+    inputs = sum(call.in_bytes(k) for k in range(len(op.inputs)))
     states = 2 if op.kind == "lstm" else 1
-    kept = results + sum(spec.aux(call))
+    freed = {-event - 1 for event in footprint.forward if event < 0}
+    taken = [(abs(event) - 1, footprint.sizes[abs(event) - 1]) for event in footprint.forward if event > 0]
+    own = [(number, size.elements[0] * size.item_size) for number, size in taken if size.place < 0]
+    workspace = sum(amount for number, amount in own if number in freed)
+    kept = results + sum(amount for number, amount in own if number not in freed)
     gradients = inputs - sum(call.in_bytes(k) for k in range(1, 1 + states))
     return {
         "kept": kept,
         "forward": kept + workspace,
-        "backward": gradients + sum(spec.backward_scratch(call)),
+        "backward": gradients + workspace,
         "inference": kept + workspace,
     }
 

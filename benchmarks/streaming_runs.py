@@ -38,6 +38,7 @@ from torchedge.errors import LimitError, TorchedgeError
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.profiling.load_measuring import host_us
 from torchedge.runtime.weight_sources import Reads
+from torchedge.storage.amounts import with_unit
 from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import STRATEGIES
 from torchedge.tracing.paper_models import PAPER_MODELS
@@ -249,10 +250,10 @@ def bits(name: str, options: argparse.Namespace) -> dict[str, Any]:
     limit = int(options.share * whole.schedule.memory.total_bytes)
     begun = time.perf_counter()
     try:
-        plan = plan_program(bundle.program, known, memory_limit=limit)
+        plan = plan_program(bundle.program, known, memory_limit=with_unit(limit))
     except LimitError as error:
         limit = int(ROOM * (error.works_bytes or 0))
-        plan = plan_program(bundle.program, known, memory_limit=limit)
+        plan = plan_program(bundle.program, known, memory_limit=with_unit(limit))
     planning = time.perf_counter() - begun
     for _ in range(2):  # drivers compile in the first run
         reference, preloaded = run(bundle, whole, "plain", options, inputs)
@@ -339,17 +340,19 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {"launch_ms": launch_ms, "m_peak": None}
     started = time.perf_counter()
     try:
-        ours = plan_program(bundle.program, known, memory_limit=limit, **settings)
+        ours = plan_program(bundle.program, known, memory_limit=with_unit(limit), **settings)
     except LimitError as error:  # inputs, outputs and intermediates are most of the memory
         limit = int(ROOM * (error.works_bytes or 0))
-        ours = plan_program(bundle.program, known, memory_limit=limit, **settings)
+        ours = plan_program(bundle.program, known, memory_limit=with_unit(limit), **settings)
     plans = {STREAMED: ours}
     planning = time.perf_counter() - started
     for strategy, solve in STRATEGIES.items():
         naive = plans[strategy] = plan_program(bundle.program, known, strategy=solve, **settings)
         if strategy != PRELOADED:  # the solver with the memory that the strategy takes
             total = naive.schedule.memory.total_bytes
-            plans[f"as {strategy}"] = plan_program(bundle.program, known, memory_limit=total, **settings)
+            plans[f"as {strategy}"] = plan_program(
+                bundle.program, known, memory_limit=with_unit(total), **settings
+            )
     row: dict[str, Any] = {
         "model": title,
         "launches": len(bundle.program.launches),

@@ -49,7 +49,7 @@ def chosen_batch_size(
     if batch_size == 0:
         least = predictor.predict(model, 1, input_size=(1, 8, 8), optimizer=optimizer)
         sys.exit(
-            f"not started: one sample already asks for {least.required_mib():,.0f} MiB on {least.device}, "
+            f"not started: one sample already asks for {least.needed_mib():,.0f} MiB on {least.device}, "
             f"{room:,.0f} MiB are allowed; choose a smaller model or a larger device"
         )
     taken = predictor.predict(model, batch_size, input_size=(1, 8, 8), optimizer=optimizer)

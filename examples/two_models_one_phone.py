@@ -14,7 +14,7 @@ from pathlib import Path
 from torchedge.devices import find_device
 from torchedge.errors import PlanError
 from torchedge.lowering.inference import lower_model
-from torchedge.streaming.budgets import parse_bytes
+from torchedge.storage.amounts import bytes_of
 from torchedge.streaming.figures import draw_lanes
 from torchedge.streaming.planning import plan_queue
 
@@ -49,7 +49,7 @@ def main() -> None:
         print(f"{label:<17}{latency:>7,.0f} ms, {starting:,.0f} of them loading first; {most:,.1f} MiB")
     print(f"planned together the queue takes {queue.alone_ms - queue.latency_ms:,.0f} ms less")
 
-    draw_lanes(queue.lanes, limit_bytes=parse_bytes(arguments.limit)).savefig(arguments.plot)
+    draw_lanes(queue.lanes, limit_bytes=bytes_of(arguments.limit)).savefig(arguments.plot)
     print(f"drawn to {arguments.plot}")
 
 

@@ -1,8 +1,9 @@
 """README.md and pages of docs/: sessions and snippets, run again, print what they show; links exist.
 
-Blocks marked `py` are fragments of other people's scripts and do not run.
-Sessions are compared by meaning: words, and numbers within 2 %, whatever the layout. Paste new output with
-`TORCHEDGE_UPDATE_README=1 python -m pytest -n0 tests/test_readme.py`.
+Blocks marked `py` are fragments of other people's scripts and do not run. A block that begins with
+`# NAME.py` or `# NAME.toml` is a file. A command without output below it runs, and its output is not
+compared. Sessions are compared by meaning: words, and numbers within 2 %, whatever the layout. Paste new
+output with `TORCHEDGE_UPDATE_README=1 python -m pytest -n0 -m "" tests/test_readme.py`.
 """
 
 import contextlib
@@ -13,19 +14,69 @@ import os
 import re
 import shlex
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import torchedge
 from torchedge.cli import main
 from torchedge.tracing.vision import prepare_torchvision
 
-FENCE = re.compile(r"^```(pycon|python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "docs/predicting.md", "docs/devices.md")
+FENCE = re.compile(r"^```(pycon|python|console|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ("README.md", "docs/predicting.md", "docs/devices.md", "docs/tutorial.md")
+FILE = re.compile(r"# ([\w/-]+\.(?:py|toml))\n")
+TRACE = "Traceback (most recent call last):\n    ...\n"
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DRAWN = re.compile(r"[#…│─━]+")
 """Bars, rules and cut words depend on the width of the terminal."""
+
+
+TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES = (
+    f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "own-devices", "messages")
+)
+SLOW = {"A callback of transformers", "A callback of Lightning", "accelerate", "Measure this machine"}
+SLOW |= {"torch.compile", "Several optimizers: a GAN", "Making and running one", "Plan a model"}
+TASKS = {
+    "install, and see whether this machine is ready": (TUTORIAL, "Install"),
+    "write down a network of one's own": (TUTORIAL, "Your network"),
+    "does it fit, and how long is a step": (TUTORIAL, "Does it fit, and how long is a step?"),
+    "make it fit": (TUTORIAL, "What should change?"),
+    "see where the memory goes": (TUTORIAL, "Where does the memory go?"),
+    "predict an existing script": (TUTORIAL, "Your own training script"),
+    "train a step": (TUTORIAL, "Train a step here, through OpenCL"),
+    "export a bundle and run it": (TUTORIAL, "Export it for a phone"),
+    "run a model larger than the memory": (TUTORIAL, "A model larger than the memory"),
+    "a loss of one's own": (RECIPES, "A loss of your own"),
+    "several losses": (RECIPES, "Several outputs, several losses"),
+    "accumulate gradients": (RECIPES, "Accumulation"),
+    "autocast inside the model": (RECIPES, "Autocast"),
+    "fine-tune a head": (RECIPES, "Frozen layers"),
+    "LoRA with peft": (RECIPES, "LoRA with peft"),
+    "a language model at several lengths": (RECIPES, "A language model, and its sequence lengths"),
+    "predict a GAN": (RECIPES, "A GAN, and other steps with several optimizers"),
+    "a model of ONNX": (RECIPES, "An ONNX file"),
+    "refuse a run in CI": (RECIPES, "Refuse a run in a script or in CI"),
+    "a device that has no profile": (OWN, "A device without a profile"),
+    "search under limits": ("docs/search.md", "Prune a network until it fits"),
+    "a script with arguments": (LOOPS, "A training script"),
+    "a notebook": (LOOPS, "A notebook"),
+    "a callback of transformers": (LOOPS, "A callback of transformers"),
+    "a callback of Lightning": (LOOPS, "A callback of Lightning"),
+    "accelerate": (LOOPS, "accelerate"),
+    "torch.compile": ("docs/training.md", "torch.compile"),
+    "train a GAN": ("docs/training.md", "Several optimizers: a GAN"),
+    "export a training step": ("docs/bundles.md", "Making and running one"),
+    "plan the streaming of weights": ("docs/streaming.md", "Plan a model"),
+    "measure this machine and fit a profile": (OWN, "Measure this machine"),
+    "it does not fit": (MESSAGES, "The answer is no"),
+    "a name is wrong": (MESSAGES, "Names"),
+    "an input is wrong": (MESSAGES, "Inputs and settings"),
+    "a model cannot be captured": (MESSAGES, "Models"),
+    "training through OpenCL is refused": (MESSAGES, "Training and running through OpenCL"),
+}
+"""What a newcomer wants to do, and the page and section that answer it."""
 
 
 @pytest.fixture
@@ -39,6 +90,7 @@ def clean(monkeypatch, tmp_path):
     prepare_torchvision()
     pytest.importorskip("torchvision")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # of the files that a page holds
     monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
@@ -58,9 +110,59 @@ def test_sessions_print_what_they_show(page, snippets, clean, checkout):
     """The README's snippets search, train, export and plan: they run with the slow tests."""
     pytest.importorskip("matplotlib")
     text = (checkout / page).read_text(encoding="utf-8")
-    today = rerun(text, snippets)
+    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    model = nn.Sequential(*layers)  # a training script's own
+    names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "torchedge": torchedge}
+    check(checkout / page, text, rerun(text, snippets, names))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(task, marks=[pytest.mark.slow] * (heading in SLOW))
+        for task, (page, heading) in TASKS.items()
+        if page not in PAGES
+    ],
+)
+def test_a_newcomer_finds_the_answer(task, clean, checkout):
+    """Each section runs alone, behind the page's introduction."""
+    page, heading = TASKS[task]
+    parts = sections(checkout, page)
+    introduction, section = parts[next(iter(parts))], parts[heading]
+    for package in ("transformers", "peft", "pytorch_lightning", "accelerate", "onnx"):
+        if re.search(rf"(?:import|from) {package}\b", section):
+            pytest.importorskip(package)
+    names = {"__name__": "__main__"}
+    rerun(introduction, names=names)
+    check(checkout / page, section, rerun(section, names=names))
+
+
+def test_every_recipe_is_a_task(checkout):
+    assert len(TASKS) >= 30
+    for page, heading in TASKS.values():
+        assert heading in sections(checkout, page), heading
+    for page in (TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES):
+        recipes = {heading for heading, text in [*sections(checkout, page).items()][1:] if FENCE.search(text)}
+        assert recipes == {heading for place, heading in TASKS.values() if place == page} & recipes
+
+
+def sections(checkout, page):
+    """The text below each heading of a page."""
+    parts, fenced = {}, False
+    for line in (checkout / page).read_text(encoding="utf-8").splitlines(keepends=True):
+        fenced ^= line.startswith("```")
+        if line.startswith("#") and not fenced:
+            heading = line.strip("# \n")
+            parts[heading] = ""
+        else:
+            parts[heading] += line
+    return parts
+
+
+def check(page, text, today):
+    """Compare a text's sessions with those of today; or write today's into the page."""
     if os.environ.get("TORCHEDGE_UPDATE_README"):
-        (checkout / page).write_text(today, encoding="utf-8")
+        page.write_text(page.read_text(encoding="utf-8").replace(text, today), encoding="utf-8")
     else:
         for (kind, shown), (_, printed) in zip(FENCE.findall(text), FENCE.findall(today), strict=True):
             assert kind == "python" or same_meaning(shown, printed), printed
@@ -106,10 +208,26 @@ def test_relative_links_exist(checkout):
     pages = [*checkout.glob("*.md"), *checkout.glob("docs/*.md"), *checkout.glob("*/README.md")]
     broken = []
     for page in pages:
-        links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
-        relative = [link for link in links if "://" not in link]
-        broken += [f"{page.name}: {link}" for link in relative if not (page.parent / link).exists()]
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)", page.read_text(encoding="utf-8")):
+            if "://" in link:
+                continue
+            place = page.parent / link if link else page
+            if not place.exists() or (anchor and anchor not in map(slug, sections(place.parent, place.name))):
+                broken.append(f"{page.name}: {link}#{anchor}")
     assert broken == []
+
+
+def slug(heading):
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_a_page_is_short(checkout):
+    """Generated tables are apart, in docs/tables."""
+    lines = {
+        page.name: len(page.read_text(encoding="utf-8").splitlines()) for page in checkout.glob("docs/*.md")
+    }
+    assert {name: count for name, count in lines.items() if count >= 200} == {}
 
 
 def test_the_page_of_the_command_line_names_every_command(checkout, capsys):
@@ -126,18 +244,19 @@ def test_the_index_names_every_page(checkout):
     assert {page for page in pages if f"]({page})" not in index} == set()
 
 
-def rerun(text, snippets=True):
-    """The text with every session's output as it is now; names live through the file."""
-    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
-    model = nn.Sequential(*layers)  # a training script's own
-    names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-    exec("import torchedge", names)
+def rerun(text, snippets=True, names=None):
+    """The text with every session's output as it is now; names live through the text."""
+    names = {"__name__": "__main__"} if names is None else names
 
     def replaced(match):
         kind, body = match[1], match[2]
-        if kind == "python":
-            if snippets:
-                snippet(body, names)
+        file = FILE.match(body)
+        if file:
+            Path(file[1]).parent.mkdir(exist_ok=True)
+            Path(file[1]).write_text(body, encoding="utf-8")
+        elif kind == "python" and snippets:
+            snippet(body, names)
+        if file or kind in ("python", "toml"):
             return match[0]
         return f"```{kind}\n{pycon(body, names) if kind == 'pycon' else console(body)}```"
 
@@ -160,28 +279,38 @@ def pycon(body, names):
         lines += [f">>> {first}", *(f"... {line}".rstrip() for line in more)]
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            exec(compile(example.source, "README.md", "single"), names)
+            try:
+                exec(compile(example.source, "<stdin>", "single"), names)
+            except Exception as error:
+                if example.exc_msg is None:
+                    raise
+                print(f"{TRACE}{type(error).__module__}.{type(error).__qualname__}: {error}")
         names.pop("_", None)
         lines += out.getvalue().splitlines()
     return "".join(f"{line}\n" for line in lines)
 
 
 def console(body):
-    """Run `$ torchedge ...` lines, each perhaps with ` | tail -n N` behind it."""
-    lines = []
-    for line in body.splitlines():
+    """Run `$ torchedge ...` lines, each perhaps with ` | head -n N` or `tail` behind it."""
+    lines, shown = [], body.splitlines()
+    for line, below in zip(shown, [*shown[1:], "$ "], strict=True):
         if not line.startswith("$ "):
             continue
-        lines += [""] * bool(lines) + [line]
+        lines += [""] * (lines[-1:] != [] and not lines[-1].startswith("$ ")) + [line]
         command, _, behind = line[2:].partition(" | ")
         program, *words = shlex.split(command, comments=True)
         assert program == "torchedge"
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = main(words)
-        assert status in (0, 3), line
-        printed = out.getvalue().splitlines()
+        if below.startswith("torchedge: error:"):
+            assert status == 2, line
+            out = err
+        else:
+            assert status in ((0, 4) if words == ["doctor"] else (0, 3)), err.getvalue()
+        printed = [] if below.startswith("$ ") else out.getvalue().splitlines()
         if behind:
-            printed = printed[-int(re.fullmatch(r"tail -n (\d+)", behind)[1]) :]
+            end, count = re.fullmatch(r"(head|tail) -n (\d+)", behind).groups()
+            printed = printed[: int(count)] if end == "head" else printed[-int(count) :]
         lines += printed
     return "".join(f"{line}\n" for line in lines)

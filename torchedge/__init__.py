@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         load_bundle,
         plan,
         predict,
+        report,
         search,
         simulate,
     )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         TorchedgeError,
     )
     from torchedge.graphs import ForwardGraph
+    from torchedge.graphs.training_steps import TrainingStep
     from torchedge.integrations.scripts import watch
     from torchedge.prediction import Estimate, Prediction
     from torchedge.prediction.advice import Advice
@@ -81,6 +83,7 @@ __all__ = [
     "StreamingPlan",
     "TorchedgeError",
     "Trainer",
+    "TrainingStep",
     "__version__",
     "advise",
     "capture",
@@ -88,6 +91,7 @@ __all__ = [
     "export",
     "features",
     "find_device",
+    "fit",
     "list_devices",
     "load_bundle",
     "measure_operator_us",
@@ -132,9 +136,11 @@ _HOMES = {
         "TorchedgeError",
     ),
     "torchedge.graphs": ("ForwardGraph",),
+    "torchedge.graphs.training_steps": ("TrainingStep",),
     "torchedge.integrations.scripts": ("watch",),
     "torchedge.prediction": ("Estimate", "Prediction"),
     "torchedge.prediction.advice": ("Advice",),
+    "torchedge.profiling.device_fits": ("fit",),
     "torchedge.profiling.hosts": ("measure_operator_us",),
     "torchedge.runtime.backends": ("program_reports",),
     "torchedge.runtime.model_plans": ("ModelPlan",),

@@ -20,11 +20,12 @@ from torchedge.devices import (
     match_device,
     stand_in,
 )
-from torchedge.errors import DeviceError, InputError, check_choice, check_function, check_path, check_whole
+from torchedge.errors import DeviceError, InputError, check_function, check_path, check_whole, described
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
+from torchedge.graphs.training_steps import OPTIMIZERS, StepOptions, TrainingStep
 from torchedge.prediction.feature_sets import features
-from torchedge.prediction.memory.settings import OPTIMIZERS, REPLAYED_OPTIMIZERS, StepSettings, amp_named
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import MemoryProfile
 from torchedge.prediction.predictor import (
     device_settings,
@@ -34,7 +35,7 @@ from torchedge.prediction.predictor import (
     predict_lengths,
 )
 from torchedge.prediction.profiles import load_models
-from torchedge.prediction.results import Prediction, Predictions, checked_confidence, checked_limit
+from torchedge.prediction.results import Prediction, Predictions, checked_confidence
 from torchedge.searching.driver import (
     Search,
     SearchProgress,
@@ -46,13 +47,16 @@ from torchedge.searching.driver import (
 )
 from torchedge.searching.evolution import Recipe
 from torchedge.searching.spaces import SearchSpace, check_space
-from torchedge.storage.amounts import check_not_bare
+from torchedge.storage.amounts import Amount, mib_of
 from torchedge.streaming.capacities import LAMBDA
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
+from torchedge.tracing.model_variants import request_of
+from torchedge.tracing.optimizer_replays import OptimizerReplay, replay_of
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
     from torchedge.bundles.bundle import Bundle
     from torchedge.lowering.targets import Precision
@@ -88,12 +92,10 @@ def predict(
     mode: Mode = "train",
     input_size: tuple[int, ...] | None = None,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
-    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
-    amp: str | None = None,
-    accumulation: int = 1,
-    loss: Callable[[Any], Any] | Literal["default"] | None = "default",
     seq_len: int | None = None,
     batch_dim: int | None = None,
+    step: TrainingStep | None = None,
+    **options: Unpack[StepOptions],
 ) -> Prediction:
     """Predict what one training step (or inference) of `model` takes from a device, without running it.
 
@@ -106,9 +108,8 @@ def predict(
     model's own metadata decides, else its first layer, with a note in the result. batch_dim: the dimension of
     the example that is the batch, as in `capture`.
     seq_len: length of the sequences of the example, which may be of another length (`max_seq_len`).
-    optimizer: "sgd", "sgd-momentum", "adam", "adamw", "none", "adafactor", "adamw-8bit" (as bitsandbytes
-    stores its state) or another optimizer of torch.optim in lower case, with its default options; or an
-    optimizer of the model, of any library. amp: "bfloat16" or "float16" autocast.
+    step: a `TrainingStep`, which documents its fields: optimizer, loss and targets, amp, accumulation, dtype,
+    checkpointing, compile. Each of them may be an argument of its own: ``optimizer="adamw", amp="bfloat16"``.
     Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in ms, each with a 90 %
     interval. Raises InputError, CaptureError, DeviceError or ProfileError with a message
     that says what to do.
@@ -120,16 +121,29 @@ def predict(
         mode=mode,
         input_size=input_size,
         example=example,
-        optimizer=optimizer,
-        amp=amp,
-        accumulation=accumulation,
-        loss=loss,
         seq_len=seq_len,
         batch_dim=batch_dim,
+        step=step,
+        **options,
     )
 
 
-_NO_LOSS = "loss is None in train mode; expected a function of the outputs, or mode='infer'"
+def _limit(memory_limit: Amount | None) -> float | None:
+    return None if memory_limit is None else mib_of(memory_limit, "memory_limit")
+
+
+def _request(
+    request: CaptureRequest, step: TrainingStep | None, options: StepOptions
+) -> tuple[CaptureRequest, StepSettings]:
+    """Return a request and settings for a step: the one place where options become a `TrainingStep`."""
+    asked = TrainingStep.of(step, options)
+    optimizer: Any = asked.optimizer
+    if not isinstance(optimizer, str):
+        optimizer = replay_of(optimizer, request.model)
+    elif optimizer not in OPTIMIZERS:
+        optimizer = OptimizerReplay(optimizer)
+    settings = StepSettings(optimizer=optimizer, amp=asked.amp, accumulation=asked.accumulation)
+    return request_of(request, asked), settings
 
 
 class Predictor:
@@ -150,20 +164,16 @@ class Predictor:
         mode: Mode = "train",
         input_size: tuple[int, ...] | None = None,
         example: Any = None,  # noqa: ANN401 - any pytree of tensors
-        optimizer: str | torch.optim.Optimizer = "sgd-momentum",
-        amp: str | None = None,
-        accumulation: int = 1,
-        loss: Callable[[Any], Any] | Literal["default"] | None = "default",
         seq_len: int | None = None,
         batch_dim: int | None = None,
+        step: TrainingStep | None = None,
+        **options: Unpack[StepOptions],
     ) -> Prediction:
         """Predict one model at one batch size. See `torchedge.predict`."""
-        settings = _settings(optimizer, amp, accumulation, model)
-        if mode == "train" and loss is None:
-            raise InputError(_NO_LOSS)
-        request = CaptureRequest(
-            model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim, device=self.device
+        asked = CaptureRequest(
+            model, batch_size, mode, example, input_size, batch_dim=batch_dim, device=self.device
         )
+        request, settings = _request(asked, step, options)
         if seq_len is not None:
             if isinstance(model, LengthFamily):
                 family = model.on(self.device, batch_size)
@@ -183,12 +193,10 @@ class Predictor:
         mode: Mode = "train",
         input_size: tuple[int, ...] | None = None,
         example: Any = None,  # noqa: ANN401 - any pytree of tensors
-        optimizer: str | torch.optim.Optimizer = "sgd-momentum",
-        amp: str | None = None,
-        accumulation: int = 1,
-        loss: Callable[[Any], Any] | Literal["default"] = "default",
         seq_len: int | Sequence[int] | None = None,
         batch_dim: int | None = None,
+        step: TrainingStep | None = None,
+        **options: Unpack[StepOptions],
     ) -> Predictions:
         """Predict every model (or graph) at every batch size: G models, B batch sizes give arrays (G, B).
 
@@ -197,14 +205,11 @@ class Predictor:
         each graph in `notes` and `unsupported`.
         """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
-            raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
-        if mode == "train" and loss is None:
-            raise InputError(_NO_LOSS)
-        requests = [
-            CaptureRequest(m, None, mode, example, input_size, loss, batch_dim=batch_dim, device=self.device)
-            for m in models
-        ]
-        settings = _settings(optimizer, amp, accumulation)
+            raise InputError(f"models is {described(models)}; expected a list of modules or graphs")
+        _, settings = _request(CaptureRequest(None), step, {**options, "dtype": None, "checkpointing": False})
+        asked = CaptureRequest(None, None, mode, example, input_size, batch_dim=batch_dim, device=self.device)
+        chosen = TrainingStep.of(step, options)
+        requests = [request_of(replace(asked, model=m), chosen) for m in models]
         if seq_len is None:
             graphs = [capture_request(request) for request in requests]
             return predict_graphs(graphs, batch_sizes, self.device, settings)
@@ -221,55 +226,57 @@ class Predictor:
 def advise(
     model: Model,
     batch_size: int,
-    *,
     device: str | Path | Device | None = None,
-    limit_mib: float | None = None,
+    *,
+    memory_limit: Amount | None = None,
     confidence: float = 0.95,
     input_size: tuple[int, ...] | None = None,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
-    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
-    amp: str | None = None,
-    loss: Callable[[Any], Any] | Literal["default"] = "default",
     seq_len: int | None = None,
     batch_dim: int | None = None,
+    step: TrainingStep | None = None,
     progress: Callable[[str], object] = lambda variant: None,
+    **options: Unpack[StepOptions],
 ) -> Advice:
     """Return the settings under which updates of `batch_size` samples fit a device, with memory and time.
 
     Combined are gradient accumulation, autocast, optimizers with less state, activation
-    checkpointing (models of transformers) and training the last layer alone. limit_mib: by default the
-    device's memory. The other arguments and the errors are those of `predict`.
+    checkpointing (models of transformers) and training the last layer alone. memory_limit: in MiB, or a text
+    such as "4GiB"; by default the device's memory. The other arguments and the errors are those of `predict`.
     """
     from torchedge.prediction.advice import advise_settings
 
     check_function("progress", progress)
     chosen = choose_device(device)
-    request = CaptureRequest(
-        model, batch_size, "train", example, input_size, loss, batch_dim=batch_dim, device=chosen
+    asked = CaptureRequest(
+        model, batch_size, "train", example, input_size, batch_dim=batch_dim, device=chosen
     )
+    request, settings = _request(asked, step, options)
+    if settings.accumulation != 1:
+        raise InputError(
+            f"accumulation is {settings.accumulation}, which advise chooses itself; leave it out: batch_size "
+            "is the samples of an update"
+        )
     request = request if seq_len is None else LengthFamily(request).at(seq_len)
-    settings = _settings(optimizer, amp, 1, model)
     return advise_settings(
-        request, chosen, settings, limit_mib=limit_mib, confidence=confidence, progress=progress
+        request, chosen, settings, limit_mib=_limit(memory_limit), confidence=confidence, progress=progress
     )
 
 
 def simulate(
     model: Model,
     batch_size: int = 1,
-    *,
     device: str | Path | Device | None = None,
+    *,
     mode: Mode = "train",
     input_size: tuple[int, ...] | None = None,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
-    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
-    amp: str | None = None,
-    accumulation: int = 1,
     evaluate: int | None = None,
     empty_cache: bool = False,
-    loss: Callable[[Any], Any] | Literal["default"] = "default",
     seq_len: int | None = None,
     batch_dim: int | None = None,
+    step: TrainingStep | None = None,
+    **options: Unpack[StepOptions],
 ) -> MemoryProfile:
     """Simulate the memory of one step by tensor and replay PyTorch's caching allocator; nothing is fitted.
 
@@ -280,20 +287,23 @@ def simulate(
     """
     from torchedge.prediction.memory import simulation
 
-    settings = _settings(optimizer, amp, accumulation, model)
+    if evaluate is not None:
+        check_whole("evaluate", evaluate)
+    elif empty_cache:
+        raise InputError("empty_cache is given without evaluate; expected both: add evaluate, a batch size")
     chosen = None if device is None else choose_device(device)
-    if chosen is not None:
-        settings = device_settings(chosen, settings)
-    request = CaptureRequest(
+    asked = CaptureRequest(
         model,
         batch_size,
         mode,
         example,
         input_size,
-        loss,
         batch_dim=batch_dim,
         device=find_device("nvidia-h200") if chosen is None else chosen,
     )
+    request, settings = _request(asked, step, options)
+    if chosen is not None:
+        settings = device_settings(chosen, settings)
     request = request if seq_len is None else LengthFamily(request).at(seq_len)
     if evaluate is None:
         return use_graph(request, lambda graph: simulation.simulate(graph, batch_size, settings))
@@ -311,27 +321,25 @@ def simulate(
 def report(
     model: Model,
     batch_size: int = 1,
+    device: str | Path | Device | None = None,
     *,
     out: str | Path,
-    device: str | Path | Device | None = None,
     mode: Mode = "train",
     input_size: tuple[int, ...] | None = None,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
-    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
-    amp: str | None = None,
-    accumulation: int = 1,
-    loss: Callable[[Any], Any] | Literal["default"] = "default",
     seq_len: int | None = None,
     batch_dim: int | None = None,
-    limit_mib: float | None = None,
+    memory_limit: Amount | None = None,
     confidence: float = 0.95,
+    step: TrainingStep | None = None,
     progress: Callable[[str], object] = lambda stage: None,
+    **options: Unpack[StepOptions],
 ) -> Prediction:
     """Write a prediction as one HTML file that loads nothing, and return it.
 
     The page shows the prediction, memory over the step and by batch size, settings that fit, and the layers.
-    out: the file. limit_mib: by default the device's memory. The other arguments and the errors are those of
-    `predict`; ProfileError where the file cannot be written.
+    out: the file. memory_limit: in MiB, or a text such as "4GiB"; by default the device's memory. The other
+    arguments and the errors are those of `predict`; ProfileError where the file cannot be written.
     """
     from torchedge.prediction.pages import collect_report, render_report
     from torchedge.storage.documents import write_bytes
@@ -341,17 +349,14 @@ def report(
     check_whole("batch_size", batch_size)
     checked_confidence(confidence)
     chosen = choose_device(device)
-    if mode == "train" and loss is None:
-        raise InputError(_NO_LOSS)
-    request = CaptureRequest(
-        model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim, device=chosen
-    )
+    asked = CaptureRequest(model, batch_size, mode, example, input_size, batch_dim=batch_dim, device=chosen)
+    request, settings = _request(asked, step, options)
     data = collect_report(
         request,
         chosen,
-        _settings(optimizer, amp, accumulation, model),
+        settings,
         seq_len=seq_len,
-        limit_mib=None if limit_mib is None else checked_limit(limit_mib),
+        limit_mib=_limit(memory_limit),
         confidence=confidence,
         progress=progress,
     )
@@ -361,7 +366,7 @@ def report(
 
 def search(
     space: SearchSpace,
-    constraints: Mapping[str, float],
+    constraints: Mapping[str, Amount],
     score: Callable[[Any], Any],
     *,
     device: str | Path | Device | None = None,
@@ -383,11 +388,11 @@ def search(
     """Search a space for the candidate with the highest score within hard constraints (perf4sight, 6.4).
 
     space: an OFAResNet50Space, a PruningSpace, or your own SearchSpace. constraints: the most that
-    "training_memory" and "inference_memory" (MiB), "training_latency" and "inference_latency" (ms) may be,
-    any of them; memory is what a candidate needs (`Prediction.needed`). Training at `batch_size`, inference
-    at `inference_batch_size`. score: a function of a list of encodings that returns as many numbers (with
-    batched=False: of one encoding), such as your accuracy predictor; higher is better. It is asked only for
-    candidates within the constraints.
+    "training_memory" and "inference_memory" (MiB, or "4GiB"), "training_latency" and "inference_latency" (ms)
+    may be, any of them; memory is what a candidate needs (`Prediction.needed`). Training at `batch_size`,
+    inference at `inference_batch_size`. score: a function of a list of encodings that returns as many numbers
+    (with batched=False: of one encoding), such as your accuracy predictor; higher is better. It is asked only
+    for candidates within the constraints.
     device, optimizer, amp: as in `predict`. confidence: None compares the predicted figures with the limits;
     a one-sided confidence such as 0.95 what runs stay below with it.
     population, iterations, mutation, parents, seed: the evolution; the same seed gives the same result
@@ -398,7 +403,7 @@ def search(
     Returns a Search: `best`, `build()`, `fronts`, and, where nothing meets the constraints, `violations`.
     """
     target = choose_device(device)
-    settings = _settings(optimizer, amp, 1)
+    _, settings = _request(CaptureRequest(None), None, {"optimizer": optimizer, "amp": amp})
     if not isinstance(settings.optimizer, str):  # an optimizer of one network does not fit the candidates
         settings = replace(settings, optimizer=str(settings.optimizer))
     task = SearchTask(
@@ -423,23 +428,24 @@ def search(
 def plan(
     model: torch.nn.Module | str,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
-    *,
     device: str | Path | Device | None = None,
-    memory_limit: int | str | None = None,
+    *,
+    memory_limit: Amount | None = None,
     input_size: tuple[int, ...] | None = None,
+    seq_len: int | None = None,
     precision: Precision = "float32",
-    m_peak: int | str | None = "500MiB",
+    m_peak: Amount | None = "500MiB",
     lam: float = LAMBDA,
-    chunk: int | str = "256KiB",
+    chunk: Amount = "256KiB",
     fusion: Fusion = "all",
     effort: float = 1.0,
 ) -> ModelPlan:
     """Plan which launch of an inference loads which weights, for models larger than the memory (FlashMem).
 
     The model is lowered as by `export`: the plan is of the kernels that run.
-    model, example, input_size, device: as in `predict`. Weights may be on the meta device.
+    model, example, input_size, seq_len, device: as in `predict`. Weights may be on the meta device.
     memory_limit: all that a run allocates (weights, inputs and outputs, intermediates, staging buffers), in
-    bytes or as "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
+    MiB or as "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
     precision: "float32" or "float16", in which weights and large intermediates are stored.
     lam: the weight of preloaded chunks against loading distances (section 3.1): towards 1 fewer weights are
     resident, towards 0 more are preloaded and executing takes less time.
@@ -455,10 +461,9 @@ def plan(
     from torchedge.runtime.model_plans import ModelPlan
     from torchedge.streaming.planning import plan_model
 
-    check_not_bare("memory_limit", memory_limit)
     chosen = choose_device(device)
     target = target_of_device(chosen, precision=precision)
-    captured = capture_model(model, example, input_size=input_size)
+    captured = capture_model(model, example, input_size=input_size, seq_len=seq_len)
     planned = plan_model(
         captured,
         target,
@@ -476,23 +481,21 @@ def plan(
 def export(
     model: torch.nn.Module,
     example: Any,  # noqa: ANN401 - any pytree of tensors
+    device: str | Path | Device | None = None,
     *,
     out: str | Path,
-    device: str | Path | Device | None = None,
     mode: Mode = "infer",
-    targets: Any = None,  # noqa: ANN401 - any pytree of tensors
-    loss: Callable[..., Any] | Literal["model"] | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    step: TrainingStep | None = None,
     seed: int | None = None,
     name: str | None = None,
     plan: StreamingPlan | None = None,
-    memory_limit: int | str | None = None,
+    memory_limit: Amount | None = None,
     onnx: bool = True,
-    accumulation: int = 1,
     precision: Literal["float32", "float16"] = "float32",
     tuner: Literal["fixed", "model"] | None = None,
     force: bool = False,
     progress: Callable[[str], object] = lambda stage: None,
+    **options: Unpack[StepOptions],
 ) -> Bundle:
     """Write a model as a folder of kernels, launches and weights that runs through OpenCL on a device.
 
@@ -500,12 +503,12 @@ def export(
     tuple: positional arguments, a mapping: keywords); the bundle is for these shapes. out: the folder to
     make; `force` replaces a bundle that is there. device: as in `predict`; it need not be here: the program
     is held against the limits in its profile.
-    mode: "train" exports a whole training step. loss: called as ``loss(output, *targets)``, by
-    default cross entropy, or "model"; targets: example targets; optimizer: a torch.optim.SGD, Adam or AdamW
-    with its state, by default SGD with momentum; accumulation: batches to an update. seed: of dropout.
+    mode: "train" exports a whole training step. step: a `TrainingStep`, or its fields as arguments of their
+    own: optimizer (an object with its state, by default SGD with momentum), loss and targets, accumulation.
+    seed: of dropout.
     precision: in which large intermediates lie, and large weights of an inference; kernels compute in
-    float32. memory_limit: of all that an inference allocates, as "500MiB": the bundle streams its weights
-    (FlashMem); plan: stream as planned by `torchedge.plan` with the same model, example, device and
+    float32. memory_limit: of all that an inference allocates, in MiB or as "500MiB": the bundle streams its
+    weights (FlashMem); plan: stream as planned by `torchedge.plan` with the same model, example, device and
     precision. onnx: also write model.onnx, checked by onnx and run by onnxruntime where that is installed.
     tuner: what chooses the kernels' schedules and layouts: "fixed" constants of the device class, or "model",
     TMModel's cost model, the default where the device's profile has coefficients of kernels, and for training
@@ -517,21 +520,17 @@ def export(
     """
     from torchedge.bundles.exporting import Request, make_bundle
 
-    check_not_bare("memory_limit", memory_limit)
     target = choose_device(device)
     request = Request(
         model,
         example,
         mode,
-        targets,
-        loss,
-        optimizer,
+        TrainingStep.of(step, options),
         seed,
         name,
         plan,
         memory_limit,
         onnx,
-        accumulation,
         precision,
         tuner,
     )
@@ -593,7 +592,7 @@ def _own_device(device: object) -> Device:
 
     if not isinstance(device, (str, torch.device)):
         raise InputError(
-            f"device is a {type(device).__name__}; expected a name of `torchedge devices`, a profile's "
+            f"device is {described(device)}; expected a name of `torchedge devices`, a profile's "
             "folder or a torch.device"
         )
     own = torch.device(device)
@@ -631,26 +630,3 @@ def _own_gpu(index: int) -> Device | None:
     numbers = [getattr(properties, part, None) for part in ("major", "minor")]
     capability = (numbers[0], numbers[1]) if all(type(number) is int for number in numbers) else None
     return stand_in(name, total, capability)  # type: ignore[arg-type]
-
-
-def _settings(
-    optimizer: Any,  # noqa: ANN401
-    amp: str | None,
-    accumulation: int,
-    model: Any = None,  # noqa: ANN401
-) -> StepSettings:
-    """Return the settings of a step; optimizer: a name, or an optimizer of the model, if it is known."""
-    from torchedge.tracing.optimizer_replays import OptimizerReplay, replay_of
-
-    amp = amp_named(amp)
-    if isinstance(optimizer, str):
-        check_choice("optimizer", optimizer, (*OPTIMIZERS, *REPLAYED_OPTIMIZERS))
-        step = optimizer if optimizer in OPTIMIZERS else OptimizerReplay(optimizer)
-    elif getattr(optimizer, "param_groups", None):
-        step = replay_of(optimizer, model)
-    else:
-        raise InputError(
-            f"optimizer is a {type(optimizer).__name__}; "
-            "expected a name such as 'adam' or a torch.optim object"
-        )
-    return StepSettings(optimizer=step, amp=amp, accumulation=accumulation)

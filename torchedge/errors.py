@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Integral
 from os import PathLike, fspath
@@ -141,6 +141,26 @@ class MissingExtraError(TorchedgeError, ImportError):
         return cls(f"{purpose} needs {package}, which is not installed; run: {command}")
 
 
+def described(value: object) -> str:
+    """Return the kind of an argument for a message: "a list", "an int", "the class Adam", "None"."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def not_a_module(model: object, expected: str = "a torch.nn.Module") -> InputError:
+    """Return the error about an argument in place of a torch.nn.Module, with the next step."""
+    step = "pass the model object itself"
+    if isinstance(model, type):
+        step = f"build it: {model.__name__}(...)"
+    elif isinstance(model, Mapping):
+        step = "build the model, and give it these weights by load_state_dict"
+    return InputError(f"model is {described(model)}; expected {expected}: {step}")
+
+
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise InputError unless an argument is one of some words."""
     words = tuple(choices)
@@ -180,7 +200,7 @@ def check_path(name: str, value: object) -> Path:
 def check_function(name: str, value: object) -> None:
     """Raise InputError unless an argument can be called."""
     if not callable(value):
-        raise InputError(f"{name} is a {type(value).__name__}; expected a function")
+        raise InputError(f"{name} is {described(value)}; expected a function")
 
 
 @contextmanager
@@ -196,6 +216,12 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "", most: 
     """Return "did you mean X?" for the known names nearest to a name; `otherwise` if none is near."""
     near = difflib.get_close_matches(str(name)[:100], list(known), n=most)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
+def clipped(text: str, most: int = 200) -> str:
+    """Return a text as one line of at most so many characters, cut between words."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 4].rsplit(" ", 1)[0].rstrip(",;:") + " ..."
 
 
 def first_line(error: BaseException) -> str:

@@ -104,7 +104,7 @@ def read_runs(folder: str, arguments: argparse.Namespace) -> Iterator[Run]:
             memory,
             limit if np.isfinite(limit) else None,
             ran,
-            tuple(prediction.required_mib(c) for c in arguments.confidence),
+            tuple(prediction.needed_mib(c) for c in arguments.confidence),
         )
 
 

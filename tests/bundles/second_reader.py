@@ -1,4 +1,4 @@
-"""A second reader of bundles, from docs/bundles.md alone: json, numpy and pyopencl, nothing of torchedge.
+"""A second reader of bundles, from docs/bundle-format.md alone: json, numpy, pyopencl, no torchedge.
 
     python tests/bundles/second_reader.py BUNDLE INPUTS.npz OUTPUTS.npz [DEVICE]
 
@@ -134,6 +134,7 @@ class Program:
     def __init__(self, device, entry, texts, shared):
         self.device, self.entry, self.tensors = device, entry, entry["tensors"]
         self.layouts = [Layout(tensor) for tensor in self.tensors]
+        self.parts = {}
         self.memory = self.placed(shared)
         self.calls = []
         for launch in entry["launches"]:
@@ -153,12 +154,11 @@ class Program:
         sizes = arena.get("pieces") or [arena["nbytes"]]
         pieces = [device.buffer(nbytes) for nbytes in sizes] if arena["nbytes"] else []
         images = [self.slot(*slot) for slot in arena["slots"]]
-        parts = {}
         for index, (tensor, layout) in enumerate(zip(self.tensors, self.layouts, strict=True)):
             if index in slots:
                 memory[index] = images[slots[index]]
             elif index in offsets:
-                memory[index] = self.part(parts, pieces, begins, offsets[index], layout)
+                memory[index] = self.part(pieces, begins, offsets[index], layout)
             elif tensor["role"] in ("parameter", "buffer", "state"):
                 memory[index] = shared.setdefault(tensor["name"], device.memory(layout))
             else:
@@ -169,7 +169,7 @@ class Program:
         form = cl.ImageFormat(cl.channel_order.RGBA, CHANNELS[dtype])
         return cl.create_image(self.device.context, cl.mem_flags.READ_WRITE, form, shape=(width, height))
 
-    def part(self, parts, pieces, begins, offset, layout):
+    def part(self, pieces, begins, offset, layout):
         """Return a part of the arena; memory of its own for what the device does not take there."""
         piece = int(np.searchsorted(begins, offset, side="right")) - 1
         within = offset - int(begins[piece])
@@ -179,9 +179,16 @@ class Program:
         if not nbytes or within % self.device.alignment or (layout.image and not self.device.over_buffers):
             return self.device.memory(layout)
         key = (piece, within, nbytes)
-        if key not in parts:
-            parts[key] = pieces[piece].get_sub_region(within, nbytes)
-        return self.device.memory(layout, parts[key])
+        if key not in self.parts:
+            self.parts[key] = pieces[piece].get_sub_region(within, nbytes)
+        return self.device.memory(layout, self.parts[key])
+
+    def close(self):
+        """Give parts of the arena back, the last one first: in another order NVIDIA's driver 580 crashes."""
+        self.calls.clear()
+        self.memory.clear()
+        while self.parts:
+            self.parts.popitem()
 
     def step(self, inputs):
         """Return the outputs of a step."""
@@ -270,6 +277,8 @@ def main(folder, inputs, outputs, name=""):
         if manifest["mode"] == "train" and tensor["role"] in ("parameter", "buffer", "state"):
             results[f"state.{tensor['name']}"] = programs[0].at(index)
     np.savez(outputs, **results)
+    for program in programs:
+        program.close()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torchedge
 from torchedge.bundles.queues import BundleQueue, draw_runs
 from torchedge.cli import main
 from torchedge.errors import InputError, LimitError
+from torchedge.storage.amounts import bytes_of
 
 pytest.importorskip("pyopencl")
 pytest.importorskip("scipy")
@@ -52,7 +53,7 @@ def least(queue):
 
 
 def within(limit, least):
-    return {"least": least, "some": least + 600_000, "all": 2**30}[limit]
+    return {"least": f"{least}B", "some": f"{least + 600_000}B", "all": "1GiB"}[limit]
 
 
 @pytest.mark.sampled(1)
@@ -60,6 +61,7 @@ def within(limit, least):
 @pytest.mark.parametrize("loading", ["copy", "slot"])
 def test_each_iteration_computes_what_each_bundle_computes_alone(alone, queue, least, limit, loading):
     limit = within(limit, least)
+    nbytes = bytes_of(limit)
     assert [port.name for port in queue.inputs] == ["1/input", "2/input", "3/input"]
     with queue.place(memory_limit=limit, reads="direct", loading=loading) as runner:
         for _ in range(3):
@@ -67,7 +69,7 @@ def test_each_iteration_computes_what_each_bundle_computes_alone(alone, queue, l
             for output, (*_, expected) in zip(outputs, alone, strict=True):
                 assert output.tobytes() == expected.tobytes()
             run = runner.measured()
-            assert run.measured.allocated_bytes == runner.plan.schedule.memory.total_bytes <= limit
+            assert run.measured.allocated_bytes == runner.plan.schedule.memory.total_bytes <= nbytes
             models = run.models
             assert [model.model for model in models] == ["model0", "model1", "model2"]
             assert sum(model.latency_ms for model in models) == pytest.approx(run.measured.execution_ms)
@@ -97,15 +99,15 @@ def test_all_weights_are_preloaded_where_the_limit_allows_it(queue, alone):
 
 
 def test_the_smallest_limit_works_and_less_does_not(queue, least):
-    assert queue.plan(least).schedule.memory.total_bytes <= least
+    assert queue.plan(f"{least}B").schedule.memory.total_bytes <= least
     with pytest.raises(LimitError):
-        queue.plan(least - 2**14)  # the smallest is named in hundredths of a MiB
+        queue.plan(f"{least - 2**14}B")  # the smallest is named in hundredths of a MiB
 
 
 def test_one_bundle_may_come_twice(alone, least):
     (bundle, x, expected), (other, y, wanted), _ = alone
     twice = BundleQueue([bundle, other, bundle])
-    with twice.place(memory_limit=2 * least) as runner:
+    with twice.place(memory_limit=f"{2 * least}B") as runner:
         for output, known in zip(runner.step(x, y, x), (expected, wanted, expected), strict=True):
             assert output.tobytes() == known.tobytes()
 

@@ -1,4 +1,4 @@
-"""A reader written from docs/bundles.md alone gets the executor's bits: the format says all of a run."""
+"""A reader written from docs/bundle-format.md alone gets the executor's bits."""
 
 import os
 import subprocess

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from torchedge.cli import main
 from torchedge.errors import InputError, LimitError
 from torchedge.streaming.plans import PLANS
 
-LIMIT = 5 * 2**20 // 2
+LIMIT = 2.5
+"""MiB"""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def test_a_streaming_bundle_computes_the_same_bits_within_its_limit(wide, image,
         assert output.tobytes() == expected.tobytes()
     with torch.no_grad():
         np.testing.assert_allclose(expected, wide(image).numpy(), rtol=1e-4, atol=1e-5)
-    assert preloading.manifest.memory.total_bytes > LIMIT >= streaming.manifest.memory.total_bytes
+    assert preloading.manifest.memory.total_bytes > LIMIT * 2**20 >= streaming.manifest.memory.total_bytes
     with streaming.place(profile=True) as runner:
         runner.step(image.numpy())
         measured = runner.measured()
@@ -92,7 +95,7 @@ def test_a_limit_too_small_names_one_that_works(image, preloading, streaming):
     for bundle in (preloading, streaming):
         with pytest.raises(LimitError, match="smallest memory limit that works") as error:
             bundle.place(memory_limit="4KiB")
-        with bundle.place(memory_limit=error.value.works_bytes) as runner:
+        with bundle.place(memory_limit=f"{error.value.works_bytes}B") as runner:
             runner.step(image.numpy())
 
 
@@ -198,7 +201,7 @@ def test_memory_in_the_manifest_is_that_of_the_plan(copied):
 
 def test_the_snippet_of_the_documentation_streams(wide, image, preloading, checkout, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    text = (checkout / "docs" / "streaming.md").read_text(encoding="utf-8")
+    text = (checkout / "docs" / "streaming-how.md").read_text(encoding="utf-8")
     snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {"torchedge": torchedge, "model": wide, "example": image, "image": image.numpy()}
@@ -217,7 +220,7 @@ def test_runs_stream_on_the_command_line(preloading, tmp_path, capsys):
     options = ["--random", "--memory-limit", "2.5MiB", "--trace", str(trace), "--plot", str(plot)]
     assert main(["run", bundle, *options, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["streaming"]["allocated_bytes"] <= LIMIT
+    assert document["streaming"]["allocated_bytes"] <= LIMIT * 2**20
     assert json.loads(trace.read_text())["traceEvents"]
     assert plot.read_text().startswith("<?xml")
     assert main(["run", bundle, "--random", "--memory-limit", "2.5MiB", "--time"]) == 0
@@ -236,3 +239,20 @@ def test_exports_stream_on_the_command_line(tmp_path, capsys):
     assert "works" in capsys.readouterr().err
     assert main([*options, "--out", out, "--memory-limit", "4MiB"]) == 0
     assert "streaming" in capsys.readouterr().out
+
+
+def test_a_process_that_only_runs_a_bundle_plans_in_another_one(preloading):
+    code = (
+        "import sys\nfrom torchedge.bundles.bundle import Bundle\nfrom torchedge.errors import LimitError\n"
+        f"bundle = Bundle.open({str(preloading.path)!r})\n"
+        f"print(bundle.schedule_within({LIMIT}).memory.total_bytes)\n"
+        "try:\n    bundle.schedule_within('4KiB')\n"
+        "except LimitError as error:\n    print(error.works_bytes)\n"
+        "print(*{'torch', 'scipy', 'ortools'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    total, works, *heavy = done.stdout.split()
+    assert int(total) == preloading.schedule_within(LIMIT).memory.total_bytes and heavy == []
+    with pytest.raises(LimitError) as error:
+        preloading.schedule_within("4KiB")
+    assert int(works) == error.value.works_bytes

@@ -27,8 +27,9 @@ def test_a_transfer_says_what_it_was_made_of(small_dataset, fitted, tmp_path, ca
     out = tmp_path / "mine"
     assert adapt(small_dataset, fitted, out, "--points", "12") == 0
     text = capsys.readouterr().out
-    assert "made-up adapted to 12 points (train) of 2 networks from jetson-tx2" in " ".join(text.split())
-    assert "on the other points" in text and max(map(len, text.splitlines())) <= 80
+    assert "made-up adapted to measurements of jetson-tx2" in " ".join(text.split())
+    assert "Φ (training latency)" in text
+    assert max(len(line) for line in text.splitlines() if not line.startswith("next: ")) <= 80
     training = find_device(out).profile["training"]
     assert training["base"] == "made-up" and training["points"] == 12
     assert len(training["used"]) == 12 and all("@" in row for row in training["used"])

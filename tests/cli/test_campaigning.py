@@ -70,7 +70,7 @@ def test_interrupted_says_how_to_go_on(campaign, capsys, monkeypatch):
 def test_show_plan(capsys):
     assert main(["campaign", "show", "quick"]) == 0
     out = capsys.readouterr().out
-    assert "networks = [" in out and out.rstrip().endswith("# 6 networks, 30 points")
+    assert "networks = [" in out and out.rstrip().endswith("# 8 networks, 40 points")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_show_plan(capsys):
         (["campaign", "run", "--plan", "quick"], "Missing argument 'NAME'"),
         (["campaign", "run", "My Board", "--plan", "quick"], "expected lower case letters"),
         (["campaign", "run", "x", "y", "--plan", "quick"], "unexpected extra argument (y)"),
-        (["campaign", "run", "x", "--plan", "nothing"], "is no file; expected standard, quick"),
-        (["campaign", "show", "nothing"], "is no file; expected standard, quick"),
+        (["campaign", "run", "x", "--plan", "nothing"], "is no file; expected standard, small, quick"),
+        (["campaign", "show", "nothing"], "is no file; expected standard, small, quick"),
         (["campaign", "run", "x", "--plan", "quick", "--over", "usb"], "--over is 'usb'; expected local"),
         (["campaign", "run", "x", "--plan", "quick", "--processor", "tpu"], "'tpu' is not one of"),
         (

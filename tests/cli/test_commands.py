@@ -90,8 +90,8 @@ def test_inference_is_called_so(run, small):
 KEYS = {
     *("model", "device", "mode", "batch_size", "memory", "needed", "latency"),
     *("allocated", "reserved", "breakdown"),
-    *("device_memory_mib", "unsupported", "out_of_range", "provenance", "notes"),
-    *("optimizer", "amp", "accumulation", "memory_limit_mib", "confidence", "required_mib", "fits"),
+    *("device_kind", "device_memory_mib", "unsupported", "out_of_range", "provenance", "notes"),
+    *("optimizer", "amp", "accumulation", "memory_limit_mib", "confidence", "needed_mib", "fits"),
 }
 
 
@@ -118,7 +118,7 @@ def test_the_answer_is_that_of_the_library(run):
     model, _ = load_model("squeezenet1_1")
     found = torchedge.predict(model, 4, "jetson-tx2", optimizer="adam")
     assert (out["memory"], out["latency"]) == (asdict(found.memory), asdict(found.latency))
-    assert out["required_mib"] == found.required_mib()
+    assert out["needed_mib"] == found.needed_mib()
 
 
 def test_a_run_that_does_not_fit_has_its_own_exit_status(run, small):

@@ -70,7 +70,7 @@ def test_the_same_data_gives_the_same_bytes(made, small_dataset, tmp_path):
 def test_force_replaces_the_profile_and_keeps_what_else_is_there(
     made, small_dataset, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
+    fitted_before(made, monkeypatch)
     out = tmp_path / "mine"
     out.mkdir()
     (out / "notes.md").write_text("mine")
@@ -90,7 +90,7 @@ def test_the_accuracy_table_goes_into_the_profile(made, small_dataset, tmp_path,
 
     scores = {("gamma", "own"): Score({"one": 1.234, "two": 2.0}, {"one": 90.0, "two": 80.0})}
     found = Accuracy(scores, ("phi, basis: not scored (too few rows)",))
-    monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
+    fitted_before(made, monkeypatch)
     monkeypatch.setattr("torchedge.profiling.profile_folders.score_all", lambda *_: found)
     out = tmp_path / "mine"
     assert main(["fit", "all", str(small_dataset), "--out", str(out), "--json"]) == 0
@@ -104,12 +104,26 @@ def test_the_accuracy_table_goes_into_the_profile(made, small_dataset, tmp_path,
     assert "mean absolute error of gamma: own 1.6 %" in capsys.readouterr().out
 
 
-def fitted_before(made):
-    """Stands in for the fit, which takes its time."""
+def fitted_before(made, monkeypatch, error=0.05):
+    """Stand in for the fit, which takes its time; `error` is what cross-validation says, in log."""
+    import numpy as np
+
     from torchedge import find_device
     from torchedge.prediction.profiles import read_models
+    from torchedge.profiling.samples import HeldOut
 
-    return lambda *_: read_models(find_device(made), "train")
+    models = read_models(find_device(made), "train")
+    held_out = HeldOut(0, np.array([error, -error]), np.ones(2), np.ones(2), np.array(["one", "two"]))
+
+    def fit(model):
+        def stub(samples, rows, judge):
+            judge(held_out)
+            return model
+
+        return stub
+
+    for name, model in (("fit_memory", models.memory), ("fit_latency", models.latency)):
+        monkeypatch.setattr(f"torchedge.profiling.device_fits.{name}", fit(model))
 
 
 def test_a_fit_that_fails_leaves_nothing(made, small_dataset, tmp_path, monkeypatch, capsys):
@@ -118,7 +132,7 @@ def test_a_fit_that_fails_leaves_nothing(made, small_dataset, tmp_path, monkeypa
     def fails(*_):
         raise ProfileError("the disk is full")
 
-    monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
+    fitted_before(made, monkeypatch)
     monkeypatch.setattr("torchedge.profiling.profile_folders.write_models", fails)
     out = tmp_path / "mine"
     assert main(["fit", "all", str(small_dataset), "--out", str(out), "--no-accuracy"]) == 2
@@ -128,7 +142,7 @@ def test_a_fit_that_fails_leaves_nothing(made, small_dataset, tmp_path, monkeypa
 
 def test_one_mode_of_a_dataset(made, small_dataset, tmp_path, monkeypatch, capsys):
     """The dataset holds training alone; the device's other mode stays."""
-    monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
+    fitted_before(made, monkeypatch)
     out = tmp_path / "mine"
     assert main(["fit", "training", str(small_dataset), "--out", str(out), "--no-accuracy", "--json"]) == 0
     assert "training" in json.loads(capsys.readouterr().out) and "inference.safetensors" in content(out)
@@ -141,3 +155,46 @@ def test_a_file_is_not_a_dataset(small_dataset, tmp_path, capsys):
     file = small_dataset / "measurements.csv"
     assert main(["fit", "all", str(file), "--out", str(tmp_path / "mine")]) == 2
     assert "`torchedge fit loads`" in capsys.readouterr().err
+
+
+def test_an_unusable_figure_is_written_only_when_forced(made, small_dataset, tmp_path, monkeypatch, capsys):
+    fitted_before(made, monkeypatch, error=0.6)
+    out = tmp_path / "mine"
+    words = ["fit", "all", str(small_dataset), "--out", str(out), "--no-accuracy"]
+    assert main(words) == 2 and not out.exists()
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "errs by 64 %" in err and "--force writes it" in err
+    assert "measure more networks" in err or "add networks like" in err
+    assert main([*words, "--force"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Γ (unusable), Φ (unusable)" in text and "unusable: errs by over 40 %" in text
+
+
+def test_what_cannot_be_fitted_is_named_and_the_rest_is_fitted(made, small_dataset, tmp_path, monkeypatch):
+    import torchedge
+    from torchedge.errors import ProfileError
+
+    fitted_before(made, monkeypatch)
+
+    def too_few(*_, **__):
+        raise ProfileError("4 rows measured memory in mode train; expected at least 6")
+
+    monkeypatch.setattr("torchedge.profiling.device_fits.fit_memory", too_few)
+    result = torchedge.fit(small_dataset, out=tmp_path / "mine", accuracy=False)
+    assert [(f.symbol, f.verdict, f.written) for f in result.figures] == [("Φ", "good", True)]
+    assert result.missing == (
+        "training memory is not fitted: 4 rows measured memory in mode train; expected at least 6",
+    )
+    assert result.verdict == "good" and result.advice
+    table = result.device.profile["training"]
+    assert table["memory_rows"] == 0 and table["latency_rows"] == 80
+
+
+def test_without_out_the_profile_is_found_by_its_name(made, small_dataset, monkeypatch, home, capsys):
+    fitted_before(made, monkeypatch)
+    words = ["fit", "all", str(small_dataset), "--no-accuracy"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert (home / "home" / "profiles" / "jetson-tx2" / "device.toml").is_file()
+    assert "next: torchedge predict resnet50 --batch-size 8 --device jetson-tx2\n" in out
+    assert main(words) == 2 and "--force" in capsys.readouterr().err

@@ -93,7 +93,7 @@ ONLY_SHELL = {
     "simulate": {"plot"},
     "features": set(),
     "search": {"image_sizes", "input_size", "round_to", "out", "resume", *LIMITS},
-    "export": {"batch_size", "input_size", "weights", "lr"},
+    "export": {"batch_size", "input_size", "seq_len", "weights", "lr"},
     "plan model": {"plot", "picture", "layers", "out", "write_instance", "strategy"},
 }
 
@@ -103,7 +103,9 @@ def test_options_are_called_as_in_python(name):
     """What both have is called the same, and has the same default."""
     import torchedge
 
-    function = inspect.signature(getattr(torchedge, PYTHON[name])).parameters
+    function = dict(inspect.signature(getattr(torchedge, PYTHON[name])).parameters)
+    if "step" in function:
+        function |= inspect.signature(torchedge.TrainingStep).parameters
     options = {p.name: p for p in COMMANDS[name].params}
     only_shell = {"quiet", "verbose", "as_json", "models", "model", *ONLY_SHELL[name]}
     assert set(options) - only_shell <= set(function)
@@ -115,7 +117,7 @@ def test_options_are_called_as_in_python(name):
 
 def test_choices_are_those_of_the_library():
     from torchedge.cli import options
-    from torchedge.prediction.memory.settings import AMP_DTYPES, OPTIMIZERS, REPLAYED_OPTIMIZERS
+    from torchedge.graphs.training_steps import AMP_DTYPES, OPTIMIZERS, REPLAYED_OPTIMIZERS
 
     assert ((*OPTIMIZERS, *REPLAYED_OPTIMIZERS), AMP_DTYPES) == (options.OPTIMIZERS, options.AMP)
 

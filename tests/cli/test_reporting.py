@@ -191,23 +191,49 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
         torchedge.report(network(), out=out, **options)
 
 
-@pytest.mark.slow
-def test_a_browser_shows_the_page(tmp_path):
+@pytest.fixture
+def browse(tmp_path):
+    """Open a page in chromium: its text, its picture, what it writes to the console, what it asks for."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed")
-    out = tmp_path / "report.html"
+    (tmp_path / "user").mkdir()
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--no-first-run"]
+    options += [f"--user-data-dir={tmp_path / 'user'}", f"--log-net-log={tmp_path / 'net.json'}"]
+
+    def call(page, *flags):
+        command = [chromium, *options, *flags, page.as_uri()]
+        ended = subprocess.run(command, capture_output=True, timeout=120, check=True)
+        log = (tmp_path / "net.json").read_text(encoding="utf-8", errors="replace")
+        events = re.findall(r'"initiator":"([^"]*)".*"url":"(\w+://[^"]*)"', log)  # a line is an event
+        asked = {url for initiator, url in events if initiator != "not an origin"}  # by the browser itself
+        console = [line for line in ended.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
+        return ended.stdout.decode(errors="replace"), console, asked
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page(tmp_path, browse):
+    """No message on its console, no request, all headings; light and dark. A page that asks is noticed."""
+    out, picture = tmp_path / "report.html", tmp_path / "page.png"
     torchedge.report(network(), 16, out=out, device="jetson-tx2", input_size=(3, 20, 20))
-    command = [
-        chromium,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'user'}",
-    ]
-    picture = tmp_path / "page.png"
-    pages = [f"--screenshot={picture}", "--dump-dom"]
-    for flag in pages:
-        done = subprocess.run([*command, flag, out.as_uri()], capture_output=True, timeout=120, check=True)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "Settings that fit" in Page(done.stdout.decode()).text
+    text, console, asked = browse(out, "--dump-dom")
+    assert (console, asked) == ([], set())
+    for heading in (
+        "Prediction",
+        "Memory over the step",
+        "Memory by batch size",
+        "Settings that fit",
+        "Layers",
+    ):
+        assert heading in Page(text).text
+    pictures = pytest.importorskip("PIL.Image")
+    for scheme, light in ((1, True), (0, False)):
+        browse(out, f"--screenshot={picture}", f"--blink-settings=preferredColorScheme={scheme}")
+        corner = pictures.open(picture).convert("L").getpixel((2, 2))
+        assert (corner > 128) == light
+    careless = tmp_path / "careless.html"
+    careless.write_text("<script>console.error('oh')</script><img src='http://127.0.0.1:9/x.png'>")
+    _, console, asked = browse(careless, "--dump-dom")
+    assert "oh" in "".join(console) and asked == {"http://127.0.0.1:9/x.png"}

@@ -1,10 +1,13 @@
 """`torchedge accuracy`: what it prints and draws, and every way to ask for it wrongly."""
 
+import functools
 import json
+import shutil
 
 import pytest
 
 from torchedge.cli import main
+from torchedge.profiling.campaigns.recording import describe_device
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +65,6 @@ def test_rows_that_a_profile_was_adapted_to_are_not_compared(small_dataset, fitt
 
 
 def test_a_profile_that_ships_its_measurements_is_compared_with_them(small_dataset, fitted, tmp_path, capsys):
-    import shutil
-
     folder = tmp_path / "shipped"
     shutil.copytree(fitted, folder)
     shutil.copytree(small_dataset, folder / "campaign")
@@ -82,13 +83,20 @@ def test_a_profile_that_ships_its_measurements_is_compared_with_them(small_datas
         (["DATA", "--out", "EMPTY/report.html"], "expected a file that ends in .png, .svg, .pdf"),
         (["DATA", "--out", "EMPTY/none/report.png"], "expected it in a folder that exists"),
         (["DATA", "--device", "unheard-of"], "unheard-of"),
+        (["CAMPAIGN", "--device", "./missing"], "missing: holds no device.toml"),
+        (["CAMPAIGN", "--device", "other-board"], "device 'other-board' is unknown"),
         (["DATA", "--protocol", "guess"], "'guess' is not one of"),
     ],
 )
 def test_wrong_words_are_told(small_dataset, tmp_path, capsys, words, says):
     empty = tmp_path / "empty"
     empty.mkdir()
-    given = [w.replace("EMPTY", str(empty)).replace("DATA", str(small_dataset)) for w in words]
+    campaign = tmp_path / "campaign"  # of a board that only its own device.toml describes
+    shutil.copytree(small_dataset, campaign)
+    (campaign / "environment.json").write_text('{"device": "cpu", "device_name": "Board"}')
+    describe_device(campaign, "my-board", {"device": "cpu", "device_name": "Board"})
+    places = {"EMPTY": empty, "DATA": small_dataset, "CAMPAIGN": campaign}
+    given = [functools.reduce(lambda w, name: w.replace(name, str(places[name])), places, w) for w in words]
     assert main(["accuracy", *given]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert says in error and "Traceback" not in error

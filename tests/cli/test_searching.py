@@ -128,7 +128,7 @@ def test_what_is_written(run, nets, tmp_path):
         (["NETS:small", "--training-memory", "9", "--image-sizes", "96"], "belongs to ofa-resnet50"),
         (
             ["NETS:small", "--training-memory", "9", "--score", "NETS:number"],
-            "number is a int; expected a function",
+            "number is an int; expected a function",
         ),
         (["NETS:small", "--training-memory", "9", "--score", "NETS:absent"], "defines no 'absent'"),
         (["NETS:small", "--training-memory", "9", "--out", "NETS"], "is a file; expected a folder"),

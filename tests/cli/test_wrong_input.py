@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from oracles.messages import judged
 
 from torchedge.cli import main
 
@@ -47,6 +48,12 @@ def place(monkeypatch, tmp_path):
     Path("empty.onnx").write_bytes(b"")
     Path("noise.pt2").write_bytes(os.urandom(64))
     Path("weights.pth").write_bytes(b"")
+    Path("idle.py").write_text("total = 1 + 1\n")
+    Path("fails.py").write_text("raise ValueError('no data')\n")
+    Path("plan.json").write_text("{}")
+    Path("plan.toml").write_text("levels = 3\n")
+    Path("config.json").write_text('{"model_type": "gpt9"}')
+    Path("half.safetensors").write_bytes(b"12345678")
     Path("data").mkdir()
     Path("data/topologies.jsonl").write_text("")
     return tmp_path
@@ -98,7 +105,7 @@ WRONG = {
     "unknown dtype": ((*FINE, "--amp", "int4"), "bfloat16"),
     "zero accumulation": ((*FINE, "--accumulation", "0"), "whole number"),
     "unknown mode": ((*FINE, "--mode", "test"), "'train', 'infer'"),
-    "negative limit": ((*FINE, "--memory-limit", "-5"), "not an amount of memory"),
+    "negative limit": ((*FINE, "--memory-limit", "-5"), "expected a number of MiB such as 4096"),
     "limit that is no number": ((*FINE, "--memory-limit", "nan"), "4GiB"),
     "confidence of one": ((*FINE, "--confidence", "1"), "0.5"),
     "no such file": (("predict", "nowhere.py:small", "-d", "tx2"), "no such file"),
@@ -106,7 +113,7 @@ WRONG = {
     "no such factory": (("predict", "nets.py:fin", "-d", "tx2"), "did you mean fine"),
     "factory that raises": (("predict", "nets.py:raises", "-d", "tx2"), "out of"),
     "factory that exits": (("predict", "nets.py:leaves", "-d", "tx2"), "exit 7"),
-    "factory that returns nothing": (("predict", "nets.py:nothing", "-d", "tx2"), "NoneType"),
+    "factory that returns nothing": (("predict", "nets.py:nothing", "-d", "tx2"), "returns None"),
     "factory that needs arguments": (("predict", "nets.py:needs", "-d", "tx2"), "width"),
     "a number for a factory": (("predict", "nets.py:number", "-d", "tx2"), "int"),
     "file with a syntax error": (("predict", "broken.py:small", "-d", "tx2"), "SyntaxError"),
@@ -124,18 +131,59 @@ WRONG = {
     "unknown device to measure": (("profile", "qqqqqqq"), "torchedge campaign run"),
     "missing dataset": (("fit", "all", "nowhere", "-d", "tx2", "--out", "new"), "nowhere"),
     "dataset without a table": (("fit", "all", "data", "-d", "tx2", "--out", "new"), "measurements.csv"),
-    "dataset called after nothing": (("fit", "all", "data", "--out", "new"), "--device"),
+    "dataset called after nothing": (("fit", "all", "data", "--out", "new"), "measurements.csv"),
     "output that is there": (("fit", "all", "data", "-d", "tx2", "--out", "data"), "--force"),
     "output that is a file": (("fit", "all", "data", "-d", "tx2", "--out", "nets.py"), "no folder"),
     "output into nowhere": (("fit", "all", "data", "-d", "tx2", "--out", "nowhere/new"), "nowhere"),
     "accuracy without a dataset": (("accuracy", "nowhere", "-d", "tx2"), "nowhere"),
+    "a script without a step": (("predict", "idle.py", "-d", "tx2"), "optimizer.step()"),
+    "a script that fails": (("predict", "fails.py", "-d", "tx2"), "fails.py:1: ValueError: no data"),
+    "an option that the script decides": (("predict", "idle.py", "-b", "8"), "--batch-size"),
+    "arguments of a script behind a model": ((*FINE, "--", "--epochs", "3"), "--epochs is no model"),
+    "a configuration of tomorrow": (("predict", "hf:config.json", "-d", "tx2"), "gpt9"),
+    "a length of images": ((*FINE, "--seq-len", "128"), "the example has no sequence"),
+    "a zero length": ((*FINE, "--seq-len", "0"), "whole number"),
+    "a host of no time": ((*FINE, "--operator-us", "0"), "--operator-us"),
+    "a limit in words": ((*FINE, "--memory-limit", "8 gigs"), "4GiB"),
+    "a report of another kind": (("report", *FINE[1:], "--html", "r.txt"), ".html"),
+    "a report without a file": (("report", *FINE[1:]), "--html"),
+    "advice for two batches": (("advise", *FINE[1:], "-b", "8,16"), "8,16"),
+    "an evaluation of nothing": (("simulate", *FINE[1:], "--evaluate", "0"), "--evaluate"),
+    "a cache emptied for nothing": (("simulate", *FINE[1:], "--empty-cache"), "empty_cache is given without"),
+    "a search without limits": (("search", "nets.py:fine", "-d", "tx2"), "--training-memory"),
+    "a search within many": (("search", "nets.py:fine", "--training-memory", "lots"), "4GiB"),
+    "nothing to prune": (("search", "nets.py:fine", "--training-memory", "4GiB"), "deeper model"),
+    "a search resumed nowhere": (("search", "nets.py:fine", "--training-memory", "1", "--resume"), "--out"),
+    "a population of none": (("search", "resnet18", "--training-memory", "1", "--population", "0"), "whole"),
+    "a plan that is none": (("plan", "verify", "plan.json", "plan.json"), "chunk_bytes"),
+    "a plan beyond lambda": (("plan", "model", *FINE[1:], "--lambda", "2"), "from 0 to 1"),
+    "a problem that is not there": (("plan", "instance", "nowhere.json"), "nowhere.json"),
+    "an export to nowhere": (("export", *FINE[1:]), "--out"),
+    "weights of another kind": (("export", *FINE[1:], "-o", "b", "--weights", "half.safetensors"), "header"),
+    "an optimizer without kernels": (("export", *FINE[1:], "-o", "b", "--optimizer", "lion"), "adamw"),
+    "a negative rate": (("export", *FINE[1:], "-o", "b", "--mode", "train", "--lr", "-1"), "--lr is -1.0"),
+    "an export without weights": (("export", "empty.onnx", "-o", "b", "-d", "tx2"), "file.py:factory"),
+    "no bundle": (("run", "nowhere"), "manifest.json"),
+    "a folder in place of a bundle": (("run", "data"), "manifest.json"),
+    "no step to run": (("run", "data", "--steps", "0"), "whole number"),
+    "an unknown plan": (("campaign", "show", "bigger"), "standard, "),
+    "half a plan": (("campaign", "show", "plan.toml"), "networks"),
+    "an unknown way": (("campaign", "run", "me", "--plan", "quick", "--over", "ftp://x"), "ssh://"),
+    "a campaign without a name": (("campaign", "run"), "NAME"),
+    "points without a base": (("fit", "all", "data", "-d", "tx2", "-o", "new", "--points", "5"), "--base"),
+    "an unknown base": (("fit", "all", "data", "-d", "tx2", "-o", "new", "--base", "tx9"), "jetson-tx2"),
+    "an unknown protocol": (("accuracy", "data", "-d", "tx2", "--protocol", "best"), "left-out"),
+    "loads without a file": (("profile", "--streaming"), "--out FILE"),
+    "an argument too many": (("doctor", "now"), "now"),
+    "a kernel without sizes": (("explain-kernel", "Linear"), "SIZES"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_refused_in_one_line(case, capsys):
+    """Each is told what was given, what was expected and what to do."""
     words, expected = WRONG[case]
-    line = refused(capsys, *words)
+    line = judged(refused(capsys, *words))
     assert expected in line, line
 
 

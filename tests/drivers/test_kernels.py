@@ -1,11 +1,16 @@
 """PyTorch's operator samples on the device in use, two of each family of rules and more."""
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("pyopencl")
 pytest.importorskip("expecttest", reason="PyTorch's operator samples import it")
 
+from oracles.device_checks import run_on_device
 from oracles.operator_samples import all_entries, check_entry, title_of
+
+from torchedge.opencl import choose_device
 
 ENTRIES = {title_of(entry): entry for entry in all_entries()}
 FAMILIES = """
@@ -23,3 +28,15 @@ nn.functional.pad.reflect nn.functional.interpolate.bilinear
 def test_samples_come_out_right(title):
     tally = check_entry(ENTRIES[title], samples=2)
     assert [o for o in tally.outcomes if o.verdict not in ("passed", "none")] == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "int32", "float64"])
+def test_a_mask_selects_among_values_of_every_width(dtype):
+    """Rusticl 22.3 loses the sign of a mask that is widened to 64 bits."""
+    if dtype == "float64" and not choose_device().double:
+        pytest.skip("the device has no float64")
+    x = torch.arange(48).remainder(5)
+    values = (x < 2, x.to(getattr(torch, dtype)), torch.full((48,), -3, dtype=getattr(torch, dtype)))
+    expected = torch.where(*values)
+    (mine,) = run_on_device(torch.ops.aten.where.self, values, {}, [expected])
+    assert np.array_equal(mine, expected.numpy())

@@ -31,7 +31,7 @@ def rendered(scalar, width=1, **layouts):
 # fmt: off
 SHAPES = {
     "x": ((6, 16), "float32"), "b": ((16,), "float32"), "h": ((6, 16), "float16"), "m": ((6, 16), "bool"),
-    "t": ((16, 6), "float32"), "i": ((6,), "int64"),
+    "t": ((16, 6), "float32"), "i": ((6,), "int64"), "k": ((16,), "int64"),
 }
 # fmt: on
 
@@ -97,6 +97,8 @@ def test_choices_and_casts_of_masks():
     text = rendered(where(load("m", of(N), of(C)), load("x", of(N), of(C)), 0), 4)
     assert "? " in text
     assert "convert_float4(-" in rendered(cast(load("m", of(N), of(C)), "float32"), 4)
+    # A mask widened to 64 bits is compared with zero: rusticl 22.3 loses its sign, which `?:` reads.
+    assert "!= (long4)(0L)) ? " in rendered(where(load("m", of(N), of(C)), load("k", of(C)), 0), 4)
 
 
 def test_no_text_contains_a_fused_multiply_add_by_name():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchedge.prediction.memory.settings import OPTIMIZERS
+from torchedge.graphs.training_steps import OPTIMIZERS
 
 HOOKS = Path(__file__).resolve().parents[2] / "hooks"
 STAND_IN = Path(__file__).resolve().parents[1] / "oracles" / "misbehaving_probe.py"

@@ -79,8 +79,8 @@ def test_a_run_that_fits_is_predicted_as_predict_does():
 @pytest.mark.parametrize("misfit", ["warn", "raise"])
 def test_a_run_that_does_not_fit_is_refused_or_announced_with_what_would_fit(misfit):
     model, x = nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]), torch.zeros(1 << 16, 512)
-    limit = torchedge.predict(model, 1 << 14, example=x, **H200).required_mib()
-    run = TrainingRun(limit_mib=limit, misfit=misfit, **H200)
+    limit = torchedge.predict(model, 1 << 14, example=x, **H200).needed_mib()
+    run = TrainingRun(memory_limit=limit, misfit=misfit, **H200)
     expected = "will not fit on nvidia-h200.*would fit: .*accumulation"
     if misfit == "raise":
         with pytest.raises(LimitError, match=expected):
@@ -155,7 +155,13 @@ def test_an_unknown_choice_is_refused():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"limit_mib": -1}, {"limit_mib": float("nan")}, {"limit_mib": "5"}, {"confidence": 2}, {"report": 5}],
+    [
+        {"memory_limit": -1},
+        {"memory_limit": float("nan")},
+        {"memory_limit": "5 XB"},
+        {"confidence": 2},
+        {"report": 5},
+    ],
 )
 def test_settings_that_no_run_can_have_are_refused_before_it(settings):
     with pytest.raises(InputError, match=f"{next(iter(settings))} is .*; expected"):
@@ -190,7 +196,7 @@ def test_the_trainer_of_transformers_is_checked_before_its_first_step(tmp_path):
     assert len(reports) == 1 and "batch 2 x 4" in reports[0]
     assert callback.run.measured()["an update"] > 0
 
-    strict = PredictionCallback(limit_mib=1, misfit="raise", **H200)
+    strict = PredictionCallback(memory_limit=1, misfit="raise", **H200)
     stopped = transformers.Trainer(
         model, arguments, train_dataset=Sequences(), data_collator=padded, callbacks=[strict]
     )
@@ -296,7 +302,7 @@ def test_lightning_is_checked_before_its_first_step(lightning, tmp_path):
     assert callback.run.prediction.allocated.value == pytest.approx(expected.allocated.value, rel=0.01)
     assert "batch 1 x 4" in reports[0] and callback.run.measured()["an update"] > 0
     with pytest.raises(LimitError, match="Lit at batch 4 will not fit"):
-        strict = PredictionCallback(limit_mib=1, misfit="raise", advise=False, **H200)
+        strict = PredictionCallback(memory_limit=1, misfit="raise", advise=False, **H200)
         trainer(lightning, tmp_path, strict).fit(lit(lightning))
 
 
@@ -306,13 +312,13 @@ def test_lightning_gets_the_largest_batch_size_that_fits(lightning, tmp_path):
 
     model = network()
     predict = {"input_size": (3, 32, 32), "optimizer": "adamw", **H200}
-    limit = torchedge.predict(model, 40, **predict).required_mib()
+    limit = torchedge.predict(model, 40, **predict).needed_mib()
     expected = torchedge.predict(model, 1, **predict).max_batch_size(limit, largest=64)
     module = lit(lightning)
-    trainer(lightning, tmp_path, PredictedBatchSize(limit_mib=limit, **H200), steps=1).fit(module)
+    trainer(lightning, tmp_path, PredictedBatchSize(memory_limit=limit, **H200), steps=1).fit(module)
     assert module.batch_size == expected
     with pytest.raises(InputError, match="does not fit at batch size 1"):
-        trainer(lightning, tmp_path, PredictedBatchSize(limit_mib=1, **H200), steps=1).fit(lit(lightning))
+        trainer(lightning, tmp_path, PredictedBatchSize(memory_limit=1, **H200), steps=1).fit(lit(lightning))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from torchedge.errors import DeviceError, InputError, LoweringError
 from torchedge.expressions.indices import Axis, of
@@ -46,6 +47,14 @@ def lowered(function, *shapes, target="cpu"):
         (lambda x: x.expand(2**17, 2**17).sum(), [(1,)], "runs through 17179869184 points"),
         (lambda x: (x[:, None] + x[None]).argmax(), [(2**17,)], "places from 0 to 17179869183"),
         (lambda x: x[None].expand(2**16, -1) * 2, [(2**15,)], r"has 2147483648 elements; expected at most"),
+        (lambda x: F.pad(x, (2**30, 2**30)).sum(), [(4,)], "runs through 2147483652 points"),
+        (lambda x, y: torch.cat([x, y]) + 1, [(2**30,), (2**30,)], r"add of shape \[2147483648\]"),
+        (lambda x: F.adaptive_avg_pool1d(x, 2**16), [(1, 1, 2**16 + 1)], "to 65536 through larger products"),
+        (
+            lambda x, w: F.conv1d(x, w, stride=2**20, padding=2**30),
+            [(1, 1, 4), (1, 1, 3)],
+            "convolution of the step computes places from -1073741824",
+        ),
     ],
 )
 def test_what_offsets_cannot_address_is_refused_by_name(function, shapes, words, target):

@@ -72,9 +72,9 @@ class Bound:
 
 
 def read_bounds():
-    """Return the bounds of results and of gradients by function, as docs/lowering.md states them."""
+    """Return the bounds of results and of gradients by function, as docs/kernel-figures.md states them."""
     bounds = {}
-    page = CHECKOUT / "docs/lowering.md"
+    page = CHECKOUT / "docs/kernel-figures.md"
     table = page.read_text(encoding="utf-8").split("| functions | OpenCL |")[1].split("\n\n")[0]
     for row in table.splitlines()[2:]:
         names, _, *cells = [cell.strip() for cell in row.strip("|").split("|")]

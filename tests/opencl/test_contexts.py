@@ -78,25 +78,17 @@ def test_a_fork_works_unless_its_parent_has_used_opencl(before, printed):
 def test_too_large_an_allocation_says_what_was_asked_and_what_there_is():
     context = open_context()
     asked = context.device.allocation_bytes + 1
-    message = f"weights: {asked} bytes requested, .* allocates at most"
+    taken = sum(memory.size for memory in context.allocated)
+    kept = [allocate_buffer(context, 1000, "test"), allocate_buffer(context, 24, "test")]
+    message = (
+        f"weights needs {asked} bytes, .* has {context.device.global_bytes} in all, at most {asked - 1} in "
+        f"one allocation, and {taken + 1024} are taken by this process; use"
+    )
     with pytest.raises(DeviceMemoryError, match=message) as caught:
         allocate_buffer(context, asked, "weights")
+    del kept
+    assert sum(memory.size for memory in context.allocated) == taken
     assert caught.value.nbytes == asked
-
-
-class Failure(cl.LogicError):
-    """An error of a driver, with a code of our choice."""
-
-    def __init__(self, code):
-        Exception.__init__(self)
-        self.chosen = code
-
-    @property
-    def code(self):
-        return self.chosen
-
-    def __str__(self):
-        return "clDoSomething failed"
 
 
 @pytest.mark.parametrize(
@@ -112,8 +104,15 @@ class Failure(cl.LogicError):
     ],
 )
 def test_errors_of_the_driver_are_told_apart(status, nbytes, kind):
-    with pytest.raises(OpenCLError, match="doing this") as caught, translated("doing this", nbytes=nbytes):
-        raise Failure(getattr(cl.status_code, status))
+    from oracles.driver_errors import Failure
+    from oracles.opencl_devices import GPU
+
+    named = rf"doing this.*{GPU.name} \(driver {GPU.driver}\).*clDoSomething failed.*; (?!.*clDo)"
+    with (
+        pytest.raises(OpenCLError, match=named) as caught,
+        translated("doing this", nbytes=nbytes, device=GPU),
+    ):
+        raise Failure(status)
     assert type(caught.value) is kind
     assert isinstance(caught.value.__cause__, cl.Error)
 
@@ -182,3 +181,12 @@ def test_the_clock_of_a_driver_that_gives_no_queued_time_is_that_of_submission(q
     before = time.perf_counter_ns()
     offset = clock_offset(context, None)
     assert before - 1_000 <= offset <= time.perf_counter_ns() - 1_000
+
+
+def test_a_launch_that_fails_for_memory_says_what_the_device_has_and_the_context_goes_on():
+    context, queue, launches = failing_context([0, -4])
+    with pytest.raises(
+        DeviceMemoryError, match=r"launch 1, kernel k1 finds no memory left, .* in all, .*-9999"
+    ):
+        wait(context, queue)
+    assert not context.lost and launches

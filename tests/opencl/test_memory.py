@@ -82,7 +82,7 @@ def test_images_that_a_device_lacks_are_refused():
     with pytest.raises(DeviceError, match="no images of float16"):
         allocate_image(no_half, 4, 4, "float16", "weight")
     little = replace(context, device=replace(context.device, allocation_bytes=255))
-    with pytest.raises(DeviceMemoryError, match=r"weight: 256 bytes requested, .* at most 255 at once"):
+    with pytest.raises(DeviceMemoryError, match=r"weight needs 256 bytes, .* at most 255 in one allocation"):
         allocate_image(little, 4, 4, "float32", "weight")
     buffer = allocate_buffer(context, 4096, "weight")
     from_none = replace(context, device=replace(context.device, image_from_buffer=False))

@@ -133,8 +133,10 @@ print(probes.fault_of(list_opencl_devices()[0]) or "works")
 )
 def test_a_driver_that_fails_leaves_this_process_alone(how, fault, tmp_path):
     compiler = shutil.which("cc") or shutil.which("gcc")
-    libraries = [*Path(cl.__file__).parent.glob(".libs/libpocl*"), drivers.installed_runtime()]
-    if compiler is None or libraries[0] is None:
+    # PoCL from pip does not build on every processor, which hides what is spoiled behind the build.
+    libraries = [drivers.installed_runtime(), *Path(cl.__file__).parent.glob(".libs/libpocl*")]
+    libraries = [path for path in libraries if path is not None]
+    if compiler is None or not libraries:
         pytest.skip("no C compiler, or no driver from pip to spoil")
     spoiled = tmp_path / "spoiled.so"
     source = ORACLES / "spoiled_driver.c"

@@ -34,6 +34,28 @@ DEVICES: dict[str, tuple[Callable[[torch.Tensor], bool], bool]] = {
     "count": (lambda x: torch.cuda.device_count() == 0, False),
     "capability": (lambda x: torch.cuda.get_device_capability() >= (8, 0), True),
 }
+_FLOAT32 = torch.float32
+WIDE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "softmax": (lambda x: x.softmax(-1), lambda x: x.softmax(-1, dtype=_FLOAT32)),
+    "log_softmax": (lambda x: x.log_softmax(-1), lambda x: x.log_softmax(-1, dtype=_FLOAT32)),
+    "layer_norm": (
+        lambda x: nn.functional.layer_norm(x, x.shape[1:]),
+        lambda x: nn.functional.layer_norm(x.float(), x.shape[1:]),
+    ),
+    "pow": (lambda x: x.pow(2), lambda x: x.float().pow(2)),
+    "exp": (lambda x: x.exp(), lambda x: x.float().exp()),
+    "rsqrt": (lambda x: (x.abs() + 1).rsqrt(), lambda x: (x.abs() + 1).float().rsqrt()),
+    "softplus": (nn.functional.softplus, lambda x: nn.functional.softplus(x.float())),
+    "norm": (
+        lambda x: x * torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+        lambda x: x * torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_FLOAT32),
+    ),
+    "sum": (
+        lambda x: x * x.sum(-1, keepdim=True),
+        lambda x: x * x.sum(-1, keepdim=True, dtype=_FLOAT32),
+    ),
+}
+"""Operators that CUDA's autocast runs in float32, and what it runs them as on a tensor of low precision."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,8 +68,8 @@ class Step:
     parts: tuple[tuple[Step, ...], ...] = ()
 
 
-def drawn(seed: int) -> tuple[Step, ...]:
-    """Return the steps of a seed's module."""
+def drawn(seed: int, wide: bool = False) -> tuple[Step, ...]:
+    """Return the steps of a seed's module; wide: with operators that CUDA's autocast runs in float32."""
     source = random.Random(seed)
 
     def block(depth: int, low: bool) -> tuple[Step, ...]:
@@ -55,6 +77,7 @@ def drawn(seed: int) -> tuple[Step, ...]:
 
     def step(depth: int, low: bool) -> Step:
         kinds = ["linear", "linear", "hooked", "cast", "activation", "residual"]
+        kinds += ["wide"] if wide else []
         if depth:
             kinds += ["batch", "device", "autocast", "autocast", "checkpoint"]
         kind = source.choice(kinds)
@@ -62,6 +85,8 @@ def drawn(seed: int) -> tuple[Step, ...]:
             return Step(kind, (source.choice([256, 512, 1024]), low))
         if kind == "residual":
             return Step(kind)
+        if kind == "wide":
+            return Step(kind, (source.choice(sorted(WIDE)), low))
         if kind == "activation":
             return Step(kind, source.choice(["relu", "gelu", "tanh", "sigmoid"]))
         if kind == "cast":
@@ -125,6 +150,10 @@ class Asking(nn.Module):
             return x + self.layers[here](x if low else x.float())
         if step.kind == "activation":
             return getattr(torch.nn.functional, step.argument)(x)
+        if step.kind == "wide":
+            asked, answered = WIDE[step.argument[0]]
+            is_low = x.dtype in (torch.bfloat16, torch.float16)
+            return (answered if not self.asks and step.argument[1] and is_low else asked)(x)
         if step.kind == "cast":
             return x.to(step.argument)
         if step.kind == "checkpoint":

@@ -19,6 +19,7 @@ _NUMPY = {
     "isnan": np.isnan, "isinf": np.isinf, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
     "not": np.logical_not, "bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
     "bit_not": np.invert, "shift_left": np.left_shift, "shift_right": np.right_shift,
+    "neg_int": np.negative,
     "int_div": lambda a, b: (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))), "int_mod": np.fmod,
     "mad": lambda a, b, c: a * b + c, "where": np.where, "lt": np.less, "le": np.less_equal,
     "gt": np.greater,

@@ -23,7 +23,7 @@ def advised(limit, batch_size=48, **more):
         model,
         batch_size,
         device="nvidia-h200",
-        limit_mib=limit,
+        memory_limit=limit,
         input_size=(3, 64, 64),
         optimizer="adamw",
         **more,
@@ -32,14 +32,14 @@ def advised(limit, batch_size=48, **more):
 
 def needs(model, batch_size, **settings):
     options = {"device": "nvidia-h200", "input_size": (3, 64, 64), "optimizer": "adamw", **settings}
-    return torchedge.predict(model, batch_size, **options).required_mib()
+    return torchedge.predict(model, batch_size, **options).needed_mib()
 
 
 def test_a_step_that_fits_needs_no_change():
     model, advice = advised(100_000)
     first = advice.settings[0]
     assert first.changes == () and (first.batch_size, first.accumulation) == (48, 1) and advice.fits
-    assert first.required_mib == needs(model, 48)
+    assert first.needed_mib == needs(model, 48)
     assert all(s.update_ms < first.update_ms for s in advice.settings[1:])  # other changes pay in time only
 
 
@@ -67,9 +67,9 @@ def test_settings_that_fit_are_not_dominated_and_the_model_is_left_alone():
     before = [(name, p.requires_grad, p.data_ptr()) for name, p in model.named_parameters()]
     limit = (needs(model, 24) + needs(model, 48)) / 2
     advice = torchedge.advise(
-        model, 48, device="nvidia-h200", limit_mib=limit, input_size=(3, 64, 64), optimizer="adamw"
+        model, 48, device="nvidia-h200", memory_limit=limit, input_size=(3, 64, 64), optimizer="adamw"
     )
-    assert advice.fits and all(s.fits and s.required_mib <= limit for s in advice.settings)
+    assert advice.fits and all(s.fits and s.needed_mib <= limit for s in advice.settings)
     assert ["head only"] in [list(s.changes) for s in advice.settings]
     for one in advice.settings:
         for other in advice.settings:
@@ -91,7 +91,7 @@ def test_without_a_setting_that_fits_the_one_that_needs_least_is_returned():
     model, advice = advised(1.0)
     (setting,) = advice.settings
     assert not advice.fits and not setting.fits and setting.batch_size == 1 and setting.accumulation == 48
-    assert setting.required_mib <= needs(model, 1, optimizer="sgd")
+    assert setting.needed_mib <= needs(model, 1, optimizer="sgd")
     assert "no" in advice.rows()[1][0]
     assert advice.to_dict()["fits"] is False
 
@@ -116,16 +116,16 @@ class Switched(nn.Module):
 def test_models_with_a_switch_for_checkpointing_are_tried_with_it():
     model, options = Switched(), {"device": "nvidia-h200", "input_size": (256,)}
     full = torchedge.predict(model, 4096, **options)
-    advice = torchedge.advise(model, 4096, limit_mib=full.required_mib() - 5, **options)
+    advice = torchedge.advise(model, 4096, memory_limit=full.needed_mib() - 5, **options)
     changes = [s.changes for s in advice.settings]
     assert ("checkpointing",) in changes and not model.is_activation_checkpointing
     checkpointed = advice.settings[changes.index(("checkpointing",))]
-    assert checkpointed.required_mib < full.required_mib() - 5
+    assert checkpointed.needed_mib < full.needed_mib() - 5
     assert checkpointed.prediction.latency.value > full.latency.value  # the forward pass runs twice
 
 
 def test_wrong_arguments_are_refused():
     with pytest.raises(InputError, match="batch_size is 0"):
         torchedge.advise(network(), 0, device="nvidia-h200", input_size=(3, 64, 64))
-    with pytest.raises(InputError, match="limit_mib is -1"):
+    with pytest.raises(InputError, match="memory_limit is -1"):
         advised(-1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracles.asking_modules import Asking, drawn
+from oracles.asking_modules import Asking, Step, drawn
 from oracles.fake_cpu import run_training_on_fake_cpu
 
 from torchedge.devices import find_device
@@ -11,24 +11,8 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.tracing.capturing import CaptureRequest, capture_request
 
-FAST = (2, 10, 16)
-DIFFERENT = {
-    3: "2.01 % too low at batch 4096",
-    48: "2.02 % too high at batch 4096: an autocast around a checkpoint that casts alone",
-    70: "18 % too low at batch 16: a checkpoint of casts alone inside of another one",
-    79: "5 % too low at batch 4096: a checkpoint inside of another one",
-}
-"""Seeds that differ by more than the tolerance, with what is in them."""
-
-
-def seeds():
-    for seed in range(100):
-        marks = [] if seed in FAST else [pytest.mark.slow]
-        if seed in DIFFERENT:
-            marks.append(pytest.mark.xfail(reason=DIFFERENT[seed], strict=True))
-        yield pytest.param(seed, marks=marks)
-
-
+NESTED = "a checkpoint runs inside of another one: memory may be off by up to a fifth"
+OF_CASTS = "a checkpoint of casts and activations alone"
 WIDTH = 256
 
 
@@ -36,18 +20,59 @@ def loss(output):
     return output.float().square().sum()
 
 
-@pytest.mark.parametrize("seed", list(seeds()))
-def test_peaks_are_those_of_a_run_on_the_device(seed):
-    steps, device = drawn(seed), find_device("nvidia-h200")
+def difference(steps, batch):
+    """Return predicted over counted peak, and the notes of the prediction."""
     with torch.device("meta"):
         asking, answered = Asking(steps, WIDTH, asks=True), Asking(steps, WIDTH, asks=False)
+        x = torch.empty(batch, WIDTH)
+    device = find_device("nvidia-h200")
+    graph = capture_request(CaptureRequest(asking, batch, example=x, loss=loss, device=device))
+    tape = write_tape(graph, StepSettings(backend="cpu", attention="math"))
+    oracle = run_training_on_fake_cpu(
+        answered, ((x,), {}), loss, lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)
+    )
+    return int(tape.peak_bytes(np.array([batch]))[0]) / oracle.peak, graph.notes
+
+
+def has_checkpoint_of_casts(steps: tuple[Step, ...]) -> bool:
+    """Return whether a checkpoint holds no layer, so that only its casts decide what it keeps."""
+    layers = {"linear", "hooked", "residual", "wide", "batch", "device", "autocast", "checkpoint"}
+    return any(
+        (step.kind == "checkpoint" and not any(s.kind in layers for s in step.parts[0]))
+        or any(map(has_checkpoint_of_casts, step.parts))
+        for step in steps
+    )
+
+
+@pytest.mark.parametrize(("seed", "wide"), [(2, False), (10, False), (16, False), (0, True), (5, True)])
+def test_peaks_are_those_of_a_run_on_the_device(seed, wide):
     for batch in (16, 4096):
-        x = torch.empty(batch, WIDTH, device="meta")
-        graph = capture_request(CaptureRequest(asking, batch, example=x, loss=loss, device=device))
-        tape = write_tape(graph, StepSettings(backend="cpu", attention="math"))
-        answered.zero_grad()
-        oracle = run_training_on_fake_cpu(
-            answered, ((x,), {}), loss, lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)
-        )
-        peak = int(tape.peak_bytes(np.array([batch]))[0])
-        assert peak == pytest.approx(oracle.peak, rel=0.02), f"batch {batch}: {steps}"
+        assert difference(drawn(seed, wide), batch)[0] == pytest.approx(1, rel=0.02), f"batch {batch}"
+
+
+def beyond(first, wide, reason):
+    return pytest.param(first, wide, marks=pytest.mark.xfail(reason=reason, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "wide"),
+    [
+        (0, False),
+        beyond(100, False, "seed 166 is 2.2 % too low at batch 4096"),
+        beyond(1000, True, "six of a hundred, of both refused kinds"),
+        beyond(1100, True, "seed 1123 is 4.5 % too low at batch 4096"),
+    ],
+)
+def test_a_hundred_modules_differ_in_refused_kinds_alone(first, wide):
+    refused: dict[str, list[int]] = {NESTED: [], OF_CASTS: []}
+    for seed in range(first, first + 100):
+        steps = drawn(seed, wide)
+        for batch in (16, 4096):
+            ratio, notes = difference(steps, batch)
+            if ratio != pytest.approx(1, rel=0.02):
+                kind = NESTED if NESTED in notes else OF_CASTS
+                assert kind is NESTED or has_checkpoint_of_casts(steps), f"seed {seed} at {batch}: {ratio}"
+                refused[kind].append(seed)
+    print({kind: sorted(set(seeds)) for kind, seeds in refused.items()})
+    assert len({seed for seeds in refused.values() for seed in seeds}) <= 5, refused

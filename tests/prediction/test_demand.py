@@ -32,7 +32,7 @@ def random_net(seed):
 def test_the_largest_batch_size_is_that_of_a_scan(device, seed):
     graph = random_net(seed)
     predictor = torchedge.Predictor(device)
-    needs = np.array([predictor.predict(graph, n).required_mib() for n in range(1, MOST + 1)])
+    needs = np.array([predictor.predict(graph, n).needed_mib() for n in range(1, MOST + 1)])
     first = predictor.predict(graph, 1)
     for limit in [1.0, *np.quantile(needs, [0, 0.1, 0.3, 0.5, 0.8, 1]).tolist()]:
         fitting = np.flatnonzero(needs <= limit)
@@ -80,7 +80,7 @@ def test_needed_is_gamma_until_a_board_saturates():
     for found in (small, large):
         assert sum(found.breakdown.values()) == pytest.approx(found.needed.value, rel=1e-9)
         assert found.breakdown["weights"] == pytest.approx(97.7, abs=0.1)
-        assert found.required_mib(0.5) >= found.needed.value
+        assert found.needed_mib(0.5) >= found.needed.value
     many = predictor.predict_many(["resnet50"], [32, 256])
     assert many.needed[0].tolist() == pytest.approx([small.needed.value, large.needed.value], rel=1e-9)
 

@@ -120,7 +120,7 @@ def test_a_forest_on_the_papers_columns_reads_them(profile, mode):
     many = predictor.predict_many([GRAPHS[mode]], [3, 4], mode=mode)
     assert np.isclose(many.latency[0, 0], one.latency.value)
     assert np.isclose(many.memory[0, 0], one.memory.value)
-    assert one.out_of_range and one.required_mib() >= one.memory.value
+    assert one.out_of_range and one.needed_mib() >= one.memory.value
     plain = torchedge.Predictor(profile(**{mode: without})).predict(GRAPHS[mode], 3)
     assert np.isclose(one.latency.value, plain.latency.value * np.exp(0.1), rtol=1e-6)
     assert np.isclose(one.memory.value, plain.memory.value * np.exp(0.1), rtol=1e-6)

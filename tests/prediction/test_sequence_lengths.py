@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.errors import InputError
+from torchedge.errors import CaptureError, InputError
 from torchedge.prediction import demand
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.lengths import _through
@@ -98,7 +98,7 @@ def test_predictions_at_other_lengths_are_those_of_examples_of_that_length():
         alone = torchedge.predict(model, 4, example=torch.zeros(2, length, 32), **H200)
         by_example = torchedge.predict(model, 4, example=x, seq_len=length, **H200)
         assert like(at_once) == like(by_example) == like(alone)
-        limit = alone.required_mib() + 30
+        limit = alone.needed_mib() + 30
         assert by_example.max_batch_size(limit) == alone.max_batch_size(limit)
         assert torchedge.predict(family, 4, seq_len=40, **H200).max_batch_size(
             limit, seq_len=length
@@ -154,7 +154,7 @@ def test_amounts_that_follow_the_length_in_steps_have_no_polynomial():
 def test_the_longest_sequence_fits_and_the_next_does_not():
     family = torchedge.capture_lengths(encoder(), torch.zeros(2, 40, 32))
     prediction = torchedge.predict(family, 16, seq_len=40, **H200)
-    limit = torchedge.predict(family, 16, seq_len=700, **H200).required_mib() + 1
+    limit = torchedge.predict(family, 16, seq_len=700, **H200).needed_mib() + 1
     longest = prediction.max_seq_len(limit)
     assert longest >= 700
     assert torchedge.predict(family, 16, seq_len=longest, **H200).fits(limit)
@@ -202,6 +202,45 @@ def test_positions_limit_the_length():
     with pytest.raises(InputError, match="seq_len is 129, and GPT2LMHeadModel has 128 positions"):
         family.graph(129)
     assert torchedge.predict(family, 2, seq_len=48, **H200).max_seq_len() == 128
+
+
+class Positions(nn.Module):
+    """A language model that counts its positions in a table of its own, of which no configuration tells."""
+
+    def __init__(self, most, look_up):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 16), nn.Embedding(most, 16)
+        self.head, self.look_up = nn.Linear(16, 50), look_up
+
+    def forward(self, ids):
+        length = ids.shape[1]
+        if self.look_up:
+            return self.head(self.words(ids) + self.places(torch.arange(length)))
+        return self.head(self.words(ids) + self.places.weight[:length])
+
+
+@pytest.mark.parametrize("look_up", [True, False])
+def test_a_table_of_positions_that_only_the_code_knows_limits_the_length(look_up):
+    model, ids = Positions(96, look_up), torch.full((4, 24), 10**6)  # the example's own values do not count
+    found = torchedge.predict(model, 4, example=ids, seq_len=40, **H200)
+    wanted = torchedge.predict(model, 4, example=torch.zeros(4, 40, dtype=torch.long), **H200)
+    assert (found.memory, found.latency) == (wanted.memory, wanted.latency)
+    assert (
+        torchedge.predict(model, 4, example=ids, seq_len=96, **H200).allocated.value > wanted.allocated.value
+    )
+    assert found.max_seq_len("100GiB") == 96
+    message = (
+        "position 96 in a table of 96; expected at most 96 positions" if look_up else "cannot be captured"
+    )
+    for options in ({"example": ids, "seq_len": 97}, {"example": torch.zeros(4, 97, dtype=torch.long)}):
+        with pytest.raises((InputError, CaptureError), match=message):
+            torchedge.predict(model, 4, **options, **H200)
+
+
+def test_plans_take_a_length():
+    model = Positions(96, look_up=True)
+    planned = torchedge.plan(model, torch.zeros(1, 24, dtype=torch.long), "adreno-750", seq_len=40)
+    assert [t.shape for t in planned.program.tensors if t.role == "input"] == [(1, 40)]
 
 
 def test_graphs_that_change_with_the_length_are_those_of_their_examples():

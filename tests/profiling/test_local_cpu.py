@@ -7,13 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from oracles.fake_campaigns import Silent
+from oracles.small_datasets import networks, nodes
 
 from torchedge import find_device
 from torchedge.cli import main
 from torchedge.devices import Figure, Provenance
+from torchedge.errors import MissingExtraError
 from torchedge.prediction.latency.roofline import COEFFICIENTS, prior_mean
 from torchedge.prediction.predictor import predict_graph
 from torchedge.profiling import local_cpu
+from torchedge.profiling.campaigns.plans import parse_plan, read_plan
+from torchedge.profiling.campaigns.recording import Summary
+from torchedge.profiling.campaigns.running import OtherMachineError
 from torchedge.profiling.profile_folders import PartFit, write_profile
 from torchedge.textures.coefficients import coefficients_of
 from torchedge.tracing.capturing import capture
@@ -54,13 +60,71 @@ def test_coefficients_of_kernels_stay(home):
     assert coefficients_of(device) == kernels.model
 
 
+def small_campaign(folder):
+    """A campaign of two small networks, as it would be measured here."""
+    plan = parse_plan("p", 'train_batch_sizes = [2, 4, 8, 16]\nnetworks = ["one", "two"]\n')
+    rows = ["id,mode,batch_size,fits,memory_mib,allocated_mib,reserved_mib,latency_ms"]
+    jobs = []
+    for item, (_, _, width) in zip(plan.items(), networks()[::5], strict=True):
+        jobs.append({"id": item.id, "network": item.network.label, "input_size": [3, 64, 64]})
+        jobs[-1] |= {"optimizer": "sgd-momentum", "build": {"nodes": nodes(width)}}
+        rows += [f"{item.id},{m},{b},1,{350 + b},,,{2 + b * width / 50}" for m, b in item.points]
+    folder.mkdir(exist_ok=True)
+    (folder / "measurements.csv").write_text("\n".join(rows) + "\n")
+    (folder / "networks.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    (folder / "environment.json").write_text("{}")
+    return folder
+
+
 @pytest.mark.slow
-def test_from_the_shell(home, capsys):
-    assert main(["profile", "local-cpu", "--json"]) == 0
+def test_from_the_shell_the_profile_is_measured_and_says_how_good_it_is(home, capsys, monkeypatch):
+    folder = home / "campaign"
+    folder.mkdir()
+    asked = []
+    monkeypatch.setattr(
+        local_cpu, "measure_networks",
+        lambda plan, bars, hurry: asked.append((plan.name, hurry)) or small_campaign(folder),
+    )  # fmt: skip
+    assert main(["profile", "--quick", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["name"] == "local-cpu" and document["yours"]
+    assert document["name"] == "local-cpu" and document["yours"] and asked == [("minute", True)]
+    assert {f["symbol"] for f in document["fit"]["figures"]} == {"Γ", "Φ"}
+    training = find_device("local-cpu").profile["training"]
+    assert training["provenance"] == "measured" and training["memory_rows"] == 8
     assert main(["devices"]) == 0
     assert "(yours)" in capsys.readouterr().out
+
+
+def test_without_a_fit_the_figures_stay_and_a_warning_says_why(capsys, monkeypatch):
+    def missing(*_, **__):
+        raise MissingExtraError.of("torchvision", extra="vision", purpose="profiling")
+
+    monkeypatch.setattr(local_cpu, "measure_networks", missing)
+    assert main(["profile"]) == 0
+    out, err = capsys.readouterr()
+    assert "torchedge[vision]" in err and "stay assumed" in err and "bandwidth_gb_s" in out
+
+
+def test_a_finished_measurement_begins_anew_and_so_does_one_of_another_machine(home, monkeypatch):
+    plan, seen = read_plan("minute"), []
+    folder = home / "home" / "profiling" / "local-cpu"
+
+    def campaign(job, transport, listener):
+        job.folder.mkdir(parents=True, exist_ok=True)
+        seen.append(sorted(path.name for path in job.folder.iterdir()))
+        if len(seen) == 1:
+            raise OtherMachineError("torch was 2.0 and is 2.1")
+        (job.folder / "plan.toml").write_text(plan.text)
+        return Summary(job.folder, 28, 28, 0, 3)
+
+    monkeypatch.setattr(local_cpu, "run_campaign", campaign)
+    folder.mkdir(parents=True)
+    (folder / "old").write_text("")
+    listener = Silent()
+    assert local_cpu.measure_networks(plan, listener, hurry=True) == folder
+    assert seen == [["old"], []] and "3 of 28 points" in listener.notes[0]
+    local_cpu.measure_networks(plan, listener, hurry=True)  # without rows it is not finished: go on
+    assert seen[-1] == ["plan.toml", "rows.jsonl"]
 
 
 def test_a_folder_that_cannot_be_written(monkeypatch, home, capsys):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from oracles.small_programs import pointwise, program, tensor, vector_add
 
@@ -13,6 +14,9 @@ from torchedge.errors import DeviceMemoryError
 from torchedge.opencl import memory_gauges
 
 pytest.importorskip("pyopencl")
+
+import pyopencl
+from oracles.driver_errors import Failure
 
 from torchedge.opencl import open_context
 from torchedge.runtime import Executor
@@ -41,7 +45,7 @@ def test_the_sum_of_all_tensors_counts_and_not_only_the_largest(monkeypatch):
         Executor(many_outputs(count, size))
     assert caught.value.nbytes == 4 * size * count + 4
     monkeypatch.setattr(memory_gauges, "free_host_bytes", lambda: 10_000)
-    with pytest.raises(DeviceMemoryError, match="needs 144004 bytes, the host has 10000 free"):
+    with pytest.raises(DeviceMemoryError, match=r"needs 144004 bytes, .* \(the host has 10000 free\)"):
         Executor(many_outputs(4, 4_000), device.index)
     Executor(vector_add(100)).close()
 
@@ -95,3 +99,31 @@ def test_an_endless_kernel_can_be_interrupted(checkout):
     command = [sys.executable, "-c", ENDLESS, str(checkout), str(checkout / "tests")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "interrupted\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "status", ["OUT_OF_RESOURCES", "MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_HOST_MEMORY"]
+)
+def test_a_launch_for_which_a_driver_has_no_memory(status):
+    class Short:
+        """Pyopencl whose driver takes no launch."""
+
+        def enqueue_nd_range_kernel(self, *arguments):
+            raise Failure(status)
+
+        def __getattr__(self, name):
+            return getattr(pyopencl, name)
+
+    with Executor(vector_add(100)) as executor:
+        plain, arrays = executor.context, [np.ones(100, np.float32)] * 2
+        executor.context = replace(plain, cl=Short())
+        message = (
+            rf"launch 0, kernel \w+, needs 1200 bytes, {plain.device.name} \(driver .*\) has "
+            rf"{plain.device.global_bytes} in all, at most {plain.device.allocation_bytes} in one allocation"
+            r", and \d+ are taken by this process \(clDoSomething failed\); use a smaller batch"
+        )
+        with pytest.raises(DeviceMemoryError, match=message) as caught:
+            executor.run(*arrays)
+        assert caught.value.nbytes == 1200
+        executor.context = plain
+        np.testing.assert_array_equal(executor.run(*arrays)[0], 2.0)

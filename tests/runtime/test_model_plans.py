@@ -84,7 +84,7 @@ def test_a_plan_that_ran_can_be_exported(model, image, tmp_path):
 
 
 def test_the_snippet_of_the_documentation_runs(model, image, checkout):
-    text = (checkout / "docs" / "streaming.md").read_text(encoding="utf-8")
+    text = (checkout / "docs" / "streaming-how.md").read_text(encoding="utf-8")
     snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     names = {"torchedge": torchedge, "model": model, "example": image, "image": image}
     exec(next(snippet for snippet in snippets if "plan.run(" in snippet), names)

@@ -161,6 +161,46 @@ def test_a_fork_is_refused_what_the_parent_has_open(checkout):
     assert "the parent goes on" in done.stdout, done.stderr
 
 
+FORK_OF_CAPTURES = """
+import os, signal, sys, threading
+import torch, torchedge
+inside, rest = threading.Event(), threading.Event()
+
+def predict():
+    return torchedge.predict(torch.nn.Linear(3, 2), 2, device="jetson-tx2", input_size=(3,)).memory.value
+
+def stop(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == sys.argv[1]:
+        inside.set()
+        rest.wait()
+
+def run():
+    sys.setprofile(stop)
+    predict()
+
+value = predict()
+threading.Thread(target=run, daemon=True).start()
+inside.wait()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    assert predict() == value
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("function", ["_replace", "_amounts"])
+def test_a_fork_predicts_whatever_another_thread_was_in(function):
+    """_replace: PyTorch's answers about devices are exchanged. _amounts: a property that is computed once."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_OF_CAPTURES, function], capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_arrays_of_one_executor_are_its_callers_own():
     trainer, *_ = trainer_of()
     inputs = [torch.randn(8, 6, generator=torch.Generator().manual_seed(number)) for number in range(THREADS)]

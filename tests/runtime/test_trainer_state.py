@@ -105,3 +105,26 @@ def test_state_that_changes_between_steps_counts_as_in_eager(change):
     assert found == pytest.approx(wanted, rel=1e-4)
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+REPLACED = {
+    "layer": lambda m: setattr(m.inner, "layer", nn.Linear(4, 4)),
+    "weight": lambda m: setattr(m.inner.layer, "weight", nn.Parameter(torch.ones(4, 4))),
+    "state dict": lambda m: m.load_state_dict({n: t + 1 for n, t in m.state_dict().items()}, assign=True),
+}
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("change", REPLACED)
+def test_weights_that_are_replaced_are_named_until_they_are_loaded(change):
+    torch.manual_seed(0)
+    model = model_with([1.5])
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torchedge.Trainer(model, x, y, loss=F.mse_loss, optimizer=optimizer) as trainer:
+        trainer.predict(x)
+        REPLACED[change](model)
+        with pytest.raises(torchedge.InputError, match=r"inner\.layer\.weight is another tensor"):
+            trainer.predict(x)
+        trainer.load()
+        torch.testing.assert_close(trainer.predict(x), model.eval()(x), rtol=1e-4, atol=1e-5)

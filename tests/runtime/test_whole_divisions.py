@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.errors import DivisionError
+from torchedge.errors import DivisionError, LoweringError
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.inference import capture_inference_step
 
@@ -28,6 +28,13 @@ FORMS = {
     "by 0": lambda a, b: a + b // 0,
     "in place": lambda a, b: a.clone().remainder_(b),
     "small": lambda a, b: a.to(torch.uint8) % b.to(torch.int16),
+    "fmod by 0": lambda a, b: a + torch.fmod(b, b),
+    "a bool": lambda a, b: (a > 0) // b,
+    **{
+        f"{dtype} {name}": lambda a, b, dtype=dtype, form=form: form(a.abs().to(dtype), b.abs().to(dtype))
+        for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)
+        for name, form in (("//", torch.floor_divide), ("fmod", torch.fmod))
+    },
 }
 
 
@@ -40,6 +47,7 @@ class Dividing(nn.Module):
         return self.form(a, b)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", FORMS)
 def test_functions_of_torch_compile_raise_where_eager_does(name):
     form, bad = FORMS[name], torch.tensor([0, 2, -1])
@@ -51,6 +59,14 @@ def test_functions_of_torch_compile_raise_where_eager_does(name):
         form(A, bad)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         compiled(A, bad)
+
+
+def test_whole_numbers_to_negative_powers_are_refused():
+    form = Dividing(lambda a, b: a + b**-1)
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        torch.compile(form, backend="torchedge", dynamic=False)(A, A)
+    with pytest.raises(LoweringError, match="raised to the power -1; expected a power from 0 on"):
+        lower(capture_inference_step(form, (A, A)).step)
 
 
 class Grouped(nn.Module):

@@ -72,7 +72,7 @@ def test_as_predict_says_of_the_module(name, mode, batch, device, replaying):
         one = torchedge.predict(module, batch, found_device, mode=mode, input_size=size)
         assert memory[row] == pytest.approx(one.needed.value, rel=1e-9)
         assert latency[row] == pytest.approx(one.latency.value, rel=1e-9)
-        assert required[row] == pytest.approx(one.required_mib(0.95), rel=1e-9)
+        assert required[row] == pytest.approx(one.needed_mib(0.95), rel=1e-9)
         assert slow[row] >= latency[row]
 
 

@@ -136,8 +136,8 @@ def test_confidence_leaves_a_margin(space):
     limits = {"training_memory": limit}  # what a middling candidate stays below
     plain, sure = run(space, limits), run(space, limits, confidence=0.95)
     assert sure.best.score < plain.best.score
-    assert sure.predictions["train"].required_mib(0.95) <= limit
-    assert sure.best.figures["training_memory"] == pytest.approx(sure.predictions["train"].required_mib(0.95))
+    assert sure.predictions["train"].needed_mib(0.95) <= limit
+    assert sure.best.figures["training_memory"] == pytest.approx(sure.predictions["train"].needed_mib(0.95))
 
 
 def test_what_cannot_be_met_is_named(space):

@@ -60,7 +60,7 @@ def test_wrong_constraints_are_refused(space, constraints, message):
         ({"workers": "two"}, "workers is 'two'"),
         ({"confidence": 0.3}, "confidence is 0.3"),
         ({"optimizer": "lion"}, "optimizer is 'lion'"),
-        ({"score": 3}, "score is a int"),
+        ({"score": 3}, "score is an int"),
         ({"score": lambda e: 1.0}, "gave 1.0 for .* candidates; expected one number each"),
         ({"score": lambda e: ["x"] * len(e)}, "expected one number each"),
         ({"score": lambda e: [float("nan")] * len(e)}, "score gave nan for"),

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.streaming_programs import instance_of, weighted_chain
 
-from torchedge.errors import InputError, LimitError, PlanError
-from torchedge.streaming.budgets import Budget, parse_bytes
+from torchedge.errors import LimitError, PlanError
+from torchedge.streaming.budgets import Budget
 from torchedge.streaming.instances import MEBIBYTE
 from torchedge.streaming.plans import OverlapPlan, always_next, preload_everything
 from torchedge.streaming.rates import STAGING_BYTES
@@ -42,58 +42,6 @@ def budget(program, limit, capacity=2, lam=0.5, solver=solve, latency=streamed_c
 
 CHAIN = weighted_chain([4096] * 6)
 """Six weights of four pages, one a launch; a launch loads half of one."""
-
-
-# amounts ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
-        (1, 1),
-        (500 * 2**20, 500 * 2**20),
-        ("500MiB", 500 * 2**20),
-        ("1.5 GiB", 3 * 2**29),
-        (" 256kib ", 2**18),
-        ("7", 7),
-        ("7B", 7),
-        ("0.5KiB", 512),
-        ("1048576GiB", 2**50),
-    ],
-)
-def test_amounts(text, nbytes):
-    assert parse_bytes(text) == nbytes
-
-
-@pytest.mark.parametrize(
-    "amount",
-    [
-        *(
-            "",
-            "MiB",
-            "-5MiB",
-            "5 MB",
-            "5mb",
-            "1e3MiB",
-            "nan",
-            "inf",
-            "1,5GiB",
-            "5MiB5",
-            "9" * 60,
-            "\u0663MiB",
-        ),
-        *("0MiB", "0", "0.1B", "2000000GiB", 0, -1, 2**51, 10**400, 1.5, True, None, [], b"5MiB"),
-    ],
-)
-def test_amounts_that_are_none(amount):
-    with pytest.raises(InputError, match=r"^memory_limit is .*; expected") as caught:
-        parse_bytes(amount, "memory_limit")
-    assert len(str(caught.value)) < 200
-
-
-@given(st.integers(1, 2**50))
-def test_bytes_are_what_they_are(nbytes):
-    assert parse_bytes(nbytes) == parse_bytes(str(nbytes)) == parse_bytes(f"{nbytes}B") == nbytes
 
 
 # limits -----------------------------------------------------------------------------------------------------

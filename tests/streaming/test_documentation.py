@@ -1,4 +1,4 @@
-"""docs/streaming.md: its example reads, is what it says, and its tables name every entry."""
+"""Pages about streaming: the example reads, is what it says, and the tables name every entry."""
 
 import re
 from fractions import Fraction
@@ -14,7 +14,8 @@ from torchedge.streaming.verification import check_plan
 
 @pytest.fixture
 def text(checkout):
-    return (checkout / "docs" / "streaming.md").read_text(encoding="utf-8")
+    pages = ("streaming", "streaming-how", "streaming-files")
+    return "\n".join((checkout / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in pages)
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def test_wrong_entries_are_named(case, tmp_path):
     where, value, says = WRONG[case]
     line = refused_entry(where, value, tmp_path)
     assert says in line, line
-    assert "docs/streaming.md" in line
+    assert "docs/streaming-files.md" in line
 
 
 @pytest.mark.parametrize(

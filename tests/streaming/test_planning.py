@@ -127,9 +127,9 @@ def test_the_limit_that_is_named_works():
     with pytest.raises(LimitError, match="The smallest memory limit that works is") as caught:
         torchedge.plan(mlp(), memory_limit="1KiB", **OPTIONS)
     works = caught.value.works_bytes
-    assert torchedge.plan(mlp(), memory_limit=works, **OPTIONS).timeline.allocated_bytes <= works
+    assert torchedge.plan(mlp(), memory_limit=f"{works}B", **OPTIONS).timeline.allocated_bytes <= works
     with pytest.raises(LimitError):
-        torchedge.plan(mlp(), memory_limit=int(0.98 * works), **OPTIONS)
+        torchedge.plan(mlp(), memory_limit=f"{int(0.98 * works)}B", **OPTIONS)
     assert isinstance(caught.value, torchedge.PlanError)
 
 
@@ -145,9 +145,9 @@ def test_lambda_weighs_preloading():
 
 def test_programs_made_by_hand():
     program = streamed_chain(8, 256, flops=10**7)
-    plan = plan_program(program, find_device(PHONE), chunk=16 * KIB)
+    plan = plan_program(program, find_device(PHONE), chunk="16KiB")
     assert plan.instance.residency == "weights" and plan.plan.preload == ("w0",)
-    limited = plan_program(program, find_device(PHONE), chunk=16 * KIB, memory_limit="900KiB")
+    limited = plan_program(program, find_device(PHONE), chunk="16KiB", memory_limit="900KiB")
     assert limited.schedule.memory.total_bytes <= 900 * KIB
     bare = streamed_chain(1, 1)
     assert plan_program(bare, find_device(PHONE)).status == "OPTIMAL"
@@ -158,7 +158,7 @@ def test_several_settings_trade_latency_for_memory():
     points = trade_off(
         streamed_chain(12, 256, flops=10**7),
         find_device(PHONE),
-        chunk=16 * KIB,
+        chunk="16KiB",
         progress=lambda: steps.append(1),
     )
     assert len(points) == len(steps) == 7 and {point.lam for point in points} >= {0.9, 0.03}
@@ -257,7 +257,7 @@ def test_strategies_plan_the_same_program(planned):
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("memory_limit", "lots", "memory_limit is 'lots'; expected bytes"),
+        ("memory_limit", "lots", "memory_limit is 'lots'; expected a number of MiB"),
         ("memory_limit", 0, "1 byte to 1 PiB"),
         ("m_peak", "500MB", "m_peak is '500MB'"),
         ("chunk", None, "chunk is None"),

@@ -13,7 +13,7 @@ pytest.importorskip("scipy")
 
 KIB = 1024
 PHONE = find_device("adreno-750")
-OPTIONS = {"chunk": 16 * KIB, "effort": 0.1}
+OPTIONS = {"chunk": "16KiB", "effort": 0.1}
 
 
 def queue(limit, *programs, **options):
@@ -23,7 +23,7 @@ def queue(limit, *programs, **options):
 LONG, SHORT = streamed_chain(6, 256, flops=10**7), streamed_chain(3, 128, flops=10**7)
 
 
-@pytest.mark.parametrize("limit", [950 * KIB, 1200 * KIB, "4MiB", None])
+@pytest.mark.parametrize("limit", ["950KiB", "1200KiB", "4MiB", None])
 def test_the_limit_holds_for_all_together_and_for_each_alone(limit):
     steps = []
     plan = queue(limit, LONG, SHORT, progress=lambda: steps.append(1))
@@ -57,4 +57,4 @@ def test_a_queue_that_cannot_be_planned():
     with pytest.raises(InputError, match="no models were given"):
         queue(None)
     with pytest.raises(LimitError, match="smallest memory limit that works"):
-        queue(100 * KIB, SHORT, LONG)
+        queue("100KiB", SHORT, LONG)

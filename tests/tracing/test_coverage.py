@@ -34,7 +34,7 @@ def test_a_few_networks_of_each_table():
 
 
 def test_the_page_lists_every_network(checkout):
-    text = (checkout / "docs" / "coverage.md").read_text(encoding="utf-8")
+    text = (checkout / "docs" / "tables" / "coverage.md").read_text(encoding="utf-8")
     assert COMMAND in text
     if f"torch {torch.__version__.split('+')[0]};" not in text:
         pytest.skip("the page was written with another version of torch")
@@ -65,7 +65,7 @@ def test_every_network(checkout):
     """Write the page where TORCHEDGE_UPDATE_COVERAGE is set, else compare with it."""
     rows = [measure(entry) for entry in zoo()]
     made = page(rows)
-    path = checkout / "docs" / "coverage.md"
+    path = checkout / "docs" / "tables" / "coverage.md"
     if os.environ.get("TORCHEDGE_UPDATE_COVERAGE"):
         path.write_text(made, encoding="utf-8")
     captured = [r for r in rows if not r.error and not r.unknown]

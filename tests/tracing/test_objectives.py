@@ -101,14 +101,14 @@ def linear_step(**options):
         ({"loss": lambda out, y: out.detach().mean()}, InputError, "depend on any parameter"),
         ({"loss": "model", "targets": ()}, InputError, "own loss"),
         ({"loss": None, "optimizer": lambda m: torch.optim.SGD(m.parameters())}, InputError, "a loss"),
-        ({"optimizer": lambda m: torch.optim.RMSprop(m.parameters())}, InputError, "RMSprop"),
+        ({"optimizer": lambda m: torch.optim.ASGD(m.parameters())}, InputError, "ASGD"),
         ({"optimizer": lambda m: torch.optim.SGD(nn.Linear(2, 2).parameters())}, InputError, "not the model"),
         ({"optimizer": "sgd"}, InputError, "torch.optim.Optimizer"),
         ({"loss": nn.CrossEntropyLoss(), "targets": (classes(), classes())}, InputError, "argument"),
         ({"targets": torch.randn(4, 7)}, CaptureError, "raised"),
         ({"accumulation": 0}, InputError, "accumulation"),
         ({"accumulation": 2}, InputError, "without an optimizer"),
-        ({"loss": 3}, InputError, "callable"),
+        ({"loss": 3}, InputError, "loss is 3; expected a function"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused_in_one_line(options, kind, message):

@@ -13,7 +13,8 @@ from torch import nn
 
 import torchedge
 from torchedge.errors import InputError
-from torchedge.prediction.memory.settings import REPLAYED_OPTIMIZERS, StepSettings
+from torchedge.graphs.training_steps import REPLAYED_OPTIMIZERS
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.optimizer_replays import OptimizerReplay, replay_of

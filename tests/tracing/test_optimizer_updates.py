@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -25,6 +26,17 @@ OPTIMIZERS = {
         ps, lr=0.01, betas=(0.3, 0.9), eps=1e-3, weight_decay=0.1, amsgrad=True, maximize=True
     ),
     "adam_betas_0": lambda ps: torch.optim.Adam(ps, lr=0.01, betas=(0.0, 0.0)),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01, weight_decay=0.1),
+    "rmsprop_all": lambda ps: torch.optim.RMSprop(ps, lr=0.01, momentum=0.5, centered=True, maximize=True),
+    "adagrad": lambda ps: torch.optim.Adagrad(
+        ps, lr=0.05, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.2
+    ),
+    "adadelta": lambda ps: torch.optim.Adadelta(ps, lr=0.5, weight_decay=0.1),
+    "adamax": lambda ps: torch.optim.Adamax(ps, lr=0.01, weight_decay=0.1),
+    "nadam": lambda ps: torch.optim.NAdam(ps, lr=0.01, weight_decay=0.1),
+    "nadam_decoupled": lambda ps: torch.optim.NAdam(
+        ps, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True
+    ),
     "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
     "adamw_amsgrad": lambda ps: torch.optim.AdamW(ps, lr=0.01, amsgrad=True),
 }
@@ -32,7 +44,8 @@ OPTIMIZERS = {
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_equal_pytorch_s(name):
+def test_optimizers_equal_pytorch_s(name, monkeypatch):
+    monkeypatch.setattr(sys.modules[torch.optim.NAdam.__module__], "_get_scalar_dtype", lambda: torch.float64)
     model = double(SmallCNN)
     eager = copy.deepcopy(model)
     optimizer = OPTIMIZERS[name](eager.parameters())
@@ -49,8 +62,21 @@ def test_optimizers_equal_pytorch_s(name):
     held_equals(interpreter, eager, optimizer)
 
 
-@pytest.mark.parametrize("name", ["dampened", "adam_all", pytest.param("adam", marks=pytest.mark.slow)])
-def test_a_capture_goes_on_where_the_optimizer_stands(name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dampened",
+        "adam_all",
+        "rmsprop_all",
+        "adagrad",
+        "adadelta",
+        "adamax",
+        "nadam",
+        pytest.param("adam", marks=pytest.mark.slow),
+    ],
+)
+def test_a_capture_goes_on_where_the_optimizer_stands(name, monkeypatch):
+    monkeypatch.setattr(sys.modules[torch.optim.NAdam.__module__], "_get_scalar_dtype", lambda: torch.float64)
     model = double(SmallCNN)
     optimizer = OPTIMIZERS[name](model.parameters())
     feed = feed_classes(8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -165,6 +166,16 @@ def test_what_is_patched_outside_of_a_model_changes_state_and_text(monkeypatch, 
     assert state.same()
 
 
+@contextlib.contextmanager
+def setting(home, name, value):
+    if not hasattr(home, name):
+        pytest.skip("this PyTorch lacks the setting")
+    before = getattr(home, name)
+    setattr(home, name, value)
+    yield
+    setattr(home, name, before)
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -172,6 +183,9 @@ def test_what_is_patched_outside_of_a_model_changes_state_and_text(monkeypatch, 
         lambda: torch.autocast("cpu", dtype=torch.float16),
         lambda: torch.backends.mkldnn.flags(enabled=False),
         torch.no_grad,
+        lambda: setting(torch.backends, "fp32_precision", "ieee"),
+        lambda: setting(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+        lambda: setting(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
     ],
 )
 def test_flags_of_pytorch_change_state_and_text(flags):
@@ -189,7 +203,7 @@ def test_changes_are_named_and_restored():
     model.slope = 0.75
     model.first._forward_hooks.clear()
     assert sorted(map(str, state.changes())) == [
-        "model.first._forward_hooks (a list, then a list)",
+        "model.first._forward_hooks (a list, then [])",
         "model.slope (0.5, then 0.75)",
     ]
     state.restore()

@@ -87,9 +87,9 @@ def test_factories(factory):
     [
         (":smal", r"did you mean small\?"),
         (":needy", r"needs arguments \(width\)"),
-        (":wrong", "returns a int"),
-        (":failing", "RuntimeError: no luck$"),
-        (":number", "is a int"),
+        (":wrong", "returns an int"),
+        (":failing", "RuntimeError: no luck; correct"),
+        (":number", "is an int"),
         ("", "names no factory"),
     ],
 )

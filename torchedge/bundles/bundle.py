@@ -7,12 +7,10 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
-from msgspec import Meta
 
 from torchedge.bundles.manifests import (
     ACCUMULATING,
@@ -33,26 +31,23 @@ from torchedge.bundles.manifests import (
     ports_of,
     read_manifest,
 )
+from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import DivisionError, IndexRangeError, InputError, PlanError, check_path
+from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
-from torchedge.lowering.programs import MAX_ITEMS, MAX_SOURCE, Arena, Program, Size, StoredTensor
+from torchedge.lowering.programs import MAX_SOURCE, Program, StoredTensor
 from torchedge.opencl.sharing import serialised
 from torchedge.storage import file_sha256, resolve_inside
-from torchedge.storage.amounts import check_not_bare
-from torchedge.storage.codecs import Codec
+from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.storage.documents import Document, open_file, parse_json, read_bytes
-from torchedge.storage.locks import PROCESS
+from torchedge.storage.locks import PROCESS, cached_property
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
-from torchedge.streaming.budgets import parse_bytes
-from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.schedules import StreamingSchedule, Transfer, restore_schedule, schedule_for
+from torchedge.streaming.schedules import StreamingSchedule, schedule_for
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
@@ -163,7 +158,7 @@ class Bundle:
         self,
         device: ClDevice | str | int | None = None,
         *,
-        memory_limit: int | str | None = None,
+        memory_limit: Amount | None = None,
         reads: Reads = "plain",
         loading: LoadingWay = "copy",
         profile: bool = False,
@@ -171,7 +166,7 @@ class Bundle:
     ) -> Runner:
         """Return a Runner of the bundle on an OpenCL device, with the weights that it was exported with.
 
-        memory_limit: of all that runs allocate, in bytes or as "500MiB". None: as exported. reads: how the
+        memory_limit: of all that runs allocate, in MiB or as "500MiB". None: as exported. reads: how the
         weights of a streaming run are read ("plain", "mmap", "direct": past the page cache). loading: how
         they get into the device's memory ("copy" commands, loading "kernel"s, or the "slot"s of launches).
 
@@ -188,7 +183,7 @@ class Bundle:
         )
 
     def schedule_within(
-        self, memory_limit: int | str, device: ClDevice | None = None
+        self, memory_limit: Amount, device: ClDevice | None = None
     ) -> StreamingSchedule | None:
         """Return how the bundle runs within a limit: None with all weights on the device, else by streaming.
 
@@ -199,14 +194,12 @@ class Bundle:
             InputError: the bundle trains. LimitError: no plan stays within the limit.
             DeviceError: the device's profile is not there, or lacks a figure.
         """
-        from torchedge.streaming.planning import plan_program
-
         if self.trains:
             raise InputError(
                 f"{self.path}: is a bundle that trains, whose weights stay on the device; expected one for "
                 "inference: export it without mode='train'"
             )
-        limit = memory_within(memory_limit)
+        limit = bytes_of(memory_limit, "memory_limit")
         program, schedule = self.program, self.schedule
         if device is not None:
             program = placed_for(program, device, ALIGNMENT)
@@ -215,7 +208,7 @@ class Bundle:
             return None
         if schedule is not None and schedule.memory.total_bytes <= limit:
             return schedule
-        return plan_program(program, self.device, memory_limit=limit).schedule
+        return schedule_apart(program, self.device, limit)
 
     @property
     def device(self) -> Device:
@@ -432,12 +425,6 @@ class Runner:
         self.close()
 
 
-def memory_within(limit: int | str) -> int:
-    """Return a memory limit in bytes; raises InputError for one that is no amount of memory."""
-    check_not_bare("memory_limit", limit)
-    return parse_bytes(limit, "memory_limit")
-
-
 def _names(program: Program, roles: Collection[str]) -> set[str]:
     return {tensor.name for tensor in program.tensors if tensor.role in roles}
 
@@ -610,56 +597,3 @@ def _listed(ports: tuple[Port, ...]) -> str:
 
 def _shown(value: object) -> str:
     return f"{value:.2g}" if isinstance(value, float) else str(value)
-
-
-# the streaming plan -----------------------------------------------------------------------------------------
-
-
-Copies = Annotated[tuple[Transfer, ...], Meta(max_length=MAX_ITEMS)]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanFile:
-    """The streaming plan of a bundle's program.
-
-    transfers: for each launch, the copies that begin when it begins. arena: places of intermediates and of
-    streamed weights. staging_bytes: of the pool between the file and the device.
-    """
-
-    plan: OverlapPlan
-    instance: Instance
-    staging_bytes: Size
-    transfers: Annotated[tuple[Copies, ...], Meta(max_length=MAX_ITEMS)]
-    arena: Arena
-
-
-PLAN_FILES = Codec(
-    PlanFile,
-    "Streaming plan of a bundle",
-    schema="torchedge-streaming-plan-1",
-    remedy="export the model again",
-    max_bytes=MAX_PLAN_BYTES,
-)
-
-
-def read_schedule(
-    path: Path, document: Mapping[str, object], program: Program
-) -> tuple[PlanFile, StreamingSchedule]:
-    """Return a plan file and its schedule of a program, verified: rules of the plan, copies and arena.
-
-    Raises:
-        InputError: an entry is out of range, the plan is of another program or breaks a rule, or the copies
-            or the arena do not fit the plan.
-    """
-    file = PLAN_FILES.parse(path, document)
-    if not file.plan.program:
-        raise InputError(
-            f"{path}: names no program; expected the digest of {program.name}: export the model again"
-        )
-    try:
-        schedule = restore_schedule(program, file.instance, file.plan, file.staging_bytes, file.arena)
-        if schedule.transfers != file.transfers:
-            raise PlanError("its copies are not those of its plan")
-    except PlanError as error:
-        raise InputError(f"{path}: {error}; export the model again") from error
-    return file, schedule

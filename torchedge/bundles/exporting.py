@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from torchedge.bundles.bundle import PLAN_FILES, Bundle, PlanFile
+from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.manifests import (
     ACCUMULATING,
     MANIFEST,
@@ -33,11 +33,21 @@ from torchedge.bundles.manifests import (
     write_manifest,
 )
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
+from torchedge.bundles.plan_files import PLAN_FILES, PlanFile
 from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import write_weights
 from torchedge.devices import Device, Provenance
-from torchedge.errors import DeviceError, InputError, LoweringError, check_choice, check_path
+from torchedge.errors import (
+    DeviceError,
+    InputError,
+    LoweringError,
+    check_choice,
+    check_path,
+    described,
+    not_a_module,
+)
 from torchedge.graphs import Mode
+from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.inference import capture_inference_step, target_of_device
 from torchedge.lowering.limits import Limits, check_limits, profile_limits
 from torchedge.lowering.program_files import program_document
@@ -45,13 +55,14 @@ from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
+from torchedge.storage.amounts import Amount
 from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import PLANS
 from torchedge.tracing.capturing import unwrapped
-from torchedge.tracing.objectives import Loss, as_arguments
-from torchedge.tracing.steps import CapturedStep, capture_step
+from torchedge.tracing.objectives import as_arguments
+from torchedge.tracing.steps import CapturedStep, capture_step, check_step
 
 STAGES = ("capture", "lower", "write", "model.onnx", "check")
 """The stages passed to `progress`, in order; "model.onnx" only where it is written."""
@@ -69,15 +80,12 @@ class Request:
     model: torch.nn.Module
     example: Any
     mode: Mode = "infer"
-    targets: Any = None
-    loss: Loss | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    step: TrainingStep = field(default_factory=TrainingStep)
     seed: int | None = None
     name: str | None = None
     plan: StreamingPlan | None = None
-    memory_limit: int | str | None = None
+    memory_limit: Amount | None = None
     onnx: bool = True
-    accumulation: int = 1
     precision: Precision = "float32"
     tuner: Tuner | None = None
 
@@ -109,7 +117,7 @@ def make_bundle(
     if request.onnx:
         check_packages()
     args, kwargs = request.arguments
-    wants_targets = request.train and request.loss is None and request.targets is None
+    wants_targets = request.train and request.step.loss == "default" and not request.step.targets
     expected = eager_outputs(request.model, args, kwargs) if request.onnx or wants_targets else []
     progress("capture")
     captured, notes = _captured(request, expected)
@@ -205,7 +213,7 @@ def _source(captured: CapturedStep, target: Target, request: Request) -> Source:
 def _check_request(request: Request) -> None:
     model = request.model
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        raise not_a_module(model)
     if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(request.arguments)):
         raise InputError("example holds no tensor; expected what the model is called with, batch included")
     state = unwrapped(model).state_dict()
@@ -216,14 +224,12 @@ def _check_request(request: Request) -> None:
             "without values; expected a model with its weights: load them first"
         )
     check_choice("mode", request.mode, get_args(Mode))
-    training = [name for name in ("targets", "loss", "optimizer") if getattr(request, name) is not None]
-    if training and not request.train:
+    if request.step.changed and not request.train:
         raise InputError(
-            f"{training[0]} is given without mode='train'; expected it for a training step alone"
+            f"{request.step.changed[0]} is given without mode='train'; expected it for a training step alone"
         )
     check_choice("precision", request.precision, get_args(Precision))
-    if request.accumulation != 1 and not request.train:
-        raise InputError("accumulation is given without mode='train'; expected it for a training step alone")
+    check_step(request.step, "export")
     streaming = [name for name in ("plan", "memory_limit") if getattr(request, name) is not None]
     if streaming and request.train:
         raise InputError(
@@ -238,7 +244,7 @@ def _check_request(request: Request) -> None:
     if len(streaming) > 1:
         raise InputError("plan and memory_limit are given; expected one of them")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):
-        raise InputError(f"plan is a {type(request.plan).__name__}; expected what torchedge.plan returns")
+        raise InputError(f"plan is {described(request.plan)}; expected what torchedge.plan returns")
 
 
 def _check_dtypes(captured: CapturedStep) -> None:
@@ -256,14 +262,13 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
     notes: list[str] = []
     if not request.train:
         return capture_inference_step(request.model, args, kwargs, seed=request.seed, name=request.name), []
-    targets, loss, optimizer = request.targets, request.loss, request.optimizer
-    if loss is None:
-        loss = torch.nn.functional.cross_entropy
+    targets, loss = request.step.targets, request.step.loss
+    optimizer: Any = request.step.optimizer
+    if loss == "default" and not (expected and not expected[0].dim()):  # else the model returns its loss
         notes.append("the loss is cross entropy")
-        if targets is None:
-            targets = _class_numbers(request, expected)
-    if optimizer is None:
-        trained = [p for p in request.model.parameters() if p.requires_grad]
+        targets = targets or (_class_numbers(request, expected),)
+    if optimizer == "sgd-momentum":
+        optimizer, trained = None, [p for p in request.model.parameters() if p.requires_grad]
         if trained:
             optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM)
             notes.append(f"the optimizer is SGD with momentum {MOMENTUM}")
@@ -271,10 +276,10 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
         request.model,
         args,
         kwargs,
-        targets=() if targets is None else targets,
+        targets=targets,
         loss=loss,
         optimizer=optimizer,
-        accumulation=request.accumulation,
+        accumulation=request.step.accumulation,
         training=True,
         keep=frozenset(all_rules()),
         seed=request.seed,
@@ -352,7 +357,7 @@ def _manifest(
     return Manifest(
         model=program.name,
         mode=request.mode,
-        accumulation=request.accumulation,
+        accumulation=request.step.accumulation,
         versions={"torchedge": __version__, "torch": torch.__version__, "numpy": np.__version__},
         target=target,
         inputs=ports_of(program, fed, [program.tensors[place].name for place in fed]),

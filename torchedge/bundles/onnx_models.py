@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchedge.bundles.manifests import Plain
-from torchedge.errors import CaptureError, first_line, needed
+from torchedge.errors import CaptureError, clipped, first_line, needed
 from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.decompositions import UnrolledProjections
@@ -181,7 +181,7 @@ def _exported(
 
 def _line(error: BaseException) -> str:
     error = error.__cause__ or error  # PyTorch's exporter raises its own from what went wrong
-    return f"{type(error).__name__}: {first_line(error)[:200]}"
+    return f"{type(error).__name__}: {clipped(first_line(error))}"
 
 
 def _difference(output: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:

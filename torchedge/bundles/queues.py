@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchedge.bundles.bundle import Array, Bundle, memory_within
+from torchedge.bundles.bundle import Array, Bundle
 from torchedge.bundles.manifests import Port, memory_of
 from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.joining import join_programs
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.programs import Program
+from torchedge.storage.amounts import Amount, bytes_of, with_unit
+from torchedge.storage.locks import cached_property
 from torchedge.streaming.figures import Lane, draw_lanes
 from torchedge.streaming.simulation import MemoryCurve, in_turn
 
@@ -78,7 +79,7 @@ class BundleQueue:
         """The outputs of all bundles, in order."""
         return _ports([bundle.outputs for bundle in self.bundles])
 
-    def plan(self, memory_limit: int | str, device: ClDevice | None = None) -> StreamingPlan:
+    def plan(self, memory_limit: Amount, device: ClDevice | None = None) -> StreamingPlan:
         """Return the plan within a limit: all weights are preloaded if it allows that.
 
         It is made with the profile that the first bundle was exported for. device: the OpenCL device that
@@ -91,20 +92,20 @@ class BundleQueue:
         from torchedge.streaming.planning import plan_program
         from torchedge.streaming.plans import preload_everything
 
-        limit = memory_within(memory_limit)
+        limit = bytes_of(memory_limit, "memory_limit")
         program = self.program if device is None else placed_for(self.program, device, ALIGNMENT)
         profile = self.bundles[0].device
         if memory_of([program]).total_bytes <= limit:
             whole = plan_program(program, profile, strategy=preload_everything)
             if whole.schedule.memory.total_bytes <= limit:
                 return replace(whole, memory_limit=limit)
-        return plan_program(program, profile, memory_limit=limit)
+        return plan_program(program, profile, memory_limit=with_unit(limit))
 
     def place(
         self,
         device: ClDevice | str | int | None = None,
         *,
-        memory_limit: int | str,
+        memory_limit: Amount,
         reads: Reads = "plain",
         loading: LoadingWay = "copy",
         checks: bool = False,

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from torchedge.bundles.weights import RESIDENT_ROLES
-from torchedge.errors import InputError, LoweringError, TorchedgeError
+from torchedge.errors import InputError, LoweringError, TorchedgeError, clipped
 from torchedge.graphs.graph import Op, Role, Value
 from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.assembly import lower_step
@@ -271,7 +271,7 @@ def prove(path: Path, content: bytes, programs: Sequence[Program], digests: Sequ
     except TorchedgeError as error:
         raise InputError(f"{path}: {error}; export the model again") from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"[:200]
+        reason = clipped(f"{type(error).__name__}: {error}")
         raise InputError(f"{path}: is not the source of a step ({reason}); export the model again") from error
     names = [entry.name for entry in fields(Program)]
     different = [

@@ -195,7 +195,8 @@ def _usage(error: click.ClickException) -> str:
     """Return a usage error with the next step."""
     message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
-    return f"{message}; run `{context.command_path if context else 'torchedge'} --help` for what it takes"
+    step = f"un `{context.command_path if context else 'torchedge'} --help` for what it takes"
+    return f"{message} R{step}" if message.endswith("?") else f"{message}; r{step}"
 
 
 def _report(message: str, status: int, error: BaseException | None = None) -> int:

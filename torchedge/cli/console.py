@@ -26,6 +26,8 @@ from torchedge.texts import printable, shorten
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+    from torchedge.devices import Device
+
 BAD_INPUT, DOES_NOT_FIT = 2, 3
 """Exit statuses: unusable input; the answer is "does not fit"."""
 
@@ -143,16 +145,28 @@ def print_wrapped(text: str, *, first: str = "", rest: str = "") -> None:
     )
 
 
+def print_next(command: str) -> None:
+    """Print the command that comes next, on a line of its own that is never broken."""
+    print(f"next: {command}")
+
+
+def shown_device(device: Device) -> str:
+    """Return what --device takes for a device: its name where that finds this profile, else its folder."""
+    from torchedge.devices import profile_roots
+
+    return device.name if device.folder.parent in profile_roots() else str(device.folder)
+
+
 def print_notes(*notes: Iterable[str]) -> None:
     """Print each note of several results once."""
     for note in dict.fromkeys(chain(*notes)):
         print_wrapped(note, first="note: ", rest="  ")
 
 
-def warn(text: str) -> None:
-    """Write one line of warning to stderr, unless -q is given."""
+def warn(text: str, kind: str = "warning") -> None:
+    """Write one line of warning, or of another kind, to stderr, unless -q is given."""
     if verbosity() >= 0:
-        print("torchedge: warning:", printable(" ".join(text.split())), file=sys.stderr)
+        print(f"torchedge: {kind}:", printable(" ".join(text.split())), file=sys.stderr)
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 - any nested result

@@ -13,8 +13,7 @@ import click
 from torchedge.cli import options
 from torchedge.cli.console import Progress, answer, warn
 from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, command, load_named, whole
-from torchedge.errors import InputError
-from torchedge.storage.amounts import with_unit
+from torchedge.errors import InputError, clipped
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +46,7 @@ _MAX_WEIGHTS = 2**36
 @options.device
 @options.batch_size
 @options.input_size
+@options.seq_len
 @click.option(
     "--mode", type=click.Choice(["train", "infer"]), default="infer", help="Training step or inference."
 )
@@ -78,10 +78,11 @@ def export(
     device: str | None,
     batch_size: int,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     mode: Mode,
     weights: Path | None,
     seed: int,
-    memory_limit: int | None,
+    memory_limit: str | None,
     onnx: bool,
     force: bool,
     **others: Any,  # noqa: ANN401 - _TRAINING_ONLY, precision, tuner
@@ -102,7 +103,7 @@ def export(
     check_free(out, force)
     target = api.choose_device(device)
     module, label = _load(model, weights, seed)
-    example = _example(module, input_size, batch_size, seed)
+    example = _example(module, input_size, seq_len, batch_size, seed)
     step = _step(model, module, example, training) if mode == "train" else {}
     stages = [stage for stage in STAGES if stage != "model.onnx" or onnx]
     with Progress(len(stages), f"export {label}") as progress, contextlib.redirect_stdout(sys.stderr):
@@ -116,7 +117,7 @@ def export(
             name=label,
             onnx=onnx,
             accumulation=training["accumulation"] or 1,
-            memory_limit=with_unit(memory_limit),
+            memory_limit=memory_limit,
             force=force,
             progress=progress.begin,
             **step,
@@ -149,21 +150,31 @@ def _load(text: str, weights: Path | None, seed: int) -> tuple[torch.nn.Module, 
     try:
         model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()})
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"{weights}: does not fit {label} ({reason[:200]}); expected its state_dict"
+            f"{weights}: does not fit {label} ({clipped(str(error))}); expected its state_dict"
         ) from error
     return model, label
 
 
-def _example(model: torch.nn.Module, input_size: tuple[int, ...] | None, batch_size: int, seed: int) -> Any:  # noqa: ANN401 - any pytree
+def _example(
+    model: torch.nn.Module,
+    input_size: tuple[int, ...] | None,
+    seq_len: int | None,
+    batch_size: int,
+    seed: int,
+) -> Any:  # noqa: ANN401 - any pytree
     """Return inputs of the batch size: random numbers, and zeros for integers."""
     import torch
     from torch.utils._pytree import tree_map
 
-    from torchedge.tracing.capturing import arguments_of, resized
+    from torchedge.tracing.capturing import CaptureRequest, arguments_of, resized
+    from torchedge.tracing.sequence_lengths import LengthFamily
 
-    args, kwargs, _ = arguments_of(model, getattr(model, "example_inputs", None), input_size)
+    example = getattr(model, "example_inputs", None) if input_size is None else None
+    if seq_len is not None:
+        request = CaptureRequest(model, example=example, input_size=input_size)
+        example, input_size = LengthFamily(request).at(seq_len).example, None
+    args, kwargs, _ = arguments_of(model, example, input_size)
     generator = torch.Generator().manual_seed(seed)
 
     def filled(leaf: Any) -> Any:  # noqa: ANN401 - a leaf of any kind

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, answer, json_wanted, print_table, print_wrapped, warn
+from torchedge.cli.console import (
+    Progress,
+    answer,
+    json_wanted,
+    print_next,
+    print_table,
+    print_wrapped,
+    shown_device,
+    warn,
+)
 from torchedge.cli.options import DEVICE, PATH, Command, Group, all_of, or_word, whole
 from torchedge.errors import InputError
 from torchedge.texts import number
@@ -18,11 +25,10 @@ from torchedge.texts import number
 if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.graphs import Mode
-    from torchedge.profiling.profile_folders import ModeFit, PartFit
-    from torchedge.profiling.transfer import Adaptation
+    from torchedge.profiling.device_fits import DeviceFit
+    from torchedge.profiling.profile_folders import PartFit
     from torchedge.textures.coefficients import KernelCoefficients
 
-_LETTERS = {("train", "gamma"): "Γ", ("train", "phi"): "Φ", ("infer", "gamma"): "γ", ("infer", "phi"): "φ"}
 _DATASET = """\
 DATASET is the folder of a campaign (`torchedge campaign run`), or one with measurements.csv (network,
 pruning_level, batch_size, memory_fits, gamma_mb, allocated_mb, reserved_mb, latency_fits, phi_ms) and
@@ -45,17 +51,23 @@ def fit() -> None:
 
 _out = all_of(
     click.argument("dataset", type=PATH),
-    click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Profile folder to write."),
     click.option(
         "--device",
         "-d",
         type=DEVICE,
-        help="Measured device, whose device.toml is copied. [default: named as the dataset's folder]",
+        help="Measured device, whose device.toml is copied. [default: the campaign's, else as its folder]",
     ),
-    click.option("--force", is_flag=True, help="Overwrite an existing profile."),
+    click.option("--force", is_flag=True, help="Overwrite a profile, and write what is unusable too."),
+)
+_part = all_of(
+    _out,
+    click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Profile folder to write."),
 )
 _modes = all_of(
     _out,
+    click.option(
+        "--out", "-o", type=PATH, metavar="FOLDER", help="Profile folder to write. [default: in your own]"
+    ),
     click.option("--accuracy/--no-accuracy", default=True, help="Also score the models (minutes)."),
     click.option("--base", type=DEVICE, help="Adapt this device's profile to few measurements."),
     click.option(
@@ -79,7 +91,7 @@ _add_command(
     "all",
     ("train", "infer"),
     "Fit every mode that was measured.",
-    "torchedge fit all measured/my-orin --device my-orin --out my-orin",
+    "torchedge fit all measured/my-orin",
     "torchedge fit all my-orin -d my-orin --base nvidia-h200 --points 30 --out profiles/my-orin",
 )
 _add_command(
@@ -99,86 +111,70 @@ _add_command(
 def _fit_modes(
     modes: Sequence[Mode],
     dataset: Path,
-    out: Path,
-    device: str | None,
-    force: bool,
-    accuracy: bool,
-    base: str | None,
     points: int | str | None,
     seed: int | None,
+    **options: Any,  # noqa: ANN401 - see _modes
 ) -> None:
     """Fit some modes of a dataset, from nothing or from a base; write and print the profile."""
-    from torchedge.prediction.profiles import MODE_TABLES
-    from torchedge.profiling import profile_folders
-    from torchedge.profiling.datasets import is_dataset, read_dataset
-    from torchedge.profiling.latency_fitting import one_thread
-    from torchedge.profiling.samples import PROTOCOL, device_of, measured_device, prepare
-    from torchedge.profiling.transfer import adapt_mode, base_of, describe_transfer
-    from torchedge.profiling.workspace_fitting import fit_device_workspaces
+    from torchedge.profiling.device_fits import fit, fit_document
 
+    base = options["base"]
     if base is None:
         for name, value in (("points", points), ("seed", seed)):
             if value is not None:
                 raise InputError(f"--{name} is given without --base; add --base DEVICE, or omit it")
-    if dataset.is_file():
-        raise InputError(f"{dataset} is a file; expected a folder: `torchedge fit loads` reads such")
-    profile_folders.check_target(out, force=force)
-    if base is not None:
-        base_of(base, "train")  # a device without models fails before the dataset is read
-    count, seed = points if isinstance(points, int) else None, seed or 0
-    transfers: dict[Mode, Adaptation] = {}
-    fits: dict[Mode, ModeFit] = {}
-    problems: list[str] = []
-    label = "fitting" if base is None else "adapting"
-    with one_thread(), tempfile.TemporaryDirectory() as scratch, Progress(2, label) as progress:
-        progress.begin("reading")
-        if not dataset.is_dir() or (base is not None and not is_dataset(dataset)):
-            read_dataset(dataset)  # raises the error of a missing folder
-        described = (
-            device_of(dataset, device) if base is None else measured_device(dataset, device, Path(scratch))
-        )
-        measured = read_dataset(dataset)
-        chosen = _measured(modes, measured.modes or ("train",), dataset)
-        progress.begin("workspaces")
-        workspaces = fit_device_workspaces(dataset)
-        settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
-        progress.more((3 + profile_folders.SCORES * (accuracy and base is None)) * len(chosen))
-        for mode in chosen:
-            models = None if base is None else base_of(base, mode)
-            if base is not None and models is None:
-                warn(f"{base} has no models of mode {mode}; these measurements are not used")
-                continue
-            progress.begin(f"simulating ({MODE_TABLES[mode]})")
-            samples = prepare(measured, described, settings, mode)
-            if models is not None:
-                transfers[mode] = transfer = adapt_mode(models, samples, count, seed, progress.begin)
-                used = int(transfer.used.sum())
-                if count is not None and used < count:
-                    warn(f"{count} points of mode {mode} are asked for, {used} are there; all are used")
-                fits[mode] = describe_transfer(out, transfer, count, seed)
-                continue
-            fitted, scores = profile_folders.fit_models(samples, progress.begin), None
-            if accuracy:
-                progress.begin("accuracy")
-                scores = profile_folders.score_all(samples, progress.step)
-                problems += scores.problems
-            fits[mode] = profile_folders.describe_fit(out, samples, fitted, scores)
-        if not fits:
-            raise InputError(
-                f"{base} has models of none of the modes to fit; choose another --base, or fit without it"
-            )
-        written = profile_folders.write_profile(out, described, fits, workspaces=workspaces)
-    for problem in problems:
-        warn(problem)
-    tables: dict[str, Any] = {MODE_TABLES[mode]: written.profile[MODE_TABLES[mode]] for mode in fits}
+    count = points if isinstance(points, int) else None
+    with Progress(2, "fitting" if base is None else "adapting") as progress:
+        result = fit(dataset, points=count, seed=seed or 0, modes=modes, progress=progress, **options)
+    for note in result.notes:
+        warn(note)
+    answer(fit_document(result), lambda: print_fit(result, dataset))
 
-    def show() -> None:
-        for name, table in tables.items() if base is None else ():
-            _print_mode(written.name, name, table)
-        if transfers:
-            _print_transfers(written.name, transfers, dataset)
 
-    _answer(written, tables, show, f"written to {out}; predict with --device {out}")
+def print_fit(result: DeviceFit, dataset: Path | None) -> None:
+    """Print a fit's figures with their verdicts, what to measure next, and the next command."""
+    how = "" if result.base is None else f"{result.base} adapted to "
+    print_wrapped(f"{result.device.name}: {how}measurements of {result.dataset}")
+    head = ["figure", "verdict", "rows", "networks", "error, %", "inside, %"]
+    rows = [
+        [
+            f"{f.symbol} ({f.name})",
+            f.verdict,
+            f"{f.rows:,}",
+            str(f.networks),
+            number(f.error),
+            number(f.coverage),
+        ]
+        for f in result.figures
+    ]
+    print_table(head, rows, left=2)
+    print_wrapped(
+        "error: mean on networks or points held out of the fit; inside: share of them in their 90 % intervals"
+    )
+    for line in result.missing:
+        print_wrapped(line, first="missing: ", rest="  ")
+    dropped = [f.name for f in result.figures if not f.written]
+    if dropped:
+        print_wrapped(
+            f"{', '.join(dropped)}: unusable and not written, so that predictions of it stay assumed; "
+            "--force writes it", first="missing: ", rest="  ",
+        )  # fmt: skip
+    for line in result.advice:
+        print_wrapped(line, first="to do better: ", rest="  ")
+    written = ", ".join(f"{f.symbol} ({f.verdict})" for f in result.figures if f.written)
+    print_wrapped(f"written to {result.folder}: {written}")
+    for verdict in dict.fromkeys(f.verdict for f in result.figures):
+        print_wrapped(f"{verdict}: {_MEANINGS[verdict]}")
+    print_next(f"torchedge predict resnet50 --batch-size 8 --device {shown_device(result.device)}")
+    if dataset is not None:
+        print_next(f"torchedge accuracy {dataset} --device {shown_device(result.device)}")
+
+
+_MEANINGS = {
+    "good": "errs by at most 10 % on what it has not seen",
+    "rough": "errs by more: compare settings by it, and leave a margin",
+    "unusable": "errs by over 40 %, as an estimate without any measurement does",
+}
 
 
 def _answer(device: Device, tables: Mapping[str, Any], show: Callable[[], object], last: str) -> None:
@@ -186,45 +182,6 @@ def _answer(device: Device, tables: Mapping[str, Any], show: Callable[[], object
     answer({"device": device.name, "folder": str(device.folder), **tables}, show)
     if not json_wanted():
         print_wrapped(last)
-
-
-def _measured(modes: Sequence[Mode], measured: Sequence[Mode], dataset: Path) -> list[Mode]:
-    """Return the modes to fit of those measured; raises InputError if there are none."""
-    from torchedge.prediction.profiles import MODE_TABLES
-
-    chosen = [mode for mode in measured if mode in modes]
-    if not chosen:
-        wanted, others = (", ".join(MODE_TABLES[m] for m in names) for names in (modes, measured))
-        raise InputError(f"{dataset} holds no measurements of {wanted}; expected some: it holds {others}")
-    return chosen
-
-
-def _print_mode(device: str, name: str, table: Any) -> None:  # noqa: ANN401 - a parsed document
-    rows = f"{table['memory_rows']} memory and {table['latency_rows']} latency measurements"
-    networks = len(table["networks"])
-    print_wrapped(f"{device}, {name}: fitted on {rows} of {networks} networks from {table['dataset']}")
-    head = ["mean absolute percentage error", "error, %", "coverage of 90 % intervals, %"]
-    scores = [
-        [f"{target}, {protocol}", number(score["mean"]), number(score.get("coverage", float("nan")))]
-        for target, by_protocol in table.get("accuracy", {}).items()
-        for protocol, score in by_protocol.items()
-    ]
-    if scores:
-        print_table(head, scores)
-
-
-def _print_transfers(name: str, transfers: Mapping[Mode, Adaptation], dataset: Path) -> None:
-    rows = []
-    for mode, transfer in transfers.items():
-        networks = len(set(transfer.samples.network[transfer.used].tolist()))
-        print_wrapped(
-            f"{name}: {transfer.base.name} adapted to {int(transfer.used.sum())} points ({mode}) "
-            f"of {networks} networks from {dataset.resolve().name}"
-        )
-        for target, score in transfer.scores.items():
-            rows.append([_LETTERS[mode, target], number(score.mean), number(score.mean_coverage)])
-    if rows:
-        print_table(["on the other points", "error, %", "inside 90 % intervals, %"], rows)
 
 
 # parts of profiles ------------------------------------------------------------------------------------------
@@ -248,7 +205,7 @@ def _fit_part(
     cls=Command,
     examples=["torchedge fit loads loads.jsonl --device ./my-phone --out my-phone --force"],
 )
-@_out
+@_part
 def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool) -> None:
     """Fit the latency under load that streaming plans with.
 
@@ -290,7 +247,7 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool) -> Non
     cls=Command,
     examples=["torchedge fit kinds campaign/settings --device my-gpu --out my-gpu --force"],
 )
-@_out
+@_part
 def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool) -> None:
     """Fit the latency of transformers and of half precision, kind by kind.
 
@@ -323,7 +280,7 @@ def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool) -> Non
     cls=Command,
     examples=["torchedge fit kernels kernels.jsonl --device nvidia-h200 --out my-h200 --force"],
 )
-@_out
+@_part
 def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool) -> None:
     """Fit the cost model of kernels, by which schedules and layouts are chosen.
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from torchedge.cli.console import Progress, answer, print_wrapped, warn
+from torchedge.cli.console import Progress, answer, print_next, print_wrapped, warn
 from torchedge.cli.listing import device_document, print_device
 from torchedge.cli.options import PATH, Command, Group, TextType, command, whole
-from torchedge.errors import DeviceError, InputError
+from torchedge.errors import DeviceError, InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from torchedge.profiling.campaigns.recording import Summary
@@ -24,7 +25,7 @@ _SHOWN = 5
 @command(
     "profile",
     examples=[
-        "torchedge profile",
+        "torchedge profile --quick",
         "torchedge profile local-cpu --json",
         "torchedge profile --streaming --out loads.jsonl",
         "torchedge profile --streaming --device 1 --out loads.jsonl",
@@ -54,7 +55,7 @@ _SHOWN = 5
     metavar="FILE",
     help="With --streaming or --kernels: file that receives the rows. [--kernels: in your own folder]",
 )
-@click.option("--quick", is_flag=True, help="With --streaming or --kernels: measure little, as a test.")
+@click.option("--quick", is_flag=True, help="Measure less: the processor in about a minute.")
 def profile(
     device: str,
     streaming: bool,
@@ -65,8 +66,9 @@ def profile(
 ) -> None:
     """Measure this machine's processor, or an OpenCL device for streaming or for its kernels.
 
-    The processor takes 20 s; its profile goes into your own folder, where `predict` and `devices` find it
-    before the packaged one. DEVICE is local-cpu; `torchedge campaign` measures others.
+    The processor takes some minutes, with --quick one: figures first, then training and inference of small
+    networks, to which its profile is fitted. It goes into your own folder, where `predict` and `devices`
+    find it before the packaged one. DEVICE is local-cpu; `torchedge campaign` measures others.
 
     With --streaming: how much kernels slow while they load weights, and the rates of disk, copies and
     launches, as rows for `torchedge fit loads`. With --kernels: caches, bandwidths, registers and arithmetic,
@@ -81,11 +83,14 @@ def profile(
     if streaming:
         _profile_streaming(out, opencl_device, quick)
         return
-    for name, value in (("--device", opencl_device), ("--out", out), ("--quick", quick or None)):
+    for name, value in (("--device", opencl_device), ("--out", out)):
         if value is not None:
             raise InputError(f"{name} is given without --streaming or --kernels; add one of them, or omit it")
+    from torchedge.cli.fitting import print_fit
     from torchedge.devices import LOCAL_DEVICE, find_device
-    from torchedge.profiling.local_cpu import PROBES, measure_local_cpu
+    from torchedge.profiling.campaigns.plans import read_plan
+    from torchedge.profiling.device_fits import fit_document
+    from torchedge.profiling.local_cpu import PROBES, fit_machine, measure_local_cpu, measure_networks
 
     if device not in (LOCAL_DEVICE, *find_device(LOCAL_DEVICE).aliases):
         raise DeviceError(
@@ -94,7 +99,19 @@ def profile(
         )
     with Progress(len(PROBES), "measuring") as progress:
         measured = measure_local_cpu(progress.begin)
-    answer(device_document(measured), lambda: print_device(measured))
+    result = None
+    try:
+        with _Bars() as bars, bars.kept():
+            dataset = measure_networks(read_plan("minute" if quick else "quick"), bars, hurry=quick)
+        with Progress(2, "fitting") as progress:
+            result = fit_machine(dataset, progress)
+    except (InputError, MissingExtraError) as error:
+        warn(f"predictions of {LOCAL_DEVICE} stay assumed beside its measured figures: {error}")
+    if result is None:
+        answer(device_document(measured), lambda: print_device(measured))
+        return
+    document = {**device_document(result.device), "fit": fit_document(result)}
+    answer(document, lambda: print_fit(result, None))
 
 
 def _profile_streaming(out: Path | None, device: str | None, quick: bool) -> None:
@@ -182,8 +199,8 @@ def _show(plan: str) -> None:
     from torchedge.profiling.campaigns.plans import read_plan
 
     read = read_plan(plan)
-    items = list(read.items())
-    points = sum(len(item.network.points) for item in items)
+    items = read.items()
+    points = sum(len(item.points) for item in items)
     text = f"{read.text.rstrip()}\n# {len(items)} networks, {points} points"
     answer({"plan": read.text, "networks": len(items), "points": points}, lambda: print(text))
 
@@ -261,12 +278,8 @@ def _run(
     retry = tuple(kind for kind, wanted in again.items() if wanted)
     transport = open_transport(over, python, folder / "device")
     job = Campaign(folder, chosen, device, over, processor or "", retry, convolutions)
-    with _Bars() as bars:
-        try:
-            summary = run_campaign(job, None if tables_only else transport, bars)
-        except KeyboardInterrupt:
-            bars.note("measurements are kept: the same command continues from here")
-            raise
+    with _Bars() as bars, bars.kept():
+        summary = run_campaign(job, None if tables_only else transport, bars)
     keys = ("points", "measured", "out_of_memory", "unsteady", "left", "failed", "skipped")
     document = {"device": device, "folder": str(folder)} | {key: getattr(summary, key) for key in keys}
     answer(document, lambda: _print(summary, device, folder))
@@ -295,19 +308,22 @@ def _print(summary: Summary, device: str, folder: Path) -> None:
         )
     print_wrapped(f"tables in {folder}")
     if summary.measured and not summary.left:
-        from torchedge.storage import user_folder
-
-        described = folder if (folder / "device.toml").exists() else device
-        target = user_folder() / "profiles" / device
-        with contextlib.suppress(OSError):  # fit expects the folder around its profile to exist
-            target.parent.mkdir(parents=True, exist_ok=True)
-        print(f"next: torchedge fit all {folder} --device {described} --out {target}")
+        print_next(f"torchedge fit all {folder} --device {device}")
 
 
 class _Bars(contextlib.ExitStack):
     """Shows a campaign's progress: one bar after another."""
 
     _progress: Progress
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Say after an interrupt that nothing is lost."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.note("measurements are kept: the same command continues from here")
+            raise
 
     def begin(self, label: str, total: int, done: int) -> None:
         """Show another bar."""

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from torchedge.cli.console import JSON, VERBOSITY, verbosity, warn
+from torchedge.cli.console import JSON, MIB, VERBOSITY, verbosity, warn
 from torchedge.errors import CaptureError, InputError, TorchedgeWarning, check_path
-from torchedge.storage.amounts import MOST_BYTES, bytes_of
+from torchedge.storage.amounts import bytes_of, is_ambiguous
 from torchedge.storage.pictures import check_picture
 
 if TYPE_CHECKING:
@@ -114,15 +114,12 @@ def whole_numbers(name: str, separators: str, most: int, what: str, *, distinct:
     return TextType(name, make)
 
 
-def _memory_size(text: str) -> int:
-    """Return the bytes of an amount of memory: 500MiB, 1.5GiB, or a number of MiB."""
-    amount = bytes_of(text, unit=2**20)
-    if amount is None:
-        expected = "expected a number of MiB such as 4096, or one with its unit such as 4GiB"
-        raise InputError(f"{text[:40]!r} is not an amount of memory; {expected}")
-    if not 1 <= amount <= MOST_BYTES:
-        raise InputError(f"{text!r} is not from 1 byte to 1 PiB")
-    return amount
+def _memory_size(text: str) -> str:
+    """Return an amount of memory in bytes, as text with its unit; print how 4G and 4GB are understood."""
+    nbytes = bytes_of(text, "the amount of memory")
+    if is_ambiguous(text):
+        warn(f"{text.strip()} is read as {nbytes / MIB:,.1f} MiB", "note")
+    return f"{nbytes}B"
 
 
 def or_word(kind: TextType, word: str) -> TextType:
@@ -241,9 +238,9 @@ class _Autocast(click.Choice):  # type: ignore[type-arg]  # generic since click 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
         """Return the dtype's name."""
-        from torchedge.prediction.memory.settings import amp_named
+        from torchedge.graphs.training_steps import dtype_named
 
-        return super().convert(amp_named(value), param, ctx)
+        return super().convert(dtype_named(value), param, ctx)
 
 
 amp = click.option("--amp", type=_Autocast(AMP), help="Data type of autocast. [default: no autocast]")
@@ -444,8 +441,5 @@ def unsuitable_size(input_size: tuple[int, ...] | None) -> Iterator[None]:
     except CaptureError as error:
         if input_size is None:
             raise
-        shape = "x".join(map(str, input_size))
-        raise CaptureError(
-            f"{str(error).rstrip('.')}. Check that --input-size {shape} is the shape of one sample, without "
-            "the batch"
-        ) from error
+        option = f"--input-size {'x'.join(map(str, input_size))}"
+        raise CaptureError(str(error).replace(f"input_size={input_size}", option)) from error

@@ -34,6 +34,7 @@ from torchedge.cli.options import (
     unsuitable_size,
 )
 from torchedge.errors import InputError, LimitError
+from torchedge.storage.amounts import bytes_of
 from torchedge.storage.pictures import save_picture
 from torchedge.texts import number
 
@@ -68,6 +69,7 @@ def plan() -> None:
 _planning = options.all_of(
     options.device,
     options.input_size,
+    options.seq_len,
     click.option(
         "--m-peak",
         type=or_word(SIZE, "none"),
@@ -85,7 +87,7 @@ _planning = options.all_of(
 def _settings(
     device: str | None,
     precision: Precision,
-    m_peak: int | str,
+    m_peak: str,
     **shared: Any,  # noqa: ANN401 - chunk, effort, and others of the command
 ) -> tuple[Device, Precision, dict[str, Any]]:
     """Return the device, the precision, and the options of `plan_program`."""
@@ -94,7 +96,7 @@ def _settings(
 
     chosen = choose_device(device)
     derive_rates(chosen)  # fail before the model is captured
-    return chosen, precision, {"m_peak": None if isinstance(m_peak, str) else m_peak, **shared}
+    return chosen, precision, {"m_peak": None if m_peak == "none" else m_peak, **shared}
 
 
 _lambda = click.option(
@@ -156,6 +158,7 @@ _out = click.option(
 def _plan_model(
     model: str,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     strategy: str | None,
     layers: bool,
     out: Path | None,
@@ -184,7 +187,7 @@ def _plan_model(
         with Progress(1, f"lowering and planning {model}") as progress, unsuitable_size(input_size):
             target = target_of_device(device, precision=precision)
             result = plan_model(
-                capture_model(model, input_size=input_size),
+                capture_model(model, input_size=input_size, seq_len=seq_len),
                 target,
                 device,
                 strategy=None if strategy is None else STRATEGIES[strategy],
@@ -214,6 +217,7 @@ def _plan_model(
 def _lower(
     text: str,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     device: Device,
     precision: Precision,
     progress: Progress,
@@ -222,7 +226,7 @@ def _lower(
 
     progress.begin(f"lowering {text}")
     with unsuitable_size(input_size):
-        return lower_model(text, device, input_size=input_size, precision=precision)
+        return lower_model(text, device, input_size=input_size, seq_len=seq_len, precision=precision)
 
 
 def _too_small(error: LimitError) -> int:
@@ -274,8 +278,9 @@ def _end(name: str) -> str:
 @_planning
 def _plan_queue(
     models: tuple[str, ...],
-    memory_limit: int,
+    memory_limit: str,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     plot: Path | None,
     **planning: Any,  # noqa: ANN401 - see _settings
 ) -> int:
@@ -288,16 +293,17 @@ def _plan_queue(
     device, precision, shared = _settings(**planning)
     try:
         with Progress(2 * len(models) + 1, "planning") as progress:
-            programs = [_lower(text, input_size, device, precision, progress) for text in models]
+            programs = [_lower(text, input_size, seq_len, device, precision, progress) for text in models]
             progress.begin("planning each model, then all together")
             queue = plan_queue(programs, device, memory_limit=memory_limit, progress=progress.step, **shared)
     except LimitError as error:
         return _too_small(error)
+    limit = bytes_of(memory_limit)
     if plot is not None:
         from torchedge.streaming.figures import draw_lanes
 
-        save_picture(draw_lanes(queue.lanes, limit_bytes=memory_limit), plot)
-    document = _queue_document(queue, memory_limit)
+        save_picture(draw_lanes(queue.lanes, limit_bytes=limit), plot)
+    document = _queue_document(queue, limit)
     answer(document, lambda: _print_queue(queue, document), drawn=plot)
     return 0
 
@@ -365,6 +371,7 @@ def _print_queue(queue: QueuePlan, document: dict[str, Any]) -> None:
 def _plan_sweep(
     model: str,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     plot: Path | None,
     **planning: Any,  # noqa: ANN401 - see _settings
 ) -> None:
@@ -373,7 +380,7 @@ def _plan_sweep(
 
     device, precision, shared = _settings(**planning)
     with Progress(1 + SETTINGS, "planning") as progress:
-        program = _lower(model, input_size, device, precision, progress)
+        program = _lower(model, input_size, seq_len, device, precision, progress)
         progress.begin(f"sweeping {program.name}")
         points = trade_off(program, device, progress=progress.step, **shared)
     if plot is not None:
@@ -426,8 +433,8 @@ def _figures(name: str, run: RunTimeline) -> list[str]:
 def _plan_instance(instance: Path, strategy: str | None, out: Path | None) -> int:
     """Plan the overlap problem in a file, and verify the plan.
 
-    docs/streaming.md describes the file. Strategies may break limits, with a warning. The exit status is 3 if
-    there is no plan.
+    docs/streaming-files.md describes the file. Strategies may break limits, with a warning. The exit status
+    is 3 if there is no plan.
     """
     from torchedge.streaming.instances import read_instance
     from torchedge.streaming.plans import write_plan

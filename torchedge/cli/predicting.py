@@ -14,7 +14,6 @@ import click
 from torchedge.cli import options
 from torchedge.cli.console import (
     DOES_NOT_FIT,
-    MIB,
     Progress,
     answer,
     json_wanted,
@@ -25,6 +24,7 @@ from torchedge.cli.console import (
 )
 from torchedge.cli.options import MODEL_HELP, PICTURE, capture_named, command
 from torchedge.errors import InputError
+from torchedge.storage.amounts import mib_of
 from torchedge.storage.pictures import save_picture
 from torchedge.texts import number, span
 
@@ -66,7 +66,7 @@ def predict(
     mode: Mode,
     input_size: tuple[int, ...] | None,
     seq_len: int | None,
-    memory_limit: int | None,
+    memory_limit: str | None,
     confidence: float,
     max_batch_size: bool,
     **step: Any,  # noqa: ANN401 - optimizer, amp, accumulation
@@ -83,9 +83,14 @@ def predict(
     from torchedge.tracing.capturing import CaptureRequest
     from torchedge.tracing.sequence_lengths import LengthFamily
 
-    limit = None if memory_limit is None else memory_limit / MIB
     if models[0].endswith(".py") and Path(models[0]).is_file():
-        return _predict_script(models, device, operator_us, limit, confidence)
+        return _predict_script(models, device, operator_us, memory_limit, confidence)
+    words = [text for text in models if text.startswith("-")]
+    if words:
+        raise InputError(
+            f"{words[0]} is no model; expected arguments behind -- of a training script alone: name the "
+            "script first (train.py), or omit them"
+        )
     predictor = Predictor(device)
     if operator_us is not None:
         predictor = Predictor(predictor.device.on_host(operator_us))
@@ -108,10 +113,10 @@ def predict(
             for graph, size in zip(graphs, batch_size, strict=True)
         ]
         shown = step if mode == "train" else {**step, "optimizer": None}
-        rows = [{**p.to_dict(), **shown, **_verdict(p, limit, confidence)} for p in predictions]
+        rows = [{**p.to_dict(), **shown, **_verdict(p, memory_limit, confidence)} for p in predictions]
         if max_batch_size:
             for row, p in zip(rows, predictions, strict=True):
-                row["max_batch_size"] = p.max_batch_size(limit, confidence=confidence)
+                row["max_batch_size"] = p.max_batch_size(memory_limit, confidence=confidence)
         documents += rows
         if not json_wanted():
             print("\n" * (place > 0), end="")
@@ -125,7 +130,7 @@ def _predict_script(
     words: tuple[str, ...],
     device: str | None,
     operator_us: float | None,
-    limit: float | None,
+    memory_limit: str | None,
     confidence: float,
 ) -> int:
     """Predict the step of a training script; the script decides about what is no option of the device."""
@@ -160,18 +165,18 @@ def _predict_script(
         "amp": None,
         "accumulation": watched.settings.accumulation,
     }
-    row = {**prediction.to_dict(), **settings, **_verdict(prediction, limit, confidence)}
+    row = {**prediction.to_dict(), **settings, **_verdict(prediction, memory_limit, confidence)}
     answer(row, lambda: _print([prediction], [row]))
     return 0 if row["fits"] else DOES_NOT_FIT
 
 
-def _verdict(prediction: Prediction, limit: float | None, confidence: float) -> dict[str, Any]:
-    """Return whether a prediction fits a limit in MiB (None: the device's), as plain data."""
+def _verdict(prediction: Prediction, memory_limit: str | None, confidence: float) -> dict[str, Any]:
+    """Return whether a prediction fits a limit (None: the device's memory), as plain data."""
     return {
-        "memory_limit_mib": prediction.device_memory_mib if limit is None else limit,
+        "memory_limit_mib": prediction.device_memory_mib if memory_limit is None else mib_of(memory_limit),
         "confidence": confidence,
-        "required_mib": prediction.required_mib(confidence),
-        "fits": prediction.fits(limit, confidence=confidence),
+        "needed_mib": prediction.needed_mib(confidence),
+        "fits": prediction.fits(memory_limit, confidence=confidence),
     }
 
 
@@ -186,11 +191,11 @@ def _print(predictions: list[Prediction], rows: list[dict[str, Any]]) -> None:
     letters = ("Γ", "Φ") if first.mode == "train" else ("γ", "φ")
     print()
     if len(predictions) == 1:
-        _print_one(first, letters)
+        _print_one(first)
         verdict = "fits" if row["fits"] else "does not fit"
         print_wrapped(
             f"{verdict} into {number(row['memory_limit_mib'])} MiB: needs up to "
-            f"{number(row['required_mib'])} MiB at {100 * row['confidence']:g} % confidence"
+            f"{number(row['needed_mib'])} MiB at {100 * row['confidence']:g} % confidence"
         )
     else:
         _print_several(predictions, rows, letters)
@@ -201,22 +206,10 @@ def _print(predictions: list[Prediction], rows: list[dict[str, Any]]) -> None:
     _print_remarks(predictions)
 
 
-def _print_one(prediction: Prediction, letters: tuple[str, str]) -> None:
-    everything = "all that the run takes from the device"
-    memory = [(f"memory {letters[0]}", prediction.memory, everything)]
-    if prediction.saturates:
-        memory = [
-            (f"memory {letters[0]}", prediction.memory, "the most that the board shows as taken"),
-            ("needed", prediction.needed, "all that the run asks for; decides whether it fits"),
-        ]
-    lines = (
-        *memory,
-        ("reserved", prediction.reserved, "of that by PyTorch's allocator"),
-        ("allocated", prediction.allocated, "of that by tensors"),
-        (f"latency {letters[1]}", prediction.latency, "a step" if prediction.mode == "train" else "a batch"),
-    )
+def _print_one(prediction: Prediction) -> None:
     body = [
-        [name, number(e.value), e.unit, span(e.low, e.high), f"  {meaning}"] for name, e, meaning in lines
+        [name, number(e.value), e.unit, span(e.low, e.high), f"  {meaning}"]
+        for name, e, meaning in prediction.figures
     ]
     columns = max(len(line[1]) for line in body), max(len("90 % interval"), *(len(line[3]) for line in body))
     print(f"{'':<12}{'':>{columns[0]}}      {'90 % interval':>{columns[1]}}")
@@ -236,9 +229,12 @@ def _print_several(
     predictions: list[Prediction], rows: list[dict[str, Any]], letters: tuple[str, str]
 ) -> None:
     memory, latency = letters
+    cached = predictions[0].device_kind == "gpu"
+    taken = "memory that the run takes from the device" if cached else "resident memory of the process"
+    parts = "reserved are those of PyTorch's allocator" if cached else "by tensors"
     print_wrapped(
-        f"{memory} is the memory that the run takes from the device (MiB), {latency} the time of a step "
-        "(ms), each with its 90 % interval; allocated and reserved are those of PyTorch's allocator (MiB)."
+        f"{memory} is the {taken} (MiB), {latency} the time of a step (ms), each with its 90 % interval; "
+        f"allocated {'and ' * cached}{parts} (MiB)."
     )
     saturate = any(p.saturates for p in predictions)
     if saturate:
@@ -247,8 +243,8 @@ def _print_several(
             "for, and decides whether it fits."
         )
     print()
-    head = ["batch", f"{memory} MiB", "90 %", f"{latency} ms", "90 %", "allocated", "reserved"]
-    head += ["needed"] * saturate + ["fits"]
+    head = ["batch", f"{memory} MiB", "90 %", f"{latency} ms", "90 %", "allocated"]
+    head += ["reserved"] * cached + ["needed"] * saturate + ["fits"]
     body = [
         [
             str(p.batch_size),
@@ -257,7 +253,7 @@ def _print_several(
             number(p.latency.value),
             span(p.latency.low, p.latency.high),
             number(p.allocated.value),
-            number(p.reserved.value),
+            *([number(p.reserved.value)] * cached),
             *([number(p.needed.value)] * saturate),
             "yes" if row["fits"] else "no",
         ]
@@ -277,14 +273,15 @@ def _print_several(
 
 def _print_remarks(predictions: list[Prediction]) -> None:
     """Print each remark on any of the predictions once."""
+    from torchedge.prediction.range_remarks import range_remark
+
     for remark in dict.fromkeys(remark for p in predictions for remark in p.unsupported_remarks):
         print_wrapped(remark, rest="  ")
     outside = dict.fromkeys(name for p in predictions for name in p.out_of_range)
     if outside:
         sizes = [str(p.batch_size) for p in predictions if p.out_of_range]
         at = f" at batch {', '.join(sizes)}" if len(predictions) > 1 else ""
-        why = "outside the range that the profile was fitted on, so the figures are extrapolated"
-        print_wrapped(f"{', '.join(outside)}{at}: {why}", first="out of range: ", rest="  ")
+        print_wrapped(range_remark(outside), first=f"out of range{at}: ", rest="  ")
     print_notes(*(p.notes for p in predictions))
 
 
@@ -310,7 +307,7 @@ def _print_remarks(predictions: list[Prediction]) -> None:
 def advise(
     model: str,
     batch_size: int,
-    memory_limit: int | None,
+    memory_limit: str | None,
     **settings: Any,  # noqa: ANN401 - of torchedge.advise
 ) -> int:
     """Find settings under which a training step fits a device.
@@ -322,12 +319,13 @@ def advise(
     from torchedge import api
 
     module, label = options.load_named(model)
-    limit = None if memory_limit is None else memory_limit / MIB
     with Progress(3, f"advise {label}") as progress, options.unsuitable_size(settings["input_size"]):
-        advice = api.advise(module, batch_size, limit_mib=limit, progress=progress.begin, **settings)
+        advice = api.advise(
+            module, batch_size, memory_limit=memory_limit, progress=progress.begin, **settings
+        )
 
     def show() -> None:
-        within = f"{number(advice.limit_mib)} MiB at {100 * settings['confidence']:g} % confidence"
+        within = f"{number(advice.memory_limit_mib)} MiB at {100 * settings['confidence']:g} % confidence"
         print_wrapped(f"{label}: updates of {batch_size} samples on {advice.device}, within {within}")
         print()
         print_table(*advice.rows())
@@ -412,7 +410,7 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
 def report(
     model: str,
     html: Path,
-    memory_limit: int | None,
+    memory_limit: str | None,
     confidence: float,
     **settings: Any,  # noqa: ANN401 - of torchedge.report
 ) -> int:
@@ -424,14 +422,18 @@ def report(
     """
     from torchedge import api
 
-    limit = None if memory_limit is None else memory_limit / MIB
     with Progress(5, f"report {model}") as progress, options.unsuitable_size(settings["input_size"]):
         prediction = api.report(
-            model, out=html, limit_mib=limit, confidence=confidence, progress=progress.begin, **settings
+            model,
+            out=html,
+            memory_limit=memory_limit,
+            confidence=confidence,
+            progress=progress.begin,
+            **settings,
         )
     step = {name: settings[name] for name in ("optimizer", "amp", "accumulation")}
     step["optimizer"] = step["optimizer"] if prediction.mode == "train" else None
-    row = {**prediction.to_dict(), **step, **_verdict(prediction, limit, confidence)}
+    row = {**prediction.to_dict(), **step, **_verdict(prediction, memory_limit, confidence)}
     answer(row, lambda: _print([prediction], [row]), written=html)
     return 0 if row["fits"] else DOES_NOT_FIT
 

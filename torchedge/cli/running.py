@@ -23,7 +23,7 @@ from torchedge.cli.console import MIB, WORDS, Progress, answer, print_table, pri
 from torchedge.cli.options import PATH, PICTURE, SIZE, WHOLE, OutputFile, command, opencl_device
 from torchedge.errors import InputError, OpenCLError
 from torchedge.opencl.foreign_caches import pocl_cache
-from torchedge.storage.amounts import with_unit
+from torchedge.storage.amounts import bytes_of
 from torchedge.storage.pictures import save_picture
 from torchedge.texts import number, shorten
 
@@ -152,7 +152,7 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[
     profile = options.timed or trace is not None or plot is not None
     with bundle.place(
         options.device,
-        memory_limit=with_unit(options.memory_limit),
+        memory_limit=options.memory_limit,
         reads=options.reads,
         loading=options.loading,
         profile=profile,
@@ -380,9 +380,9 @@ def _run_queue(queue: BundleQueue, arrays: Arrays, options: SimpleNamespace) -> 
     outputs: Arrays = []
     with Progress(1 + options.steps, "run", remaining=True) as progress:
         progress.doing("planning all bundles together")
-        limit = f"{options.memory_limit}B"
+        limit = bytes_of(options.memory_limit)
         with queue.place(
-            options.device, memory_limit=limit, reads=options.reads, loading=options.loading
+            options.device, memory_limit=options.memory_limit, reads=options.reads, loading=options.loading
         ) as runner:
             progress.step()
             for iteration in range(1, options.steps + 1):
@@ -397,7 +397,7 @@ def _run_queue(queue: BundleQueue, arrays: Arrays, options: SimpleNamespace) -> 
                 "models": list(queue.names),
                 "device": last.device,
                 "iterations": options.steps,
-                "memory_limit_bytes": options.memory_limit,
+                "memory_limit_bytes": limit,
                 "plan": plan.status,
                 "initialisation_ms": last.initialisation_ms,
                 "iteration_ms": [run.measured.execution_ms for run in runs],
@@ -419,7 +419,7 @@ def _run_queue(queue: BundleQueue, arrays: Arrays, options: SimpleNamespace) -> 
     if options.trace is not None:
         last.trace(options.trace)
     if options.plot is not None:
-        save_picture(draw_runs(runs, options.memory_limit), options.plot)
+        save_picture(draw_runs(runs, limit), options.plot)
     return outputs, document
 
 

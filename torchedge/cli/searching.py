@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, answer, print_notes, print_table, print_wrapped
+from torchedge.cli.console import DOES_NOT_FIT, Progress, answer, print_notes, print_table, print_wrapped
 from torchedge.cli.options import BATCH_SIZES, CONFIDENCE, PATH, SIZE, WHOLE, command, load_named, number_from
-from torchedge.errors import InputError
+from torchedge.errors import InputError, described
 from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torchedge.searching.driver import Search, SearchProgress
     from torchedge.searching.spaces import SearchSpace
+    from torchedge.storage.amounts import Amount
 
 _MS = number_from(0.001, 1e9, name="MS")
 _LIMITS = ("training_memory", "inference_memory", "training_latency", "inference_latency")
@@ -122,13 +123,9 @@ def search(
 # what is asked for ------------------------------------------------------------------------------------------
 
 
-def _limits(asked: dict[str, float | None]) -> dict[str, float]:
-    """Return the limits that are given: MiB and ms."""
-    limits = {
-        name: value / MIB if name.endswith("memory") else value
-        for name, value in asked.items()
-        if value is not None
-    }
+def _limits(asked: dict[str, Any]) -> dict[str, Amount]:
+    """Return the limits that are given: amounts of memory, and ms."""
+    limits = {name: value for name, value in asked.items() if value is not None}
     if not limits:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in _LIMITS)
         raise InputError(f"no limit is given; expected one or more of {names}")
@@ -198,7 +195,7 @@ def _score(text: str | None, space: SearchSpace) -> tuple[Callable[[Sequence[Any
     function = python_attribute(Path(path), name)
     if not callable(function):
         raise InputError(
-            f"{path}: {name} is a {type(function).__name__}; expected a function of a list of encodings"
+            f"{path}: {name} is {described(function)}; expected a function of a list of encodings"
         )
     return function, f"{Path(path).name}:{name}"
 

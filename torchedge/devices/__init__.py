@@ -15,6 +15,7 @@ from torchedge.devices.catalog import (
 )
 from torchedge.devices.device import (
     Device,
+    DeviceKind,
     Fact,
     Figure,
     Provenance,
@@ -33,6 +34,7 @@ __all__ = [
     "RUNTIME_KEYS",
     "STAND_IN",
     "Device",
+    "DeviceKind",
     "Fact",
     "Figure",
     "Profiles",

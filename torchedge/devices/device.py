@@ -164,6 +164,14 @@ class Device:
         """
         return self._known(self.facts, name, "facts")
 
+    @property
+    def native_dtypes(self) -> frozenset[str]:
+        """The dtypes that the device computes in, as its figures and facts say; others are emulated."""
+        half = "half_arithmetic" in self.facts and self.facts["half_arithmetic"].value is True
+        half = half or not {"peak_fp16_gflops", "peak_fp16_matrix_gflops"}.isdisjoint(self.figures)
+        brain = "peak_bf16_matrix_gflops" in self.figures
+        return frozenset(["float32", *["float16"] * half, *["bfloat16"] * brain])
+
     def value(self, name: str) -> float:
         """Return the value of a figure, in the unit that `KNOWN_FIGURES` fixes for its name.
 

@@ -49,6 +49,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "mul": Function("({0} * {1})"),
         "div": Function("({0} / {1})", cost=4),
         "neg": Function("(-{0})"),
+        "neg_int": Function("as_{T}(-as_u{T}({0}))"),  # the least number is its own negative
         "abs": Function("fabs({0})"),
         "abs_int": Function("convert_{T}(abs({0}))"),
         "pow": Function("pow({0}, {1})", cost=20),

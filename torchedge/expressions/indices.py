@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import gcd
 from typing import Any, TypeGuard
+
+from torchedge.storage.locks import cached_property
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,8 @@ class Renderer:
             text = function.for_vectors.format(*texts, T=f"{kind}{self.width}", Z="0")
             return f"convert_int{self.width}({text})", True
         if scalar.function == "where" and kind in ("double", "long"):
-            texts[0] = f"convert_long{self.width}({texts[0]})"
+            # Mesa's rusticl 22.3 loses the sign of a widened mask, and `?:` selects by the sign.
+            texts[0] = f"(convert_long{self.width}({texts[0]}) != (long{self.width})(0L))"
         zero = self._wide(literal(0, scalar.dtype), scalar.dtype)
         return function.for_vectors.format(*texts, T=f"{kind}{self.width}", Z=zero), True
 
@@ -237,7 +238,7 @@ class Renderer:
             long = vector and COMPUTE[old] in ("double", "long")
             return f"convert_int{suffix}({test})" if long else test, vector
         if old == "bool" and vector:
-            text = f"-{text}"
+            text = f"(-{text})"
         narrow = {"int8": "char", "uint8": "uchar", "int16": "short"}.get(new)
         if narrow:
             text = f"convert_{narrow}{suffix}({text})"
@@ -390,7 +391,7 @@ class Renderer:
             for k in range(self.width)
         ]
         text = f"({COMPUTE[site.dtype]}{self.width})({', '.join(lanes)})"
-        return (f"-{text}" if site.dtype == "bool" else text), True
+        return (f"(-{text})" if site.dtype == "bool" else text), True
 
     def _safe(self, offset: Index, guard: str, lane: int | None, site: Site, width: int = 1) -> str:
         text = self.integer(offset, guard, lane, site.name)

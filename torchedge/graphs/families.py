@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from torchedge.errors import InputError
 from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.graph import ForwardGraph
 from torchedge.graphs.sizes import substituted, symbols_in
+from torchedge.storage.locks import cached_property
 
 LEAST = 2
 """The smallest number a symbol may stand for: what is compared with 1 then comes out alike for all graphs."""

@@ -17,6 +17,10 @@ class FootprintEvent(IntEnum):
     GRADIENT = 2
 
 
+FILLS, IN_ORDER = 1, 2
+"""How a gradient lies: it fills its storage and is no view of it; its strides are those of its input."""
+
+
 @dataclass(frozen=True, slots=True)
 class StorageSize:
     """The size of a storage: elements of a tensor of the call where they agree, else a polynomial.
@@ -37,7 +41,7 @@ class Footprint:
     sizes: of each storage. tensors: the storage of each input and output (-1: an absent input); an output may
     share an input's. gradients: the storage of the gradient that arrives for each output (-1: none).
     forward: k + 1 where storage k is allocated, -k - 1 where it is freed. saved: storages that autograd
-    keeps. backward: events (event, storage, input, 1 if a gradient fills its storage in order).
+    keeps. backward: events (event, storage, input, `FILLS` and `IN_ORDER` of a gradient).
     """
 
     sizes: tuple[StorageSize, ...]
@@ -47,36 +51,50 @@ class Footprint:
     saved: tuple[int, ...]
     backward: tuple[tuple[FootprintEvent, int, int, int], ...]
 
-    def widened(self, item_size: int, narrow: Collection[int]) -> Footprint:
+    def widened(self, item_size: int, narrow: Collection[int], *, casts: bool = True) -> Footprint:
         """Return the footprint where some inputs and outputs have narrower elements than the others.
 
         item_size: bytes of the widest elements, which temporaries and gradients take. narrow: places of
-        the narrower inputs and outputs; the gradients of such inputs are cast once the call has returned.
+        the narrower inputs and outputs; casts: the gradients of such inputs are cast once the call has
+        returned, else they are as narrow as the input.
         """
+        own = {*self.tensors}
+        if not casts:
+            own.update([number for event, number, _, _ in self.backward if event is FootprintEvent.GRADIENT])
         sizes = [
-            size if size.item_size or number in self.tensors else replace(size, item_size=item_size)
+            size if size.item_size or number in own else replace(size, item_size=item_size)
             for number, size in enumerate(self.sizes)
         ]
-        events: list[tuple[FootprintEvent, int, int, int]] = []
-        casts: dict[int, list[int]] = {}
-        dropped = {number for event, number, _, _ in self.backward if event is FootprintEvent.DROP}
-        ends = [
-            (FootprintEvent.DROP, number, 0, 0)
-            for event, number, place, _ in self.backward
-            if event is FootprintEvent.GRADIENT and place in narrow and number not in dropped
-        ]
-        for event, number, place, dense in (*self.backward, *dict.fromkeys(ends)):
-            if event is FootprintEvent.GRADIENT and place in narrow:
-                casts.setdefault(number, []).append(place)
-                continue
-            if event is FootprintEvent.DROP:
-                for cast in casts.pop(number, ()):
-                    like = sizes[self.tensors[cast]]
-                    events.append((FootprintEvent.NEW, len(sizes), 0, 0))
-                    events.append((FootprintEvent.GRADIENT, len(sizes), cast, 1))
-                    sizes.append(StorageSize(cast, like.elements, 0))
-            events.append((event, number, place, dense))
-        return replace(self, sizes=tuple(sizes), backward=tuple(events))
+        if not casts:
+            return replace(self, sizes=tuple(sizes))
+        made = {n: at for at, (event, n, _, _) in enumerate(self.backward) if event is FootprintEvent.NEW}
+        drops = [at for at, event in enumerate(self.backward) if event[0] is FootprintEvent.DROP]
+        readers = {p: n for event, n, p, _ in self.backward if event is FootprintEvent.GRADIENT}
+        wide = {number for place, number in readers.items() if place not in narrow}
+        added: dict[int, list[tuple[FootprintEvent, int, int, int]]] = {}
+        for place in sorted({*narrow} & readers.keys()):
+            # the engine takes one gradient after the other: sums it to the size of its input, casts it
+            number = readers[place]
+            sums = [made.get(n, -1) for p, n in readers.items() if p < place]
+            last = (
+                max(sums) if max(sums, default=-1) > made.get(number, -1) else max(made.values(), default=-1)
+            )
+            at = next((drop for drop in drops if drop > last), len(self.backward)) + (last in sums)
+            events = added.setdefault(at, [])
+            events.append((FootprintEvent.NEW, len(sizes), 0, 0))
+            events.append((FootprintEvent.GRADIENT, len(sizes), place, FILLS | IN_ORDER))
+            if number not in wide:
+                events.append((FootprintEvent.DROP, number, 0, 0))
+            sizes.append(StorageSize(place, (0, 0, 0), 0))
+        cast = {number for place, number in readers.items() if place in narrow} - wide
+        backward = []
+        for at, event in enumerate((*self.backward, None)):
+            backward += added.get(at, [])
+            if event is not None:
+                casts = event[0] is FootprintEvent.GRADIENT and event[2] in narrow
+                if not (casts or (event[0] is FootprintEvent.DROP and event[1] in cast)):
+                    backward.append(event)
+        return replace(self, sizes=tuple(sizes), backward=tuple(backward))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.sizes import Affine, NotAffineError, Poly, Shape, format_shape, shape_at
+from torchedge.storage.locks import cached_property
 
 _Key = TypeVar("_Key")
 Role = Literal["input", "parameter", "buffer", "state", "constant", "activation"]
 Mode = Literal["train", "infer"]
 """The run that is predicted or captured: a training step or an inference."""
+
+COMPILED = "torch.compile"
+"""Among unsupported operators: the step is compiled, and its figures are those of eager PyTorch."""
 
 ITEM_SIZES: Mapping[str, int] = MappingProxyType(
     {
@@ -146,7 +149,8 @@ class ForwardGraph:
     in that memory format, which has other kernels. unread: parameters and buffers of the model that no
     operator reads, which occupy the device all the same. captured_for: the device that the
     graph holds for, as the forward pass asks for its device; None: every. reads_batch: it computes with
-    or compares the batch size, so that a branch may be taken as for large batches.
+    or compares the batch size, so that a branch may be taken as for large batches. compiled: the model
+    runs under torch.compile, which runs other kernels than these operators.
     """
 
     values: tuple[Value, ...]
@@ -164,6 +168,7 @@ class ForwardGraph:
     unread: tuple[Value, ...] = ()
     captured_for: str | None = None
     reads_batch: bool = False
+    compiled: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
@@ -186,8 +191,9 @@ class ForwardGraph:
 
     @cached_property
     def unsupported(self) -> tuple[str, ...]:
-        """Kinds of operators that `torchedge.ops` does not know, each once, in order of appearance."""
-        return tuple(dict.fromkeys(op.kind for op in self.ops if not op.known))
+        """Kinds of operators that `torchedge.ops` does not know, each once, in order; and `COMPILED`."""
+        kinds = dict.fromkeys(op.kind for op in self.ops if not op.known)
+        return (*kinds, *([COMPILED] if self.compiled else []))
 
     @cached_property
     def digest(self) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from torchedge.graphs.training_steps import Loss
 from torchedge.integrations.training_runs import TrainingRun
 
 _AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
@@ -19,7 +19,7 @@ def check_run(
     example: Any,
     batch_size: int,
     *,
-    loss: Callable[[Any], Any] | Literal["default"] = "default",
+    loss: Loss = "default",
     **run: Any,
 ) -> TrainingRun:
     """Check a run with an Accelerator's precision and accumulation before its first step.

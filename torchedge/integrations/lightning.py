@@ -13,6 +13,7 @@ from torchedge.devices import Device
 from torchedge.errors import InputError, TorchedgeError, needed
 from torchedge.integrations.training_runs import TrainingRun, harmless, named_as
 from torchedge.prediction.results import CONFIDENCE, Prediction
+from torchedge.storage.amounts import Amount
 from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.vision import import_torchvision
 
@@ -70,13 +71,13 @@ class PredictedBatchSize(pl.Callback):  # type: ignore[misc]
         self,
         *,
         device: str | Device | None = None,
-        limit_mib: float | None = None,
+        memory_limit: Amount | None = None,
         confidence: float = CONFIDENCE,
         optimizer: str = "adamw",
         largest: int = 8192,
         example: Any = None,
     ) -> None:
-        self._device, self._limit, self._confidence = device, limit_mib, confidence
+        self._device, self._limit, self._confidence = device, memory_limit, confidence
         self._optimizer, self._largest, self._example = optimizer, largest, example
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -104,7 +105,7 @@ class PredictedBatchSize(pl.Callback):  # type: ignore[misc]
         if not batch_size:
             raise InputError(
                 f"{prediction.model} does not fit at batch size 1 on {prediction.device}: it needs up to "
-                f"{prediction.required_mib(self._confidence):.0f} MiB; take a smaller model or another device"
+                f"{prediction.needed_mib(self._confidence):.0f} MiB; take a smaller model or another device"
             )
         owner.batch_size = batch_size
 

@@ -151,8 +151,8 @@ def watch_script(
             ) from end
         except Exception as error:
             raise InputError(
-                f"{_place(path, error)}: {type(error).__name__}: {first_line(error)}; the script has to "
-                "run up to its first optimizer.step()"
+                f"{_place(path, error)}: {type(error).__name__}: {first_line(error)}; expected it to "
+                "run up to its first optimizer.step(): correct the script"
             ) from error
     return watching
 

@@ -28,11 +28,14 @@ from torchedge.errors import (
     TorchedgeWarning,
     check_choice,
     check_function,
+    described,
     first_line,
 )
+from torchedge.graphs.training_steps import Loss
 from torchedge.prediction.advice import Advice
-from torchedge.prediction.results import CONFIDENCE, Prediction, checked_confidence, checked_limit
+from torchedge.prediction.results import CONFIDENCE, Prediction, checked_confidence
 from torchedge.profiling.hosts import measure_operator_us
+from torchedge.storage.amounts import Amount, mib_of
 from torchedge.texts import number, span
 from torchedge.tracing.interception import batch_of
 
@@ -77,14 +80,14 @@ class TrainingRun:
 
     example: a batch; by default the largest samples among a dataset's first ones. device: as in
     `torchedge.predict`; by default this machine's, in this machine's host, whose launches are timed for some
-    10 ms where CUDA is in use. limit_mib: by default the device's memory. misfit: raise LimitError or warn
+    10 ms where CUDA is in use. memory_limit: by default the device's memory. misfit: raise LimitError or warn
     if the run will not fit. advise: then also look for settings that would (some seconds). report: gets the
     comparison at the end of the run as text.
     """
 
     example: Any = None
     device: str | Path | Device | None = None
-    limit_mib: float | None = None
+    memory_limit: Amount | None = None
     confidence: float = CONFIDENCE
     misfit: Misfit = "warn"
     advise: bool = True
@@ -99,8 +102,8 @@ class TrainingRun:
         check_choice("misfit", self.misfit, ("raise", "warn"))
         checked_confidence(self.confidence)
         check_function("report", self.report)
-        if self.limit_mib is not None:
-            checked_limit(self.limit_mib)
+        if self.memory_limit is not None:
+            mib_of(self.memory_limit, "memory_limit")
 
     def batch(self, loader: Any, batch_size: int | None = None) -> tuple[Any, int]:
         """Return an example batch and its number of samples; raises TorchedgeError where there is none.
@@ -128,7 +131,7 @@ class TrainingRun:
         optimizer: str | torch.optim.Optimizer = "adamw",
         amp: str | None = None,
         accumulation: int = 1,
-        loss: Callable[[Any], Any] | Literal["default"] = "default",
+        loss: Loss = "default",
     ) -> Prediction | None:
         """Predict the run, and warn or raise LimitError if it will not fit; None where it is not predicted.
 
@@ -142,7 +145,7 @@ class TrainingRun:
         self.prediction = prediction = api.predict(
             model, batch_size, device=device, accumulation=accumulation, **options
         )
-        if prediction.fits(self.limit_mib, confidence=self.confidence):
+        if prediction.fits(self.memory_limit, confidence=self.confidence):
             return prediction
         if self.advise:
             try:
@@ -150,7 +153,7 @@ class TrainingRun:
                     model,
                     batch_size * accumulation,
                     device=device,
-                    limit_mib=self.limit_mib,
+                    memory_limit=self.memory_limit,
                     confidence=self.confidence,
                     **options,
                 )
@@ -163,17 +166,17 @@ class TrainingRun:
         return prediction
 
     def _message(self, prediction: Prediction) -> str:
-        limit = self.limit_mib if self.limit_mib is not None else prediction.device_memory_mib
+        limit = prediction.device_memory_mib if self.memory_limit is None else mib_of(self.memory_limit)
         text = (
             f"{prediction.model} at batch {prediction.batch_size} will not fit on {prediction.device}: it "
-            f"needs up to {number(prediction.required_mib(self.confidence))} of {number(limit or 0.0)} MiB "
+            f"needs up to {number(prediction.needed_mib(self.confidence))} of {number(limit or 0.0)} MiB "
             f"at {self.confidence:.0%} confidence"
         )
         if self.advice is None:
             return text
         ways = [
             f"{', '.join(way.changes) or 'no change'} ({way.accumulation} x {way.batch_size}: "
-            f"{number(way.required_mib)} MiB, {number(way.update_ms)} ms an update)"
+            f"{number(way.needed_mib)} MiB, {number(way.update_ms)} ms an update)"
             for way in self.advice.settings
             if way.fits
         ]
@@ -236,7 +239,7 @@ def largest_batch(dataset: Any, collate: Callable[[list[Any]], Any], batch_size:
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TorchedgeError(
-            f"the dataset is a {type(dataset).__name__} without indices; expected one, or an example batch: "
+            f"the dataset is {described(dataset)} without indices; expected one, or an example batch: "
             "pass example="
         )
     with _same_randomness():
@@ -253,7 +256,7 @@ def batch_size_of(loader: Any) -> int:
     batch_size = batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if not isinstance(batch_size, int):
         raise TorchedgeError(
-            f"the data loader is a {type(loader).__name__} without a batch size; expected "
+            f"the data loader is {described(loader)} without a batch size; expected "
             "DataLoader(batch_size=...), or a batch: pass example="
         )
     return batch_size

@@ -43,9 +43,10 @@ def check_loops(name: str, positions: Iterable[Sequence[Axis]], indices: Iterabl
     for index in indices:
         if not is_within(index, MOST):
             low, high = index.range
+            between = "" if low < -MOST or high > MOST else " through larger products"
             raise LoweringError(
-                f"{name} computes places from {low} to {high}; expected numbers of 32 bits, at most {MOST}; "
-                f"{_ADVICE}"
+                f"{name} computes places from {low} to {high}{between}; expected numbers of 32 bits, at most "
+                f"{MOST}; {_ADVICE}"
             )
 
 

@@ -9,14 +9,15 @@ from typing import Any, get_args
 import torch
 
 from torchedge.devices import Device
-from torchedge.errors import InputError, check_choice
+from torchedge.errors import check_choice, not_a_module
 from torchedge.lowering.assembly import Lowered, lower_step
 from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS, Precision, Target, Tuner, bounded, device_class, with_tuner
-from torchedge.tracing.capturing import arguments_of, unwrapped
+from torchedge.tracing.capturing import CaptureRequest, arguments_of, unwrapped
 from torchedge.tracing.folding import fold_constants
+from torchedge.tracing.sequence_lengths import LengthFamily
 from torchedge.tracing.sources import load_model
 from torchedge.tracing.steps import CapturedStep, capture_step
 
@@ -89,6 +90,7 @@ def capture_model(
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
     *,
     input_size: tuple[int, ...] | None = None,
+    seq_len: int | None = None,
     name: str | None = None,
 ) -> CapturedStep:
     """Capture the inference of a model; weights may lie on the meta device.
@@ -96,6 +98,7 @@ def capture_model(
     model: a module, or a text that `load_model` understands. example: what it is called with (a tuple:
     positional arguments, a mapping: keywords); input_size: the shape of one sample without the batch, instead
     of `example`. Without both, the shape is that of the model's attribute `example_inputs` or its metadata.
+    seq_len: another length of its sequences.
 
     Raises:
         InputError: the model or the example is none.
@@ -105,10 +108,13 @@ def capture_model(
         model, label = load_model(model)
         name = name or label
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a model's name")
+        raise not_a_module(model, "a torch.nn.Module or a model's name")
     model = unwrapped(model)
     if example is None and input_size is None:
         example = getattr(model, "example_inputs", None)
+    if seq_len is not None:
+        request = CaptureRequest(model, mode="infer", example=example, input_size=input_size)
+        example, input_size = LengthFamily(request).at(seq_len).example, None
     args, kwargs, _ = arguments_of(model, example, input_size)
     return capture_inference_step(model, args, kwargs, name=name)
 
@@ -119,6 +125,7 @@ def lower_model(
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
     *,
     input_size: tuple[int, ...] | None = None,
+    seq_len: int | None = None,
     precision: Precision = "float32",
     name: str | None = None,
 ) -> Program:
@@ -127,4 +134,5 @@ def lower_model(
     Raises what `capture_model` raises, and LoweringError for operators without kernels.
     """
     target = target_of_device(device, precision=precision)
-    return lower_inference(capture_model(model, example, input_size=input_size, name=name), target).program
+    captured = capture_model(model, example, input_size=input_size, seq_len=seq_len, name=name)
+    return lower_inference(captured, target).program

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Literal
 
@@ -14,6 +13,7 @@ from msgspec import Meta
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.targets import DeviceClass
 from torchedge.storage.codecs import DERIVED, PRINTABLE, REQUIRED, Key, OneOf, OptionalText, Sha256, Text
+from torchedge.storage.locks import cached_property
 from torchedge.textures.layouts import MAX_EXTENT, MAX_RANK, Layout
 
 MAX_SIZE = 2**40

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakSet
 
 from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
 from torchedge.opencl.choosing import choose_device
@@ -21,7 +21,7 @@ class DeviceContext:
     """An open device: pyopencl's module, context and in-order queue.
 
     launched: the events of the last run's launches, by the queue's number, and what names them. lost: why no
-    command of this context succeeds any more, if so.
+    command of this context succeeds any more, if so. allocated: the buffers and images that are alive.
     """
 
     device: ClDevice
@@ -30,6 +30,7 @@ class DeviceContext:
     queue: Any
     launched: dict[int, tuple[Sequence[Any], WeakMethod[Callable[[int], str]]]] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
+    allocated: WeakSet[Any] = field(default_factory=WeakSet)
 
     @property
     def handle(self) -> Any:
@@ -120,18 +121,18 @@ def failure(context: DeviceContext, queue: Any, error: Any) -> OpenCLError:
         place = named(failed[0])
     elif events:
         place = f"one of {len(events)} launches from {named(0)} to {named(len(events) - 1)}"
+    device, to_string = context.device, context.cl.status_code.to_string
     if isinstance(error, int):
-        message = f"status {error}, {context.cl.status_code.to_string(error, 'unknown status %d')}"
+        message = f"status {error}, {to_string(error, 'unknown status %d')}"
     else:
-        translated_error = translation(error, place, device=context.device)
-        if isinstance(translated_error, DeviceMemoryError):
-            return translated_error
         message = " ".join(str(error).split())
-    device = context.device
+    codes = [getattr(error, "code", error), *(statuses[k] for k in failed[:1])]
+    if _NO_MEMORY & {to_string(code, "status %d") for code in codes if isinstance(code, int)}:
+        return DeviceMemoryError(memory_text(place, 0, device, message))
     context.lost.append(f"{place}: {device.name} (driver {device.driver}) failed with {message}")
     return DeviceLostError(
-        f"{context.lost[0]}; restart the process. A kernel accessed memory outside its tensors, or the "
-        "driver ended it: update the driver, or choose another device with TORCHEDGE_OPENCL_DEVICE"
+        f"{context.lost[0]}; restart the process. A kernel accessed memory outside its tensors, had too few "
+        f"resources or took too long, and the driver ended it: {_OTHERWISE}"
     )
 
 
@@ -143,13 +144,14 @@ def _status_of(event: Any) -> int | None:
         return None
 
 
+_OTHERWISE = "update the driver, or choose another device with TORCHEDGE_OPENCL_DEVICE"
 _NO_MEMORY = {"MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE"}
 _LOST = {"DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE", "INVALID_CONTEXT", "INVALID_DEVICE"}
 
 
 @contextmanager
 def translated(doing: str, *, nbytes: int = 0, device: ClDevice | None = None) -> Iterator[None]:
-    """Raise the driver's errors as torchedge's; `doing` and `nbytes` name the request."""
+    """Raise the driver's errors as torchedge's; `doing` and `nbytes`, what it needs, name the request."""
     cl = load_pyopencl()
     try:
         yield
@@ -170,19 +172,28 @@ def translation(
     code = getattr(error, "code", None)
     status = "" if code is None else cl.status_code.to_string(code, "status %d")
     if status in _NO_MEMORY or isinstance(error, cl.MemoryError) or (nbytes and status == "OUT_OF_RESOURCES"):
-        return DeviceMemoryError(_memory_text(doing, nbytes, device, text), nbytes=nbytes)
+        return DeviceMemoryError(memory_text(doing, nbytes, device, text), nbytes=nbytes)
+    driver = f"{device.name} (driver {device.driver})" if device else "the OpenCL driver"
     if status in _LOST:
         return DeviceLostError(
-            f"{doing}: the device is lost ({text}); restart the process, and look at the driver's log"
+            f"{doing}: {driver} is lost ({text}); restart the process, and look at the driver's log"
         )
-    return OpenCLError(f"{doing}: the OpenCL driver reports {text}")
+    return OpenCLError(f"{doing}: {driver} reports {text}; {_OTHERWISE}")
 
 
-def _memory_text(doing: str, nbytes: int, device: ClDevice | None, message: str) -> str:
-    request = f"{nbytes} bytes requested" if nbytes else "no memory left"
-    limits = (
-        f", {device.name} has {device.global_bytes}, at most {device.allocation_bytes} in one allocation"
-        if device
-        else ""
+def memory_text(doing: str, nbytes: int, device: ClDevice | None, message: str = "") -> str:
+    """Return the text of a DeviceMemoryError: what was asked for, what the device has, what can be done."""
+    request = f"needs {nbytes} bytes" if nbytes else "finds no memory left"
+    limits = ""
+    if device:
+        opened = _open.get(device.index)
+        taken = sum([memory.size for memory in opened.allocated]) if opened else 0
+        limits = (
+            f", {device.name} (driver {device.driver}) has {device.global_bytes} in all, at most "
+            f"{device.allocation_bytes} in one allocation, and {taken} are taken by this process"
+        )
+    reason = f" ({message})" if message else ""
+    return (
+        f"{doing} {request}{limits}{reason}; use a smaller batch, half storage, or a memory_limit that "
+        "streams the weights, or free the device"
     )
-    return f"{doing}: {request}{limits} ({message}); use a smaller batch or half storage, or free the device"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from torchedge.errors import DeviceError, DeviceMemoryError
 from torchedge.opencl.compiling import compile_kernels
-from torchedge.opencl.contexts import DeviceContext, check_alive, failure, translated
+from torchedge.opencl.contexts import DeviceContext, check_alive, failure, memory_text, translated
 
 PAGE_BYTES = 4096
 """Bytes of a page: direct reads from a disk go to whole pages."""
@@ -52,7 +52,14 @@ def allocate_buffer(context: DeviceContext, nbytes: int, what: str) -> Any:
     """
     _check_allocation(context, nbytes, what)
     with translated(what, nbytes=nbytes, device=context.device):
-        return context.cl.Buffer(context.context, context.cl.mem_flags.READ_WRITE, max(1, nbytes))
+        return counted_buffer(context, context.cl.mem_flags.READ_WRITE, max(1, nbytes))
+
+
+def counted_buffer(context: DeviceContext, flags: int, nbytes: int) -> Any:
+    """Return a new buffer that counts as allocated while it lives; raises the driver's errors."""
+    buffer = _counted(context.cl.Buffer)(context.context, flags, nbytes)
+    context.allocated.add(buffer)
+    return buffer
 
 
 def allocate_image(context: DeviceContext, width: int, height: int, dtype: str, what: str) -> Any:
@@ -66,10 +73,21 @@ def allocate_image(context: DeviceContext, width: int, height: int, dtype: str, 
     cl = context.cl
     nbytes = width * height * 4 * np.dtype(dtype).itemsize
     _check_allocation(context, nbytes, what)
+    description = cl.ImageDescriptor()
+    description.image_type = cl.mem_object_type.IMAGE2D
+    description.shape = (width, height)
     with translated(what, nbytes=nbytes, device=context.device):
-        return cl.create_image(
-            context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), shape=(width, height)
+        image = _counted(cl.Image)(
+            context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), desc=description
         )
+    context.allocated.add(image)
+    return image
+
+
+@cache
+def _counted(kind: type) -> Any:
+    """Return a class of pyopencl's memory objects whose objects can be referred to weakly."""
+    return type(kind.__name__, (kind,), {})
 
 
 def image_over_buffer(
@@ -104,7 +122,7 @@ def image_over_buffer(
     description.shape = (width, height)
     description.pitches = (pitch * 4 * np.dtype(dtype).itemsize, 0)
     description.buffer = buffer
-    with translated(what):
+    with translated(what, device=device):
         return cl.Image(
             context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), desc=description
         )
@@ -112,7 +130,7 @@ def image_over_buffer(
 
 def sub_buffer(context: DeviceContext, buffer: Any, offset: int, nbytes: int, what: str) -> Any:
     """Return the part of a buffer that begins at byte `offset`, a multiple of the device's alignment."""
-    with translated(what):
+    with translated(what, nbytes=nbytes, device=context.device):
         return buffer.get_sub_region(offset, max(1, nbytes))
 
 
@@ -178,7 +196,7 @@ class StagingMemory:
         cl, flags = context.cl, context.cl.mem_flags
         self._context, self._queue = context, queue
         with translated(what, nbytes=nbytes, device=context.device):
-            self._buffer = cl.Buffer(context.context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, nbytes)
+            self._buffer = counted_buffer(context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, nbytes)
             ways = cl.map_flags.READ | cl.map_flags.WRITE
             mapped, _ = cl.enqueue_map_buffer(queue, self._buffer, ways, 0, (nbytes,), np.uint8)
         self._map: Any = mapped.base
@@ -214,11 +232,7 @@ def upload_call(
 def _check_allocation(context: DeviceContext, nbytes: int, what: str) -> None:
     device = context.device
     if nbytes > device.allocation_bytes:
-        raise DeviceMemoryError(
-            f"{what}: {nbytes} bytes requested, {device.name} allocates at most "
-            f"{device.allocation_bytes} at once; use a smaller batch or half storage",
-            nbytes=nbytes,
-        )
+        raise DeviceMemoryError(memory_text(what, nbytes, device), nbytes=nbytes)
 
 
 def _check_image(context: DeviceContext, width: int, height: int, what: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchedge.errors import DeviceMemoryError
-from torchedge.opencl.contexts import DeviceContext
+from torchedge.opencl.contexts import DeviceContext, memory_text
 from torchedge.opencl.platforms import ClDevice
 
 _PCI_BUS, _PCI_SLOT = 0x4008, 0x4009  # of cl_nv_device_attribute_query
@@ -89,20 +89,12 @@ def admit(device: ClDevice, device_bytes: int, host_bytes: int, what: str) -> No
     device_bytes: of all its tensors on the device. host_bytes: of the arrays that the host holds beside them.
     On processors both are the host's.
     """
-    _check(what, device_bytes, device.global_bytes, f"{device.name} has {device.global_bytes} in all")
+    if device_bytes > device.global_bytes:
+        raise DeviceMemoryError(memory_text(what, device_bytes, device), nbytes=device_bytes)
     needed = host_bytes + (device_bytes if device.kind == "cpu" else 0)
     free = free_host_bytes()
-    if free is not None:
-        _check(what, needed, free, f"the host has {free} free")
-
-
-def _check(what: str, needed: int, available: int, where: str) -> None:
-    if needed > available:
-        raise DeviceMemoryError(
-            f"{what} needs {needed} bytes, {where}; use a smaller batch, half storage, or a memory_limit "
-            "that streams its weights",
-            nbytes=needed,
-        )
+    if free is not None and needed > free:
+        raise DeviceMemoryError(memory_text(what, needed, device, f"the host has {free} free"), nbytes=needed)
 
 
 def free_host_bytes() -> int | None:

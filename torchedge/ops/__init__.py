@@ -6,7 +6,6 @@ autocast treats it. How it becomes kernels is one function under the same name i
 
 from torchedge.ops.specs import (
     UNKNOWN,
-    UNKNOWN_REMARK,
     Call,
     LoadClass,
     OpSpec,
@@ -14,11 +13,11 @@ from torchedge.ops.specs import (
     call_of,
     registry,
     spec_of,
+    unsupported_remark,
 )
 
 __all__ = [
     "UNKNOWN",
-    "UNKNOWN_REMARK",
     "Call",
     "LoadClass",
     "OpSpec",
@@ -26,4 +25,5 @@ __all__ = [
     "call_of",
     "registry",
     "spec_of",
+    "unsupported_remark",
 ]

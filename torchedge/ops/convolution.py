@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from torchedge.ops.specs import Call, LoadClass, Work, keep, spec
+from torchedge.ops.specs import Call, LoadClass, Work, spec
 from torchedge.ops.strides import Sizes
 
 
@@ -98,7 +98,6 @@ _convolution = partial(
     load=LoadClass.REUSABLE,
     work=Work.CONVOLUTION,
     flops=conv_flops,
-    saves=keep(0, 1),  # each gradient reads both operands
     autocast="lower",
 )
 
@@ -108,7 +107,6 @@ OPS = (
         "input weight bias stride padding dilation groups",
         "conv1d conv3d",
         infer=conv_shape,
-        backward_scratch=winograd_workspace,
     ),
     _convolution(
         "conv_transpose2d",

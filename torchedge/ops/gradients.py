@@ -40,8 +40,8 @@ def record_ends(
         op = graph.ops[position]
         if True not in [needs[index] for index in op.outputs]:
             continue
-        mode = spec_of(op.kind).grad_mode
-        slots = [i for k, i in enumerate(op.inputs) if i is not None and needs[i] and mode(k) != "none"]
+        passes = spec_of(op.kind).differentiates
+        slots = [i for k, i in enumerate(op.inputs) if i is not None and needs[i] and passes(k)]
         if not reached.isdisjoint(op.outputs) or (op.inplace and storages[op.outputs[0]] in read):
             reached.update(op.outputs)
             reached.update(slots)
@@ -81,6 +81,6 @@ def is_differentiated(op: Op, needs: Sequence[bool], *, through_stops: bool = Fa
     if op.grad:
         spec = spec_of(op.kind)
         for slot, index in enumerate(op.inputs):
-            if index is not None and needs[index] and (through_stops or spec.grad_mode(slot) != "none"):
+            if index is not None and needs[index] and (through_stops or spec.differentiates(slot)):
                 return True
     return False

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from torchedge.graphs import FLOATING
 from torchedge.ops import strides
-from torchedge.ops.specs import Call, LoadClass, Work, keep, no_flops, spec
+from torchedge.ops.kernels import kernel
+from torchedge.ops.specs import EVERY, LoadClass, Work, no_flops, spec
 from torchedge.ops.strides import Sizes
 
 
@@ -29,20 +29,13 @@ def cat_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None
     return (*first[:dim], sum([s[dim] for s in shapes]), *first[dim + 1 :])
 
 
-def index_saves(call: Call) -> tuple[int, ...]:
-    """The index tensors; what is written with slices has none."""
-    return tuple([i for i in range(1, len(call.ins)) if call.in_dtype(i) not in FLOATING])
-
-
 _free = partial(spec, work=Work.NONE, flops=no_flops, autocast="keep", backward_flops=0.0)
 _view = partial(_free, load=LoadClass.FREE, view=True)
-_shared = partial(_view, grads=("view", "none"))
-_reshaped = partial(_shared, strides=strides.reshaped)
-_written = partial(_view, grads=("new", "none"))
-_part = partial(_written, strides=strides.unchanged)
+_reshaped = partial(_view, strides=strides.reshaped)
+_part = partial(_view, strides=strides.unchanged)
 _copy = partial(spec, work=Work.COPY, flops=no_flops, backward_flops=0.0)
-_join = partial(_copy, work=Work.JOIN, grads=("view",), autocast="join")
-_new = partial(_free, grads=("none",))
+_join = partial(_copy, work=Work.JOIN, autocast="join")
+_new = partial(_free, stops=EVERY)
 
 OPS = (
     _reshaped("view", "input size", "view_as _unsafe_view alias lift_fresh"),
@@ -51,21 +44,19 @@ OPS = (
     _reshaped("squeeze", "input dim"),
     _reshaped("contiguous", "input memory_format"),
     _reshaped("to", "input", "type float half double bfloat16 long int bool type_as"),
-    _shared("unsqueeze", "input dim", strides=strides.with_new_dimension),
-    _shared("transpose", "input dim0 dim1", "swapaxes swapdims", strides=strides.exchanged),
-    _shared("t", "input", "T mT H mH adjoint matrix_H numpy_T", strides=strides.transposed),
-    _shared("permute", "input dims", strides=strides.reordered),
-    _shared("movedim", "input source destination", "moveaxis"),
-    _shared("view_as_real", "input", "view_as_complex"),
-    _written("real", "input", "imag"),
-    _shared("requires_grad", "input", "retain_grad is_leaf", strides=strides.unchanged),
-    _view("detach", "input", "data", strides=strides.reshaped, grads=("none",)),
-    _written(
-        "expand", "input size", "expand_as broadcast_to", strides=strides.expanded, grads=("pass", "none")
-    ),
-    _written("getitem", "input index", "__getitem__", strides=strides.indexed),
-    _written("select", "input dim index", strides=strides.selected),
-    _written("unbind", "input dim", strides=strides.selected),
+    _view("unsqueeze", "input dim", strides=strides.with_new_dimension),
+    _view("transpose", "input dim0 dim1", "swapaxes swapdims", strides=strides.exchanged),
+    _view("t", "input", "T mT H mH adjoint matrix_H numpy_T", strides=strides.transposed),
+    _view("permute", "input dims", strides=strides.reordered),
+    _view("movedim", "input source destination", "moveaxis"),
+    _view("view_as_real", "input", "view_as_complex"),
+    _view("real", "input", "imag"),
+    _view("requires_grad", "input", "retain_grad is_leaf", strides=strides.unchanged),
+    _view("detach", "input", "data", strides=strides.reshaped, stops=EVERY),
+    _view("expand", "input size", "expand_as broadcast_to", strides=strides.expanded),
+    _view("getitem", "input index", "__getitem__", strides=strides.indexed),
+    _view("select", "input dim index", strides=strides.selected),
+    _view("unbind", "input dim", strides=strides.selected),
     _part("slice", "input dim start end step"),
     _part("narrow", "input dim start length"),
     _part(
@@ -73,9 +64,9 @@ OPS = (
         "input chunks dim",
         "split split_with_sizes tensor_split unsafe_chunk unsafe_split hsplit vsplit dsplit",
     ),
-    _written("diagonal", "input offset dim1 dim2"),
-    _written("as_strided", "input size stride storage_offset"),
-    _written("unfold", "input dimension size step"),
+    _view("diagonal", "input offset dim1 dim2"),
+    _view("as_strided", "input size stride storage_offset"),
+    _view("unfold", "input dimension size step"),
     _join("cat", "tensors dim", "concat concatenate", infer=cat_shape),
     _join("stack", "tensors dim", "hstack vstack dstack column_stack"),
     _copy(
@@ -83,65 +74,54 @@ OPS = (
         "input pad mode value",
         "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d "
         "replication_pad1d replication_pad2d replication_pad3d _pad_circular",
-        replayed=True,
     ),
-    _copy("roll", "input shifts dims", "flip rot90 fliplr flipud", replayed=True),
-    _copy("repeat", "input repeats", "tile repeat_interleave", replayed=True),
+    _copy("roll", "input shifts dims", "flip rot90 fliplr flipud"),
+    _copy("repeat", "input repeats", "tile repeat_interleave"),
     _copy("expand_copy", "input"),
-    _copy("clone", "input", grads=("pass",), autocast="keep"),
+    _copy("clone", "input", autocast="keep"),
     _copy("to_copy", "input", "_to_copy", autocast="keep", strides=strides.as_input),
-    _copy("copy", "input src", "set_", grads=("new", "pass")),
-    _part("copy_slices", "input view", grads=("new",)),
-    _part("custom_function", grads=("new",), replayed=True),
-    _part("view_again", "view input", grads=("none", "new")),
+    _copy("copy", "input src", "set_"),
+    _part("copy_slices", "input view", memory=kernel),
+    _part("custom_function"),
+    _part("view_again", "view input", stops=(0,), memory=kernel),
     _copy(
         "index",
         "input indices",
-        saves=index_saves,
-        grads=("new", "none"),
         gathers=True,
     ),
     _copy(
         "index_select",
         "input dim index",
         "take",
-        saves=keep(1),
-        grads=("new", "none"),
         gathers=True,
     ),
-    _copy(
-        "gather", "input dim index", "take_along_dim", saves=keep(0, 1), grads=("new", "none"), gathers=True
-    ),
-    _copy(
-        "index_put",
-        "input indices values",
-        "scatter scatter_add index_fill __setitem__",
-        saves=index_saves,
-        grads=("pass", "new"),  # an index never needs one
-    ),
+    _copy("gather", "input dim index", "take_along_dim", gathers=True),
+    _copy("index_put", "input indices values", "scatter scatter_add index_fill __setitem__"),
     _copy(
         "index_reduce",
         "input dim index source reduce",
         "index_add index_copy scatter_reduce masked_scatter",
-        replayed=True,
     ),
-    _copy("embedding", "weight input padding_idx", saves=keep(1), grads=("new", "none"), gathers=True),
-    _copy("one_hot", "input num_classes", grads=("none",)),
-    _copy("tril", "input diagonal", "triu", replayed=True),
+    _copy("embedding", "weight input padding_idx", gathers=True),
+    _copy(
+        "embedding_bag",
+        "weight input offsets scale_grad_by_freq mode sparse per_sample_weights",
+        gathers=True,
+    ),
+    _copy("one_hot", "input num_classes", stops=EVERY),
+    _copy("tril", "input diagonal", "triu"),
     _copy(
         "pixel_shuffle",
         "input upscale_factor",
         "pixel_unshuffle channel_shuffle native_channel_shuffle",
-        replayed=True,
     ),
-    _copy("im2col", "input kernel_size dilation padding stride", "col2im", replayed=True),
+    _copy("im2col", "input kernel_size dilation padding stride", "col2im"),
     spec(
         "fft_fft2",
         targets="fft_ifft2 fft_rfft2 fft_irfft2 fft_fft fft_ifft fft_rfft fft_irfft stft istft",
         work=Work.COPY,
-        replayed=True,
     ),
-    _copy("meshgrid", grads=("none",)),
+    _copy("meshgrid", stops=EVERY),
     _new(
         "zeros",
         targets="ones empty full rand randn randint arange linspace logspace eye tensor scalar_tensor "

@@ -8,8 +8,9 @@ from math import prod
 from typing import Any
 
 from torchedge.ops.convolution import spread
+from torchedge.ops.kernels import kernel
 from torchedge.ops.rows import reduced_flops
-from torchedge.ops.specs import Call, LoadClass, Work, keep, spec
+from torchedge.ops.specs import Call, LoadClass, Work, spec
 from torchedge.ops.strides import Sizes
 
 
@@ -53,16 +54,6 @@ def window_flops(call: Call) -> int:
     return prod(call.outs[0]) * (volume**rank if isinstance(kernel, int) else volume)
 
 
-def indices_aux(call: Call) -> tuple[int, ...]:
-    """The int64 index of each maximum."""
-    return (8 * prod(call.outs[0]),)
-
-
-def adaptive_saves(call: Call) -> tuple[int, ...]:
-    """An adaptive average over everything is a mean, which keeps nothing but a shape."""
-    return () if prod(call.outs[0][-2:]) == 1 and len(call.outs[0]) == 4 else (0,)
-
-
 _MAX = "input kernel_size stride padding dilation ceil_mode return_indices"
 _AVG = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
 _pool = partial(spec, load=LoadClass.HIERARCHICAL, work=Work.POOLING, autocast="keep")
@@ -78,41 +69,37 @@ _resample = partial(spec, work=Work.COPY)
 _interpolated = partial(_resample, autocast="float32_on_cuda")
 
 OPS = (
-    _pool("max_pool2d", _MAX, infer=window_shape, flops=window_flops, saves=keep(0), aux=indices_aux),
-    _pool("max_pool1d", _MAX, "max_pool3d", flops=window_flops, saves=keep(0), aux=indices_aux),
+    _pool("max_pool2d", _MAX, infer=window_shape, flops=window_flops),
+    _pool("max_pool1d", _MAX, "max_pool3d", flops=window_flops),
     _pool(
         "max_pool2d_with_indices",
         _MAX,
         "max_pool1d_with_indices max_pool3d_with_indices",
         flops=window_flops,
-        saves=keep(0, -2),
     ),
-    _pool("avg_pool2d", _AVG, infer=window_shape, flops=window_flops, saves=keep(0)),
-    _pool("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops, saves=keep(0)),
+    _pool("avg_pool2d", _AVG, infer=window_shape, flops=window_flops),
+    _pool("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops),
     _pool(
         "adaptive_avg_pool2d",
         "input output_size",
         "_adaptive_avg_pool2d",
         infer=adaptive_shape,
         flops=reduced_flops,
-        saves=adaptive_saves,
     ),
     _pool(
         "adaptive_avg_pool1d",
         "input output_size",
         "adaptive_avg_pool3d _adaptive_avg_pool3d",
         flops=reduced_flops,
-        saves=keep(0),
     ),
     _pool(
         "adaptive_max_pool2d",
         "input output_size",
         "adaptive_max_pool1d adaptive_max_pool3d",
         flops=reduced_flops,
-        saves=keep(0, -2),
     ),
-    _pool("lp_pool2d", flops=window_flops, saves=keep(0)),
-    _pool("fractional_max_pool2d", "input kernel_size", flops=window_flops, saves=keep(0, -2)),
+    _pool("lp_pool2d", flops=window_flops),
+    _pool("fractional_max_pool2d", "input kernel_size", flops=window_flops),
     _interpolated(
         "upsample_nearest2d",
         "input output_size scale_factors",
@@ -128,10 +115,16 @@ OPS = (
         "input grid interpolation_mode padding_mode align_corners",
         "grid_sampler_2d grid_sampler_3d",
         flops=taps(4),
-        saves=keep(0, 1),
         autocast="float32",
     ),
     _resample("affine_grid_generator", "theta size align_corners", flops=taps(3)),
-    _resample("roi_align", "input rois", "roi_pool", flops=taps(4), saves=keep(1), grads=("new", "none")),
-    _resample("deform_conv2d", "input weight offset mask bias", saves=keep(0, 1, 2), autocast="lower"),
+    _resample(
+        "roi_align",
+        "input rois",
+        "roi_pool",
+        flops=taps(4),
+        stops=range(1, 8),
+        memory=lambda call: kernel(call, (1,)),
+    ),
+    _resample("deform_conv2d", "input weight offset mask bias", autocast="lower"),
 )

@@ -7,9 +7,11 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from torchedge.graphs.footprints import Footprint
 from torchedge.ops.elementwise import broadcast
-from torchedge.ops.specs import Call, LoadClass, Work, crossed, keep, spec
-from torchedge.ops.strides import Sizes
+from torchedge.ops.kernels import kernel
+from torchedge.ops.specs import Call, LoadClass, Work, spec
+from torchedge.ops.strides import Sizes, packed
 
 
 def linear_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
@@ -126,37 +128,27 @@ _MOST_FLASH = 256
 _ON_CPU = ("float32", "float64", "float16", "bfloat16")
 
 
-def attention_aux(call: Call) -> tuple[int, ...]:
-    """Fused kernels keep the logarithm of each row's sum."""
-    return (prod((call.ins[0] or (1, 1))[:-1]) * _FLOAT,)
+def attention(call: Call) -> Footprint:
+    """Fused kernels keep q, k, v, a mask, the output and the logarithm of each row's sum.
 
-
-def attention_saves(call: Call) -> tuple[int, ...]:
-    """Fused kernels keep q, k, v, a mask and the output."""
-    mask = (3,) if len(call.ins) > 3 and call.ins[3] is not None else ()
-    return (0, 1, 2, *mask, -1)
-
-
-def attention_sums(call: Call) -> tuple[int, ...]:
-    """On CUDA, sums for each row, and in half precision the query's gradient is summed in float32."""
+    On CUDA, the backward kernel takes sums for each row, and in half precision sums the query's gradient in
+    float32.
+    """
     q = call.ins[0] or (1, 1)
-    if call.backend == "cpu":
-        return ()
     rows = prod(q[:-1]) * _FLOAT
-    return (rows,) if call.in_dtype(0) == "float32" else (rows, rows * q[-1])
+    sums = (rows,) if call.in_dtype(0) == "float32" else (rows, rows * q[-1])
+    return kernel(call, (0, 1, 2, 3, -1), (rows,), (), () if call.backend == "cpu" else sums)
 
 
-_product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower")
-_multiplied = partial(_product, flops=matmul_flops, saves=crossed(0, 1))
+_product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower", strides=packed)
+_multiplied = partial(_product, flops=matmul_flops)
 _attention = partial(
     _product,
     params="query key value attn_mask dropout_p is_causal scale enable_gqa",
     work=Work.ATTENTION,
     flops=attention_flops,
-    saves=attention_saves,
-    aux=attention_aux,
-    backward_scratch=attention_sums,
-    grads=("new", "new", "new", "none"),
+    memory=attention,
+    stops=(3,),
     composite="attention",
     backward_flops=1.25,
 )
@@ -167,16 +159,12 @@ OPS = (
         "input weight bias",
         infer=linear_shape,
         flops=linear_flops,
-        saves=crossed(0, 1),
-        grads=("folded", "transposed", "new"),
         hides=lambda ins: len(ins) > 2 and ins[2] is not None and len(ins[0] or ()) > 2,
     ),
     _multiplied(
         "matmul",
         "input other",
         "mm bmm mv __matmul__ chain_matmul",
-        grads=("folded",),
-        composite="product",
     ),
     _multiplied(
         "grouped_mm",
@@ -185,9 +173,8 @@ OPS = (
         infer=grouped_shape,
         first_dtype=True,
         autocast="widest",
-        grads=("new", "new", "none"),
     ),
-    _multiplied("inner", "input other", replayed=True),
+    _multiplied("inner", "input other"),
     _multiplied("dot", "input other", "vdot", autocast="widest"),
     _multiplied("__rmatmul__", "other input"),
     _product(
@@ -197,19 +184,14 @@ OPS = (
         work=Work.ADDED_PRODUCT,
         infer=added_shape,
         flops=added_flops,
-        saves=crossed(1, 2),
-        grads=("pass", "new"),
     ),
     _product(
         "einsum",
         "equation operands",
         flops=einsum_flops,
-        saves=crossed(0, 1),
-        composite="einsum",
-        replayed=True,
     ),
-    _multiplied("bilinear", "input1 input2 weight bias", saves=keep(0, 1, 2), autocast="widest"),
-    _product("outer", "input vec2", "ger", replayed=True),
+    _multiplied("bilinear", "input1 input2 weight bias", autocast="widest"),
+    _product("outer", "input vec2", "ger"),
     _attention("scaled_dot_product_attention", infer=attention_shape),
     _attention(
         "_scaled_dot_product_flash_attention",

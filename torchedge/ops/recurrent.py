@@ -13,9 +13,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from torchedge.graphs.footprints import Footprint, FootprintEvent, StorageSize
+from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, StorageSize
 from torchedge.graphs.sizes import poly
-from torchedge.ops.specs import Call, LoadClass, OpSpec, Work, keep, spec
+from torchedge.ops.kernels import kernel
+from torchedge.ops.specs import Call, LoadClass, OpSpec, Work, spec
 from torchedge.ops.strides import Sizes, Strided
 
 
@@ -338,7 +339,9 @@ class _CpuRun:
     def _give(self, number: int, slot: int, dense: bool = True) -> None:
         """Hand a storage over as the gradient of an input that needs one."""
         if self.call.need(slot):
-            self.backward.append((FootprintEvent.GRADIENT, number, self.places[slot], int(dense)))
+            self.backward.append(
+                (FootprintEvent.GRADIENT, number, self.places[slot], IN_ORDER | FILLS * dense)
+            )
         self._drop(number)
 
     def _number(self, elements: int) -> int:
@@ -356,10 +359,28 @@ def cpu_footprint(call: Call, kind: _Kind) -> Footprint | None:
     return None if layers is None else _CpuRun(call, kind, layers).footprint()
 
 
+def layer_memory(call: Call, kind: _Kind) -> Footprint:
+    """Return what a layer keeps and takes: cuDNN's, or forward and backward on the CPU."""
+    if call.backend == "cpu" and True in call.needs:
+        footprint = cpu_footprint(call, kind)
+        if footprint is not None:
+            return footprint
+    scratch = _workspace(call, kind)
+    return kernel(call, (0, -1), _reserve(call, kind), scratch, scratch)
+
+
 # cells ------------------------------------------------------------------------------------------------------
-def cell_gates(call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """CUDA's fused cells keep the gates of input and hidden state, and those behind the activations."""
-    return tuple([count * call.out_bytes(0) for count in counts])
+def cell_memory(
+    call: Call, saves: tuple[int, ...], hidden: tuple[int, ...], scratch: tuple[int, ...]
+) -> Footprint | None:
+    """CUDA's fused cells keep the gates of input and hidden state, and those behind the activations.
+
+    hidden, scratch: multiples of the output.
+    """
+    if call.backend == "cpu":
+        return None
+    size = call.out_bytes(0)
+    return kernel(call, saves, [n * size for n in hidden], (), [n * size for n in scratch])
 
 
 _CELL_PARAMS = "input hx w_ih w_hh b_ih b_hh"
@@ -368,7 +389,6 @@ _PARAMS = "input hx params has_biases num_layers dropout train bidirectional bat
 _recurrent = partial(
     spec, load=LoadClass.REUSABLE, work=Work.RECURRENT, autocast="lower", flops=recurrent_flops
 )
-_cell = partial(_recurrent, replayed=True, fused_on_cuda=True)
 
 
 def _strides(x: Strided) -> Sizes | None:
@@ -387,11 +407,7 @@ def _layered(kind: _Kind, name: str, targets: str = "") -> OpSpec:
         infer_many=recurrent_shapes,
         strides=_strides,
         composite="recurrent",
-        saves=keep(0, -1),
-        aux=partial(_reserve, kind=kind),
-        scratch=partial(_workspace, kind=kind),
-        backward_scratch=partial(_workspace, kind=kind),
-        on_cpu=partial(cpu_footprint, kind=kind),
+        memory=partial(layer_memory, kind=kind),
     )
 
 
@@ -399,19 +415,15 @@ OPS = (
     _layered(_LSTM, "lstm"),
     _layered(_GRU, "gru"),
     _layered(_RNN, "rnn_tanh", "rnn_relu"),
-    _cell(
+    _recurrent(
         "lstm_cell",
         _CELL_PARAMS,
-        saves=keep(0, 1, 2, -2),
-        aux=partial(cell_gates, counts=(4, 4, 4)),
-        backward_scratch=partial(cell_gates, counts=(4,)),
+        memory=partial(cell_memory, saves=(0, 1, 2, -2), hidden=(4, 4, 4), scratch=(4,)),
     ),
-    _cell(
+    _recurrent(
         "gru_cell",
         _CELL_PARAMS,
-        saves=keep(0, 1),
-        aux=partial(cell_gates, counts=(3, 3, 5)),
-        backward_scratch=partial(cell_gates, counts=(3, 3)),
+        memory=partial(cell_memory, saves=(0, 1), hidden=(3, 3, 5), scratch=(3, 3)),
     ),
-    _recurrent("rnn_tanh_cell", "input", "rnn_relu_cell", saves=keep(0, -1)),
+    _recurrent("rnn_tanh_cell", "input", "rnn_relu_cell"),
 )

@@ -7,7 +7,7 @@ powers act as digits (`torchedge.graphs.sizes`), so that a rule written for inte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Poly, Value
 from torchedge.graphs.footprints import Footprint
+from torchedge.graphs.graph import COMPILED
 from torchedge.graphs.sizes import poly, symbolic
 from torchedge.ops.strides import Sizes, StrideRule
 
@@ -62,7 +63,7 @@ class Work(Enum):
 
 
 Autocast = Literal["lower", "float32", "float32_on_cuda", "widest", "join", "join_on_cuda", "keep"]
-Composite = Literal["", "product", "einsum", "attention", "recurrent"]
+Composite = Literal["", "attention", "recurrent"]
 
 
 class Call:
@@ -121,6 +122,15 @@ class Call:
             self._outs = [symbolic(self._values[i].shape) for i in self._op.outputs]
         return self._outs
 
+    def shared(self, output: int) -> int | None:
+        """Return the input whose storage an output shares, None where it has its own."""
+        alias = self._values[self._op.outputs[output]].alias
+        return self._op.inputs.index(alias) if alias is not None and alias in self._op.inputs else None
+
+    def takes_gradient(self, slot: int) -> bool:
+        """Return whether an input may get a gradient."""
+        return spec_of(self._op.kind).differentiates(slot)
+
     def need(self, index: int) -> bool:
         """Return whether input `index` exists and needs a gradient."""
         return index < len(self.needs) and self.needs[index]
@@ -144,17 +154,8 @@ class Call:
         return ITEM_SIZES[self._values[self._op.outputs[index]].dtype]
 
 
-Rule = Callable[[Call], Any]
 InferRule = Callable[[list[Sizes | None], Mapping[str, Any]], Sizes | None]
 InferManyRule = Callable[[list[Sizes | None], Mapping[str, Any]], tuple[Sizes, ...] | None]
-
-
-def nothing(call: Call) -> tuple[()]:
-    """No tensors: the default of every autograd rule."""
-    return ()
-
-
-setattr(nothing, "constant", ())  # noqa: B010 - mypy knows no attributes of functions
 
 
 def output_elements(call: Call) -> int:
@@ -167,29 +168,8 @@ def no_flops(call: Call) -> int:
     return 0
 
 
-def keep(*slots: int) -> Rule:
-    """Return a rule that always keeps these tensors for backward: i >= 0 is input i, -1 - j is output j."""
-
-    def rule(call: Call) -> tuple[int, ...]:
-        return slots
-
-    setattr(rule, "constant", slots)  # noqa: B010 - lets the simulation skip the call
-    return rule
-
-
-def every_input(call: Call) -> tuple[int, ...]:
-    """Every input: what autograd keeps at most of an operator without a rule."""
-    return tuple(range(len(call.needs)))
-
-
-def crossed(first: int, second: int) -> Callable[[Call], tuple[int, ...]]:
-    """Return a rule: of two factors, each is kept for the gradient of the other."""
-
-    def saves(call: Call) -> tuple[int, ...]:
-        pairs = ((first, second), (second, first))
-        return tuple(a for a, b in pairs if call.need(b) and a < len(call.ins) and call.ins[a] is not None)
-
-    return saves
+EVERY = range(1 << 20)
+"""All inputs of an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,27 +183,17 @@ class OpSpec:
     infer_many: the same for an operator with several outputs, all of input 0's dtype.
     first_dtype: `infer` holds whatever the dtypes of the inputs; the output has input 0's.
     flops: FLOPs of the forward call (a multiply-add counts as two).
-    saves: tensors that autograd keeps, in `keep`'s coding; in-place calls that keep input 0 keep its clone.
-    aux: bytes of hidden outputs that autograd keeps too (batch statistics, pooling indices, dropout masks).
-    scratch: bytes of tensors that live only during the forward call; backward_scratch: during the
-    backward call.
-    grads: for each input how its gradient comes about: "new" (allocated), "pass" (the incoming gradient
-    itself where shapes agree), "view" (shares the incoming gradient's storage), "transposed" (new, reached
-    through a view; "folded": from three dimensions on), "none". The last entry holds for all further inputs.
+    memory: what a library's kernel keeps and takes, where that is not what PyTorch's own forward and backward
+    call on meta tensors say (`Op.footprint`); None where it is.
+    stops: inputs that get no gradient (`EVERY`: the operator has none).
     autocast: "lower" (runs in the low precision), "float32", "float32_on_cuda" (the CPU leaves it in the
     precision of its inputs), "widest" (its output has the widest input dtype), "join" (casts half-precision
     inputs to float32 where one input is float32), "join_on_cuda" (the same; "widest" on the CPU) or "keep".
     widens: CUDA's kernel reads half precision and writes float32, so that float32 needs no cast of its input.
     view: its output shares the storage of input 0.
     strides: strides of the output from those of input 0 (None: the output is contiguous).
-    composite: the operators that PyTorch runs in its place ("product": copies, then bmm).
+    composite: "attention" is taken apart where no fused kernel runs it; "recurrent" layers copy sequences.
     backward_flops: forward FLOPs spent for each input gradient.
-    broadcasts: gradients of inputs smaller than the output are made in the output's size first, then summed.
-    replayed: PyTorch's own forward and backward call on meta tensors decides what a training step keeps and
-    allocates (`Op.footprint`): such an entry needs no rules for that. Where PyTorch cannot run the call so,
-    autograd is taken to keep every input.
-    fused_on_cuda: the entry's rules hold on CUDA, which has a kernel of its own; elsewhere it is replayed.
-    on_cpu: the footprint of a recorded call on the CPU, where the rules hold on CUDA alone.
     hides: whether, for these shapes of inputs, the result is a view of a tensor that the operator makes.
     gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
@@ -237,22 +207,15 @@ class OpSpec:
     infer_many: InferManyRule | None = None
     first_dtype: bool = False
     flops: Callable[[Call], int] = output_elements
-    saves: Rule = nothing
-    aux: Rule = nothing
-    scratch: Rule = nothing
-    backward_scratch: Rule = nothing
-    grads: tuple[str, ...] = ("new",)
+    memory: Callable[[Call], Footprint | None] | None = None
+    stops: Container[int] = ()
     autocast: Autocast = "widest"
     widens: bool = False
     view: bool = False
     strides: StrideRule | None = None
     composite: Composite = ""
     backward_flops: float = 1.0
-    broadcasts: bool = False
     gathers: bool = False
-    replayed: bool = False
-    fused_on_cuda: bool = False
-    on_cpu: Callable[[Call], Footprint | None] | None = None
     hides: Callable[[Sequence[Sizes | None]], bool] | None = None
 
     def bytes_moved(self, call: Call) -> int:
@@ -265,21 +228,28 @@ class OpSpec:
             read[0] = min(read[0], written)
         return sum(read) + written
 
-    def grad_mode(self, index: int) -> str:
-        """How the gradient of input `index` comes about."""
-        return self.grads[index] if index < len(self.grads) else self.grads[-1]
+    def differentiates(self, slot: int) -> bool:
+        """Whether a gradient reaches an input."""
+        return slot not in self.stops
 
 
 def spec(kind: str, params: str = "", targets: str = "", **facts: Any) -> OpSpec:  # noqa: ANN401 - OpSpec's fields
     """Return an `OpSpec`; `params` and `targets` are separated by blanks, `facts` are its other fields."""
-    if facts.get("replayed"):
-        facts.setdefault("saves", every_input)
     return OpSpec(kind, tuple(params.split()), tuple(targets.split()), **facts)
 
 
-UNKNOWN = spec("unknown", replayed=True)
+UNKNOWN = spec("unknown")
 """Stands for an operator without an entry: element-wise work, and autograd keeps every input."""
-UNKNOWN_REMARK = "unknown operator, counted as element-wise; training keeps its inputs"
+
+
+def unsupported_remark(kind: str) -> str:
+    """Return how figures count what is in a graph's `unsupported`."""
+    if kind == COMPILED:
+        return (
+            f"{kind}: not modelled; the figures are those of the same step in eager PyTorch, and a compiled "
+            "one fuses kernels and keeps other tensors"
+        )
+    return f"{kind}: unknown operator, counted as element-wise; training keeps its inputs"
 
 
 @cache

@@ -146,6 +146,11 @@ def as_input(x: Strided) -> Sizes | None:
     return x.strides if x.shape == x.wanted and dense(x.shape, x.strides) else None
 
 
+def packed(x: Strided) -> Sizes:
+    """A contiguous output, however the inputs lie."""
+    return contiguous_strides(x.wanted)
+
+
 def reshaped(x: Strided) -> Sizes | None:
     """A view in another shape."""
     return viewed(x.shape, x.strides, x.wanted)

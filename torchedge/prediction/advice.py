@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,13 +19,12 @@ from torchedge.prediction.results import CONFIDENCE, Prediction
 from torchedge.storage.documents import plain
 from torchedge.texts import number
 from torchedge.tracing.capturing import CaptureRequest, capture_request
+from torchedge.tracing.model_variants import checkpointing_switch, varied
 
 _CHEAPER = {"adam": ("sgd-momentum", "sgd"), "adamw": ("sgd-momentum", "sgd"), "sgd-momentum": ("sgd",)}
 """Optimizers with less state than another one."""
 _HEAD_SHARE = 0.2
 """A last layer with at most this share of the parameters counts as a head that can be trained alone."""
-_SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
-"""Names of the switch of transformers' models, the newest release's first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Setting:
     """One way to run the asked training step.
 
     changes: names of what differs from the request, none for the request itself. batch_size: samples of a
-    micro-batch, of which `accumulation` make one update. required_mib: memory that the run stays below with
+    micro-batch, of which `accumulation` make one update. needed_mib: memory that the run stays below with
     the confidence asked for. update_ms: time of one update: its micro-batches, and the optimizer once.
     prediction: of the last micro-batch, which updates.
     """
@@ -47,7 +45,7 @@ class Setting:
     checkpointing: bool
     head_only: bool
     fits: bool
-    required_mib: float
+    needed_mib: float
     update_ms: float
     prediction: Prediction
 
@@ -63,7 +61,7 @@ class Advice:
     model: str
     device: str
     batch_size: int
-    limit_mib: float
+    memory_limit_mib: float
     confidence: float
     settings: tuple[Setting, ...]
     notes: tuple[str, ...] = ()
@@ -86,7 +84,7 @@ class Advice:
                 ", ".join(setting.changes) or "none",
                 f"{setting.accumulation} x {setting.batch_size}",
                 setting.optimizer,
-                number(setting.required_mib),
+                number(setting.needed_mib),
                 number(setting.update_ms),
                 "yes" if setting.fits else "no",
             ]
@@ -134,7 +132,7 @@ def advise_settings(
         changed = replace(settings, amp=amp, optimizer=optimizer)
         candidates += _split(variant, device, changed, settings, batch_size, limit_mib, confidence)
     fitting = [candidate for candidate in candidates if candidate.fits]
-    chosen = _undominated(fitting) or [min(candidates, key=lambda candidate: candidate.required_mib)]
+    chosen = _undominated(fitting) or [min(candidates, key=lambda candidate: candidate.needed_mib)]
     limit = limit_mib if limit_mib is not None else chosen[0].prediction.device_memory_mib
     assert limit is not None
     return Advice(
@@ -176,20 +174,11 @@ def _variants(request: CaptureRequest, progress: Callable[[str], object]) -> tup
 def _changed(model: torch.nn.Module, checkpointing: bool, head_only: bool) -> torch.nn.Module | None:
     """Return a copy that shares the model's tensors, with changes; None where they make no difference."""
     head = _head(model) if head_only else None
-    if head_only and head is None:
-        return None
-    switch = next((name for name in _SWITCHES if hasattr(model, f"{name}_enable")), None)
-    if checkpointing and (switch is None or getattr(model, f"is_{switch}", False)):
+    switch = checkpointing_switch(model) if checkpointing else None
+    if (head_only and head is None) or (checkpointing and switch is None):
         return None
     trained = {id(p) for p in head.parameters()} if head is not None else None
-    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for p in model.parameters():
-        learns = p.requires_grad and (trained is None or id(p) in trained)
-        memo[id(p)] = torch.nn.Parameter(p.detach(), requires_grad=learns)
-    changed = copy.deepcopy(model, memo)
-    if checkpointing:
-        getattr(changed, f"{switch}_enable")()
-    return changed
+    return varied(model, checkpointing=switch, trained=trained)
 
 
 def _head(model: torch.nn.Module) -> torch.nn.Module | None:
@@ -236,7 +225,7 @@ def _split(
             variant.checkpointing,
             variant.head_only,
             prediction.fits(limit_mib, confidence=confidence),
-            prediction.required_mib(confidence),
+            prediction.needed_mib(confidence),
             update_ms,
             prediction,
         )
@@ -246,11 +235,11 @@ def _split(
     if whole.fits or variant.graph.fixed_batch is not None or batch_size == 1:
         return
     sizes = sorted({-(-batch_size // parts) for parts in range(2, batch_size + 1)})
-    needs = predict_graph(variant.graph, 1, device, replace(settings, accumulation=2)).needs
+    demand = predict_graph(variant.graph, 1, device, replace(settings, accumulation=2)).demand
     limit = whole.prediction.device_memory_mib if limit_mib is None else limit_mib
-    if needs is None or limit is None:
-        raise InputError(f"the memory of {device.name} is not known; expected a limit: pass limit_mib")
-    fitting = np.array(sizes)[needs.required(np.array(sizes), confidence) <= limit]
+    if demand is None or limit is None:
+        raise InputError(f"the memory of {device.name} is not known; expected a limit: pass memory_limit")
+    fitting = np.array(sizes)[demand.required(np.array(sizes), confidence) <= limit]
     size = int(fitting[-1]) if len(fitting) else 1
     yield setting(size, asked.accumulation * -(-batch_size // size))
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from torchedge.graphs import ForwardGraph
+from torchedge.graphs.training_steps import AMP_DTYPES
 from torchedge.prediction.latency.workload import UpdateCost, Workload, count_work, update_cost, updated_at
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.peaks import GraphTraits, graph_traits
-from torchedge.prediction.memory.settings import AMP_DTYPES, StepSettings
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import Tape
 

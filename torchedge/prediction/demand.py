@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError
+from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.memory.model import MemoryModel
@@ -45,8 +45,8 @@ class Demand:
         """Return the demand at a sequence length; raises InputError for a graph of one length alone."""
         if self.lengths is None:
             raise InputError(
-                "seq_len is given, and this prediction is of one input size; predict with seq_len= and "
-                "an example first"
+                "this prediction has no sequence length; expected one of a sequence: predict with seq_len= "
+                "and an example first"
             )
         return self.lengths(seq_len)
 
@@ -59,7 +59,12 @@ class Demand:
 
         @lru_cache
         def fits(seq_len: int) -> bool:
-            demand = self.at_length(seq_len)
+            try:
+                demand = self.at_length(seq_len)
+            except (CaptureError, InputError):  # no positions for it
+                if seq_len <= 16:
+                    raise
+                return False
             return bool(demand.required(np.array([batch_size]), confidence)[0] <= limit_mib)
 
         low, high = 1, min(16, most)

@@ -44,7 +44,7 @@ class FamilyPredictor:
 
     def __init__(self, device: Device, mode: Mode, settings: StepSettings | None = None) -> None:
         self.settings = device_settings(device, settings)
-        self.models = load_models(device, mode, self.settings.amp)
+        self.models = load_models(device, mode, self.settings.timed_on(device).amp)
         self._analyses: WeakKeyDictionary[GraphFamily, FamilyAnalysis | None] = WeakKeyDictionary()
 
     def latency(

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.errors import CaptureError, InputError
 from torchedge.graphs.sizes import Affine
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.latency.workload import Workload, update_cost
 from torchedge.prediction.memory.compiled_replay import expect_replays
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import Tape
+from torchedge.storage.locks import cached_property
+from torchedge.tracing.capturing import Method, capture_request
 from torchedge.tracing.sequence_lengths import LengthFamily
 
 T = TypeVar("T", Tape, Workload)
@@ -106,12 +109,28 @@ class _Curves:
     @cached_property
     def _unusual(self) -> int:
         """A length that is allowed, as is the second one above it."""
-        return min(max(self.family.length, 37), self.family.most - 2)
+        return min(max(self.family.length, 37), self._reach - 2)
+
+    @cached_property
+    def _reach(self) -> int:
+        """The longest length up to `_LARGE` that is captured, halved until it is: tables of positions end."""
+        family, length = self.family, min(self.family.most, _LARGE)
+        method: Method = "trace" if family.own.captured_by == "trace" else "auto"
+        captured: Callable[[int], object] = family.graph
+        while length > max(family.length, _LEAST_POSITIONS):
+            try:
+                captured(length)
+            except (CaptureError, InputError):
+                length //= 2
+                captured = partial(_tried, family, method)
+            else:
+                return length
+        return max(length, family.length)
 
     @cached_property
     def checked(self) -> tuple[int, ...]:
         """The lengths that are analysed: a small one, three in a row, a large one."""
-        most = min(self.family.most, _LARGE)
+        most = self._reach
         middle = min(self.family.length, most - 8)
         free = [n for n in range(2, most + 1) if n not in (self.sizes or ())]
         row = [n for n in free if n + 1 in free and n + 2 in free]
@@ -119,6 +138,11 @@ class _Curves:
             return (0, 0)
         first = min(row, key=lambda n: abs(n - middle))
         return (min(free, key=lambda n: abs(n - _SMALL)), first, first + 1, first + 2, free[-1])
+
+
+def _tried(family: LengthFamily, method: Method, length: int) -> None:
+    """Capture at a length by one method: after failures, where all of them would take seconds."""
+    capture_request(replace(family.at(length), method=method))
 
 
 def _numbers(shape: Sequence[Any]) -> set[int]:

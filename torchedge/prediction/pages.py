@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import zip_longest
 from math import floor, log10
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device
+from torchedge.devices import Device, DeviceKind
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import ForwardGraph, Op
 from torchedge.graphs.sizes import poly_at
@@ -27,6 +28,7 @@ from torchedge.prediction.predictor import (
     predict_length,
     predict_lengths,
 )
+from torchedge.prediction.range_remarks import range_remark
 from torchedge.prediction.results import Prediction, Predictions
 from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 from torchedge.texts import number, printable, span
@@ -48,20 +50,30 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 900, 300, 90, 40, 12
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Browsers load nothing for the page, whatever it says."""
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1b1f24;--dim:#5b6570;--line:#d8dde3;--paper:#fff;--bad:#b3261e;
---good:#00704f}
+:root{color-scheme:light dark;--bar:#0072b2;--ink:#1b1f24;--dim:#5b6570;--line:#d8dde3;--paper:#fff;
+--bad:#b3261e;--good:#00704f}
 @media (prefers-color-scheme:dark){
-:root{--ink:#e6e9ed;--dim:#9aa4af;--line:#3a424b;--paper:#15181c;--bad:#ff8a80;--good:#5ed3a8}}
+:root{--bar:#56b4e9;--ink:#e6e9ed;--dim:#9aa4af;--line:#3a424b;--paper:#15181c;--bad:#ff8a80;--good:#5ed3a8}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:960px;
 margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}
 h1{font-size:1.5rem;margin-bottom:0}h2{font-size:1.15rem;margin-top:2rem}p.dim,caption,.key{color:var(--dim)}
+.verdict{font-size:1.1rem;font-weight:600}.good{color:var(--good)}.bad{color:var(--bad)}
 .scroll{overflow:auto;max-height:32rem}table{border-collapse:collapse}
 th,td{padding:.15rem .8rem .15rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
-th.l,td.l{text-align:left}th{position:sticky;top:0;background:var(--paper)}
-svg{width:100%;height:auto}svg text{fill:var(--dim);font-size:12px}svg .grid{stroke:var(--line)}
+th.l,td.l{text-align:left}td.l{white-space:normal;overflow-wrap:normal}
+th{position:sticky;top:0;background:var(--paper)}
+.bar{width:9rem}.bar i{display:block;height:.7rem;background:var(--bar)}
+.picture{overflow-x:auto}svg{width:100%;min-width:780px;height:auto;display:block}
+svg text{fill:var(--dim);font-size:12px}svg .grid{stroke:var(--line)}svg .band{fill:var(--bar);opacity:.35}
 svg .ink{stroke:var(--ink);fill:none;stroke-width:1.5}svg .limit{stroke:var(--bad);stroke-dasharray:6 4}
+svg .over{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:3px}
 .key span{display:inline-block;margin-right:1rem}.key i{display:inline-block;width:.8rem;height:.8rem;
-margin-right:.3rem}.good{color:var(--good)}.bad{color:var(--bad)}
+margin-right:.3rem}.key i,.bar i,svg{print-color-adjust:exact}
+@media print{
+:root{color-scheme:light;--bar:#0072b2;--ink:#000;--dim:#444;--line:#bbb;--paper:#fff;--bad:#b3261e;
+--good:#00704f}
+body{margin:0;max-width:none;font-size:10pt}.scroll{max-height:none;overflow:visible}th{position:static}
+h2{break-after:avoid}.picture,tr{break-inside:avoid}svg{min-width:0}}
 """
 
 
@@ -191,9 +203,9 @@ def render_report(data: ReportData) -> str:
     about += [f"amp {settings.amp}"] if settings.amp else []
     title, subtitle = _text(p.model), _text(", ".join(about))
     body = [
-        f'<h1>{title}</h1>\n<p class="dim">{subtitle}</p>',
+        f'<h1>{title}</h1>\n<p class="dim">{subtitle}</p>\n{_verdict(data)}',
         _prediction_part(data),
-        f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile)}",
+        f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile, data.prediction.device_kind)}",
         f"<h2>Memory by batch size</h2>\n{_batch_picture(data)}",
         *_advice_part(data),
         _layer_part(data.layers),
@@ -212,14 +224,18 @@ def _text(text: str) -> str:
     return escape(printable(text))
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Return a table in a box that scrolls; its first `left` columns are words."""
+def _table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, bars: Sequence[float] = ()
+) -> str:
+    """Return a table in a box that scrolls; its first `left` columns are words. bars: shares, one a row."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
         kinds = [f'{tag} class="l"' if place < left else tag for place in range(len(cells))]
         return "".join(f"<{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
 
-    names, lines = line("th", head), [f"<tr>{line('td', row)}</tr>" for row in rows]
+    drawn = [f'<td class="bar"><i style="width:{100 * min(share, 1):.1f}%"></i></td>' for share in bars]
+    names = line("th", head) + "<th></th>" * bool(bars)
+    lines = [f"<tr>{line('td', row)}{bar}</tr>" for row, bar in zip_longest(rows, drawn, fillvalue="")]
     return (
         f'<div class="scroll"><table>\n<thead><tr>{names}</tr></thead>\n<tbody>\n'
         + "\n".join(lines)
@@ -227,34 +243,29 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1)
     )
 
 
-def _prediction_part(data: ReportData) -> str:
-    p = data.prediction
-    gamma, phi = ("Γ", "Φ") if p.mode == "train" else ("γ", "φ")
-    estimates = [
-        (f"memory {gamma}", p.memory, "all that the run takes from the device"),
-        *(
-            [("needed", p.needed, "all that the run asks for; decides whether it fits")]
-            if p.saturates
-            else []
-        ),
-        ("reserved", p.reserved, "of that by PyTorch's allocator"),
-        ("allocated", p.allocated, "of that by tensors"),
-        (f"latency {phi}", p.latency, "a step" if p.mode == "train" else "a batch"),
-    ]
-    rows = [(n, meaning, f"{number(e.value)} {e.unit}", span(e.low, e.high)) for n, e, meaning in estimates]
-    required = p.required_mib(data.confidence)
+def _plain(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _verdict(data: ReportData) -> str:
+    required = data.prediction.needed_mib(data.confidence)
     fits = required <= data.limit_mib
-    verdict = (
-        f'<p class="{"good" if fits else "bad"}">{"fits" if fits else "does not fit"} into '
+    return (
+        f'<p class="verdict {"good" if fits else "bad"}">{"fits" if fits else "does not fit"} into '
         f"{number(data.limit_mib)} MiB: needs up to {number(required)} MiB at {100 * data.confidence:g} % "
         "confidence</p>"
     )
+
+
+def _prediction_part(data: ReportData) -> str:
+    p = data.prediction
+    rows = [(n, meaning, f"{number(e.value)} {e.unit}", span(e.low, e.high)) for n, e, meaning in p.figures]
     total = max(p.needed.value, 1e-9)
-    parts = [(name, number(mib), f"{100 * mib / total:.0f} %") for name, mib in p.breakdown.items()]
+    parts = [(_plain(name), number(mib), f"{100 * mib / total:.0f} %") for name, mib in p.breakdown.items()]
+    shares = [mib / total for mib in p.breakdown.values()]
     remarks = [*p.unsupported_remarks, *p.notes]
     if p.out_of_range:
-        names = ", ".join(p.out_of_range)
-        remarks.append(f"out of range: {names}: outside what the profile was fitted on, so extrapolated")
+        remarks.append(f"out of range: {range_remark(p.out_of_range)}")
     if data.profile.unsupported and not p.unsupported:
         remarks += [f"memory of {kind} is a guess" for kind in data.profile.unsupported]
     notes = "".join(f"<li>{_text(note)}</li>" for note in dict.fromkeys(remarks))
@@ -262,10 +273,9 @@ def _prediction_part(data: ReportData) -> str:
         [
             "<h2>Prediction</h2>",
             _table(("", "meaning", "value", "90 % interval"), rows, left=2),
-            verdict,
             f'<p class="dim">provenance: {_text(str(p.provenance))}</p>',
             f"<ul>{notes}</ul>" if notes else "",
-            _table(("memory by what fills it", "MiB", "share"), parts),
+            _table(("memory by what fills it", "MiB", "share"), parts, bars=shares),
         ]
     )
 
@@ -278,7 +288,7 @@ def _advice_part(data: ReportData) -> list[str]:
         return [heading, f"<p>none was tried: {_text(data.no_advice)}</p>"]
     fit = "" if data.advice.fits else '<p class="bad">no setting fits; this one needs least</p>'
     notes = "".join(f"<li>{_text(note)}</li>" for note in data.advice.notes)
-    return [heading, fit, _table(*data.advice.rows()), f"<ul>{notes}</ul>" if notes else ""]
+    return [heading, fit, _table(*data.advice.rows(), left=3), f"<ul>{notes}</ul>" if notes else ""]
 
 
 def _layer_part(layers: Sequence[LayerFigures]) -> str:
@@ -340,9 +350,18 @@ class _Frame:
         middle = (_LEFT + _WIDTH) / 2
         lines.append(f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{_text(x_label)}</text>')
         return (
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(label)}">\n'
-            + "\n".join([*lines, *shapes])
-            + "\n</svg>"
+            f'<div class="picture"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+            f'aria-label="{_text(label)}">\n' + "\n".join([*lines, *shapes]) + "\n</svg></div>"
+        )
+
+    def limit(self, mib: float, name: str) -> str:
+        """Return a dashed line across the picture, with its name and MiB above or below it."""
+        y = self.y(mib)
+        place = y - 5 if y > _TOP + 14 else y + 14
+        return (
+            f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="over" x="{_WIDTH - 14}" y="{place:.1f}" text-anchor="end">{name}: '
+            f"{number(mib)} MiB</text>"
         )
 
 
@@ -354,7 +373,7 @@ def _ticks(top: float, count: int = 5) -> list[float]:
     return [step * place for place in range(int(top / step) + 1)]
 
 
-def _memory_picture(profile: MemoryProfile) -> str:
+def _memory_picture(profile: MemoryProfile, kind: DeviceKind) -> str:
     timeline = profile.timeline()
     events = len(timeline.live_mib)
     if not events:
@@ -369,9 +388,9 @@ def _memory_picture(profile: MemoryProfile) -> str:
     for place, (name, colour) in enumerate(zip(CATEGORIES, _COLOURS, strict=True)):
         high = stacked[:, place]
         if (high > low).any():
-            title = f"<title>{name.replace('_', ' ')}</title>"
+            title = f"<title>{_plain(name)}</title>"
             shapes.append(f'<polygon fill="{colour}" points="{frame.band(xs, low, high)}">{title}</polygon>')
-            keys.append(f'<span><i style="background:{colour}"></i>{name.replace("_", " ")}</span>')
+            keys.append(f'<span><i style="background:{colour}"></i>{_plain(name)}</span>')
         low = high
     for phase, name in enumerate(PHASES):
         inside = np.flatnonzero(timeline.phase == phase)
@@ -381,17 +400,18 @@ def _memory_picture(profile: MemoryProfile) -> str:
             at, anchor = (x + 3, "start") if x < _WIDTH - 90 else (x - 3, "end")
             below = _HEIGHT - _BOTTOM + 16
             shapes.append(f'<text x="{at:.1f}" y="{below}" text-anchor="{anchor}">{name}</text>')
-    y = frame.y(profile.reserved_mib)
-    shapes.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    if kind == "gpu":
+        shapes.append(frame.limit(profile.reserved_mib, "reserved"))
     peak = max(profile.peak.index, 0)
     x, y = frame.x(peak), frame.y(profile.live_mib)
     shapes.append(f'<circle class="ink" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
     picture = frame.picture("memory over the step", "allocations and releases of one step", shapes)
     largest = [(label, number(mib)) for label, mib in profile.largest]
     live, reserved = number(profile.live_mib), number(profile.reserved_mib)
+    allocator = f"; PyTorch's allocator reserves {reserved} MiB (dashed)" if kind == "gpu" else ""
     return (
-        f'{picture}\n<p class="key">{"".join(keys)}</p>\n<p>Tensors peak at {live} MiB in '
-        f"{_text(str(profile.peak))}; PyTorch's allocator reserves {reserved} MiB (dashed)."
+        f'{picture}\n<p class="key">{"".join(keys)}</p>\n<p>Simulated, nothing fitted: tensors peak at '
+        f"{live} MiB (circle) in {_text(str(profile.peak))}{allocator}."
         f"</p>\n{_table(('largest tensors at the peak', 'MiB'), largest)}"
     )
 
@@ -404,13 +424,12 @@ def _batch_picture(data: ReportData) -> str:
         for column in (curve.needed, curve.memory, curve.memory_low, curve.memory_high)
     )
     frame = _Frame(min(xs[0], 0.0), xs[-1], max(float(high.max()), float(needed.max()), data.limit_mib))
-    y = frame.y(data.limit_mib)
     p = data.prediction
     here = f"batch {p.batch_size:,}: {number(p.needed.value)} MiB"
     shapes = [
-        f'<polygon fill="{BLUE}" opacity="0.25" points="{frame.band(xs, low, high)}"/>',
+        f'<polygon class="band" points="{frame.band(xs, low, high)}"/>',
         f'<polyline class="ink" points="{frame.path(xs, needed)}"/>',
-        f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>',
+        frame.limit(data.limit_mib, "limit"),
         f'<circle fill="{RED}" cx="{frame.x(p.batch_size):.1f}" cy="{frame.y(p.needed.value):.1f}" r="5">'
         f"<title>{here}</title></circle>",
     ]

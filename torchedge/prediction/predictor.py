@@ -15,6 +15,7 @@ from torchedge.devices import Device, weakest
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
+from torchedge.graphs.training_steps import AMP_DTYPES, OPTIMIZERS
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import checked_batches, feature_rows
@@ -22,7 +23,7 @@ from torchedge.prediction.latency.model import Times
 from torchedge.prediction.lengths import analyse_length
 from torchedge.prediction.memory.model import PredictedMemory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
-from torchedge.prediction.memory.settings import OPTIMIZERS, StepSettings
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspaces import load_workspaces
 from torchedge.prediction.profiles import StepModels, load_models
@@ -83,6 +84,7 @@ def _predicted(
         reserved=_around(float(peaks.reserved[0]), models.memory.reserved_errors.half_width(np.ones(1))),
         breakdown=MappingProxyType(breakdown),
         device=device.name,
+        device_kind=device.kind,
         device_memory_mib=float(models.memory.limits(peaks.linear)[0]),
         batch_size=int(batch_size),
         mode="train" if graph.loss is not None else "infer",
@@ -91,7 +93,7 @@ def _predicted(
         out_of_range=outside,
         provenance=models.provenance,
         notes=_notes(analysis, device, models, settings),
-        needs=_demand(analysis, device, settings, models, family),
+        demand=_demand(analysis, device, settings, models, family),
     )
 
 
@@ -193,7 +195,26 @@ def _combined(tables: Sequence[Predictions], join: Callable[[list[Any]], Any]) -
 
 def _notes(analysis: Analysis, device: Device, models: StepModels, settings: StepSettings) -> tuple[str, ...]:
     graph = analysis.graph
-    return (*graph.notes, *_other_device(graph, device), *models.notes, *_not_timed(analysis, settings))
+    notes = (
+        *graph.notes,
+        *_other_device(graph, device),
+        *models.notes,
+        *_emulated(analysis, device, settings),
+    )
+    return (*notes, *_not_timed(analysis, settings))
+
+
+def _emulated(analysis: Analysis, device: Device, settings: StepSettings) -> tuple[str, ...]:
+    """Return a note where products run in a precision that a device has no units for."""
+    asked = {settings.amp, analysis.precision(settings)}
+    missing = sorted(p for p in asked if p is not None and p not in device.native_dtypes)
+    others = [p for p in AMP_DTYPES if p in device.native_dtypes]
+    instead = f"; {' or '.join(others)} is computed natively" if others else ""
+    return tuple(
+        f"the profile of {device.name} states no rate in {p}, which PyTorch emulates there or refuses: "
+        f"latency is that of float32{instead}"
+        for p in missing
+    )
 
 
 def _other_device(graph: ForwardGraph, device: Device) -> tuple[str, ...]:
@@ -231,6 +252,7 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
             "some graphs are training steps and some are inferences; predict them in separate calls"
         )
     mode: Mode = "train" if training == {True} else "infer"
+    precision = precision if precision in device.native_dtypes else None
     return load_models(device, mode, precision, graphs[0].channels_last)
 
 
@@ -253,7 +275,8 @@ def _predicted_rows(
     graphs = [analysis.graph for analysis in analyses]
     for graph in graphs:
         graph.check_batch_sizes(batches.tolist())
-    precisions = analyses[0].precisions(settings)
+    timed = settings.timed_on(device)
+    precisions = analyses[0].precisions(timed)
     models = _models(device, graphs, precisions[0][0])
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
@@ -263,7 +286,7 @@ def _predicted_rows(
 
     tapes, traits = [a.tape(settings) for a in analyses], [a.traits for a in analyses]
     peaks = simulate_peaks(tapes, traits, which, batch)
-    work = [a.work_under(settings) for a in analyses]
+    work = [a.work_under(timed) for a in analyses]
     times = models.latency.predict(work, which, batch, columns(models.latency.feature_set))
     for precision, share in precisions[1:]:
         other = _models(device, graphs, precision).latency

@@ -20,12 +20,12 @@ from torchedge.devices import STAND_IN, Device, Provenance, find_device, weakest
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, feature_hash, read_forests, write_forests
 from torchedge.graphs import Mode
+from torchedge.graphs.training_steps import AMP_DTYPES
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
-from torchedge.prediction.memory.settings import AMP_DTYPES
 from torchedge.storage import REBUILD, file_sha256, profile_file
 from torchedge.storage.tensors import read_tensors, write_tensors
 

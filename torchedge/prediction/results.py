@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Provenance
+from torchedge.devices import DeviceKind, Provenance
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs.sizes import LARGEST_BATCH
-from torchedge.ops import UNKNOWN_REMARK
+from torchedge.ops import unsupported_remark
 from torchedge.prediction.demand import Demand
+from torchedge.prediction.range_remarks import range_remark
+from torchedge.storage.amounts import Amount, mib_of
 from torchedge.storage.documents import plain
 from torchedge.texts import number
 
@@ -46,7 +48,7 @@ class Prediction:
     takes pages back when memory runs short: Γ stops at a ceiling there, and only `needed` says that a run
     does not fit.
     latency: Φ or φ in ms: one step. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never
-    the same number.
+    the same number; on a CPU, which has no such allocator, memory is the resident memory of the process.
     breakdown: MiB by category, adding up to `needed.value`. unsupported: operators without an entry in
     `torchedge.ops`; `unsupported_remarks` says how they are counted. out_of_range: features outside the range
     that the profile was fitted on: the figures are extrapolated.
@@ -68,34 +70,35 @@ class Prediction:
     out_of_range: tuple[str, ...] = ()
     provenance: Provenance = Provenance.ASSUMED
     notes: tuple[str, ...] = ()
-    needs: Demand | None = field(default=None, repr=False, compare=False)
+    device_kind: DeviceKind = "gpu"
+    demand: Demand | None = field(default=None, repr=False, compare=False)
 
     @property
     def unsupported_remarks(self) -> tuple[str, ...]:
         """For each operator of `unsupported` one sentence that says how the figures count it."""
-        return tuple([f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported])
+        return tuple([unsupported_remark(kind) for kind in self.unsupported])
 
     @property
     def saturates(self) -> bool:
         """Whether the run asks for more than the board ever shows as occupied: Γ stays at its ceiling."""
         return self.needed.value > self.memory.value
 
-    def required_mib(self, confidence: float = CONFIDENCE) -> float:
+    def needed_mib(self, confidence: float = CONFIDENCE) -> float:
         """Return an upper bound of the needed MiB that holds with this confidence (0.5 ≤ confidence < 1)."""
         checked = checked_confidence(confidence)
-        return float(self._needs().required(np.array([self.batch_size]), checked)[0])
+        return float(self._demand().required(np.array([self.batch_size]), checked)[0])
 
-    def fits(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE) -> bool:
-        """Return whether the run fits into `limit_mib` (by default what the device has) with this confidence.
+    def fits(self, memory_limit: Amount | None = None, *, confidence: float = CONFIDENCE) -> bool:
+        """Return whether the run fits into a limit with this confidence.
 
-        Raises InputError for a limit that is no positive number, or where neither a limit nor the device's
-        memory is known.
+        memory_limit: a number of MiB, or a text such as "4GiB"; by default the device's memory. Raises
+        InputError for another one, or where neither a limit nor the device's memory is known.
         """
-        return self.required_mib(confidence) <= self._limit(limit_mib)
+        return self.needed_mib(confidence) <= self._limit(memory_limit)
 
     def max_batch_size(
         self,
-        limit_mib: float | None = None,
+        memory_limit: Amount | None = None,
         *,
         confidence: float = CONFIDENCE,
         largest: int = 1 << 16,
@@ -108,36 +111,56 @@ class Prediction:
         Required memory is not monotone in the batch size where workspaces leap: a smaller batch size may not
         fit.
         """
-        limit, checked = self._limit(limit_mib), checked_confidence(confidence)
+        limit, checked = self._limit(memory_limit), checked_confidence(confidence)
         check_whole("largest", largest, most=LARGEST_BATCH)
-        needs = self._needs() if seq_len is None else self._needs().at_length(seq_len)
-        return needs.largest(limit, checked, largest)
+        demand = self._demand() if seq_len is None else self._demand().at_length(seq_len)
+        return demand.largest(limit, checked, largest)
 
     def max_seq_len(
-        self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE, largest: int | None = None
+        self,
+        memory_limit: Amount | None = None,
+        *,
+        confidence: float = CONFIDENCE,
+        largest: int | None = None,
     ) -> int:
         """Return the longest sequence that fits at the prediction's batch size, 0 where none does.
 
         The next longer one does not fit, or the model has no positions for it, or `largest` is reached.
         Raises InputError for a prediction without seq_len.
         """
-        limit, checked = self._limit(limit_mib), checked_confidence(confidence)
+        limit, checked = self._limit(memory_limit), checked_confidence(confidence)
         if largest is not None:
             check_whole("largest", largest, 2)
-        return self._needs().longest(limit, checked, self.batch_size, largest)
+        return self._demand().longest(limit, checked, self.batch_size, largest)
 
-    def _needs(self) -> Demand:
-        if self.needs is None:
+    def _demand(self) -> Demand:
+        if self.demand is None:
             raise InputError("this prediction was read from a file, without its model; predict again")
-        return self.needs
+        return self.demand
 
-    def _limit(self, limit_mib: float | None) -> float:
-        limit = self.device_memory_mib if limit_mib is None else limit_mib
+    def _limit(self, memory_limit: Amount | None) -> float:
+        limit = self.device_memory_mib if memory_limit is None else memory_limit
         if limit is None:
             raise InputError(
-                f"the memory of {self.device} is not known; pass limit_mib, for example fits(4096)"
+                f"the memory of {self.device} is not known; pass memory_limit, for example fits(4096)"
             )
-        return checked_limit(limit)
+        return mib_of(limit, "memory_limit")
+
+    @property
+    def figures(self) -> tuple[tuple[str, Estimate, str], ...]:
+        """Each figure with its name and meaning, as tables show them: a CPU has no caching allocator."""
+        gamma, phi = ("Γ", "Φ") if self.mode == "train" else ("γ", "φ")
+        cached = self.device_kind == "gpu"
+        everything = "all that the run takes from the device" if cached else "resident memory of the process"
+        shown = "the most that the board shows as taken"
+        asked = ("needed", self.needed, "all that the run asks for; decides whether it fits")
+        return (
+            (f"memory {gamma}", self.memory, shown if self.saturates else everything),
+            *([asked] if self.saturates else []),
+            *([("reserved", self.reserved, "of that by PyTorch's allocator")] if cached else []),
+            ("allocated", self.allocated, "of that by tensors"),
+            (f"latency {phi}", self.latency, "a step" if self.mode == "train" else "a batch"),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as plain data, ready for JSON."""
@@ -153,17 +176,17 @@ class Prediction:
             *([f"  needed     {self.needed}"] if self.saturates else []),
             f"  latency {phi}   {self.latency}",
             f"  allocated  {self.allocated}",
-            f"  reserved   {self.reserved}",
+            *([f"  reserved   {self.reserved}"] if self.device_kind == "gpu" else []),
         ]
         lines += [f"    {name:<20} {number(part):>8} MiB" for name, part in self.breakdown.items()]
-        if self.device_memory_mib is not None and self.needs is not None:
+        if self.device_memory_mib is not None and self.demand is not None:
             verdict = "fits" if self.fits() else "does not fit"
             lines.append(
                 f"  {verdict} into {number(self.device_memory_mib)} MiB at {CONFIDENCE:.0%} confidence"
             )
         lines += [f"  {remark}" for remark in self.unsupported_remarks]
         if self.out_of_range:
-            lines.append(f"  out of range: {', '.join(self.out_of_range)}")
+            lines.append(f"  out of range: {range_remark(self.out_of_range)}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -201,13 +224,6 @@ class Predictions:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def checked_limit(limit_mib: float) -> float:
-    """Return a memory limit; raises InputError unless it is a positive number of MiB."""
-    if not _is_number(limit_mib) or not limit_mib > 0:
-        raise InputError(f"limit_mib is {limit_mib!r}; expected a positive number of MiB")
-    return float(limit_mib)
 
 
 def checked_confidence(confidence: float) -> float:

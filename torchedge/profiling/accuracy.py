@@ -56,7 +56,7 @@ PROTOCOLS: Mapping[str, str] = MappingProxyType(
 GROUPS = 20
 """Number of groups in which a campaign's networks are held out."""
 
-_NAMES: Mapping[tuple[Mode, Quantity], tuple[str, str, str]] = MappingProxyType(
+NAMES: Mapping[tuple[Mode, Quantity], tuple[str, str, str]] = MappingProxyType(
     {
         ("train", "memory"): ("Γ", "training memory", "MiB"),
         ("train", "latency"): ("Φ", "training latency", "ms"),
@@ -107,17 +107,17 @@ class Comparison:
     @property
     def symbol(self) -> str:
         """Γ, Φ, γ or φ."""
-        return _NAMES[self.mode, self.quantity][0]
+        return NAMES[self.mode, self.quantity][0]
 
     @property
     def name(self) -> str:
         """The quantity in words."""
-        return _NAMES[self.mode, self.quantity][1]
+        return NAMES[self.mode, self.quantity][1]
 
     @property
     def unit(self) -> str:
         """MiB or ms."""
-        return _NAMES[self.mode, self.quantity][2]
+        return NAMES[self.mode, self.quantity][2]
 
     @property
     def error(self) -> FloatArray:

@@ -27,11 +27,12 @@ from msgspec import Meta
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError, check_path
 from torchedge.graphs import ForwardGraph, Mode
+from torchedge.graphs.training_steps import Loss
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.profiling.topologies import build_network, build_topology, example_inputs, set_up
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
-from torchedge.tracing.capturing import Loss, capture
+from torchedge.tracing.capturing import capture
 from torchedge.tracing.optimizer_replays import OptimizerReplay
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
@@ -147,6 +148,11 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
     if not root.is_dir():
         raise ProfileError(
             f"{root} is no folder; expected one with {MEASUREMENTS} and {NETWORKS} (or {TOPOLOGIES})"
+        )
+    if not is_dataset(root):
+        raise ProfileError(
+            f"{root}: holds no {MEASUREMENTS}; expected the folder of a campaign: `torchedge campaign run "
+            "NAME --plan quick --out FOLDER` measures one"
         )
     public = not _present(root / NETWORKS).exists() and _present(root / TOPOLOGIES).exists()
     files = (_present(root / MEASUREMENTS), _present(root / (TOPOLOGIES if public else NETWORKS)))

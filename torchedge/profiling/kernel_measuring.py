@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from functools import cached_property
 from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchedge.errors import OpenCLError
+from torchedge.errors import OpenCLError, clipped
 from torchedge.lowering.targets import device_class
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
@@ -24,6 +23,7 @@ from torchedge.opencl.memory import allocate_buffer, allocate_image, upload
 from torchedge.profiling.kernel_cases import SIDE, UNITS, BenchDevice, Case, DeviceTraits, cases, stride_walk
 from torchedge.storage import data_folder
 from torchedge.storage.journals import Row, continued
+from torchedge.storage.locks import cached_property
 
 PROBE = "torchedge kernels 3"
 
@@ -389,7 +389,7 @@ def _result(device: BenchDevice, case: Case) -> Row:
     try:
         return {"value": float(f"{device.measure(case):.6g}"), "unit": UNITS[case.benchmark].split()[0]}
     except OpenCLError as error:
-        return {"reason": " ".join(str(error).split())[:200]}
+        return {"reason": clipped(str(error))}
 
 
 def _environment(traits: DeviceTraits, quick: bool) -> Row:

@@ -45,11 +45,13 @@ from torchedge.prediction.profiles import (
 from torchedge.profiling.datasets import Dataset, read_dataset
 from torchedge.profiling.latency_fitting import RIDGE, fit_coefficients
 from torchedge.profiling.layer_fitting import LayerTimes, Layout, fit_layers, read_layer_times
-from torchedge.profiling.memory_fitting import FEWEST_ROWS
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import DataSource, network_groups
 
 FloatArray = npt.NDArray[np.float64]
+
+FEWEST_ROWS = 20
+"""Fewest rows of a kind of steps that a fit needs."""
 
 _HOST_SPREAD = {MATRICES: 1.0}
 """By kind of network: how far launches' times may lie from their prior, as a share of `prior_spread`."""

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchedge.errors import ProfileError
 from torchedge.prediction.feature_sets import find_feature_set
 from torchedge.prediction.intervals import (
     NO_ERRORS,
@@ -37,16 +36,19 @@ from torchedge.prediction.latency.roofline import (
 from torchedge.prediction.latency.workload import PASSES
 from torchedge.profiling.datasets import KINDS
 from torchedge.profiling.forest_fitting import fit_forest
-from torchedge.profiling.memory_fitting import FEWEST_ROWS, TREES
+from torchedge.profiling.memory_fitting import TREES
 from torchedge.profiling.samples import (
+    FEW_ROWS,
     MOST_FOLDS,
     NO_FOREST,
     OWN,
+    HeldOut,
     Mask,
     Samples,
     candidate_sets,
     columns_of,
     cross_validate,
+    enough_rows,
     network_weights,
 )
 
@@ -55,9 +57,9 @@ FloatArray = npt.NDArray[np.float64]
 DELTA = 0.03
 """Relative error at which the loss turns from squared to linear."""
 
-RIDGE, RIDGE_ONE_NETWORK = 0.4, 1.5
-"""Weight of the priors; a single network determines less and relies on them more. Chosen by cross-validation
-inside the training levels."""
+RIDGE, RIDGE_FEW = 0.4, 1.5
+"""Weight of the priors; a single network, or few rows, determine less and rely on them more. Chosen by
+cross-validation inside the training levels, and on 30 points of three networks."""
 
 LAYERS, RIDGE_LAYERS = 0.3, 0.15
 """Weight of the times of layers by kind beside those of steps, and of the priors where these are known."""
@@ -91,16 +93,17 @@ def fit_latency(
     errors: bool = True,
     forest: bool = True,
     feature_sets: Sequence[str] | None = None,
+    judge: Callable[[HeldOut], object] = lambda _: None,
 ) -> LatencyModel:
-    """Fit Φ (or φ) to rows; raises ProfileError where there are too few. feature_sets: as in `fit_memory`."""
-    used = samples.usable("latency", rows)
-    if used.sum() < FEWEST_ROWS:
-        raise ProfileError(
-            f"only {int(used.sum())} rows with measured latency; expected at least {FEWEST_ROWS} for a fit"
-        )
-    sets = (candidate_sets(samples) if feature_sets is None else feature_sets) if forest else ()
+    """Fit Φ (or φ) to rows; ProfileError where there are too few. feature_sets, judge: as in `fit_memory`."""
+    used = enough_rows(samples, "latency", rows)
+    sets = (candidate_sets(samples, used) if feature_sets is None else feature_sets) if forest else ()
     models = fit_candidates(samples, used, sets if errors else sets[:1])
-    return _with_errors(samples, used, models, sets) if errors else models[0]
+    if not errors:
+        return models[0]
+    held_out = _held_out(samples, used, sets)
+    judge(held_out)
+    return _with_errors(models[held_out.best], held_out)
 
 
 def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[LatencyModel]:
@@ -108,7 +111,8 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
     several = len(set(samples.network[used].tolist())) > 1
     # Times of layers help where networks differ; for one network's prunings, times of steps alone are better.
     layers = samples.layers[used] if samples.layers is not None and several else None
-    ridge = RIDGE_ONE_NETWORK if not several else RIDGE if layers is None else RIDGE_LAYERS
+    few = not several or used.sum() < FEW_ROWS
+    ridge = RIDGE_FEW if few else RIDGE if layers is None else RIDGE_LAYERS
     coefficients = fit_coefficients(
         pack(samples.work, samples.which[used], samples.batch[used]),
         samples.phi[used],
@@ -146,10 +150,8 @@ def any_scale() -> DistanceScale:
     return DistanceScale(1.0, 0.0, np.zeros(count), np.ones(count), np.zeros((1, count)))
 
 
-def _with_errors(
-    samples: Samples, used: Mask, models: Sequence[LatencyModel], sets: Sequence[str]
-) -> LatencyModel:
-    """Choose among models by the errors on levels and networks held out; add these, scaled by distance."""
+def _held_out(samples: Samples, used: Mask, sets: Sequence[str]) -> HeldOut:
+    """Errors on levels and networks held out with the best feature set, and the rows' distances."""
 
     def predict(training: Mask, left_out: Mask) -> tuple[list[FloatArray], FloatArray]:
         fitted = fit_candidates(samples, training, sets)
@@ -158,14 +160,16 @@ def _with_errors(
         return [t.value for t in times], fitted[-1].scale.distance(times[-1].features)
 
     many = len(set(samples.network[used].tolist())) > MOST_FOLDS
-    best, errors, distance, weights = cross_validate(
-        samples, "latency", used, predict, levels=not many, networks=True
-    )
-    model = models[best]
+    return cross_validate(samples, "latency", used, predict, levels=not many, networks=True)
+
+
+def _with_errors(model: LatencyModel, held_out: HeldOut) -> LatencyModel:
+    """Return the model with the errors of rows held out, scaled by distance."""
     assert model.scale is not None
-    scale = fit_law(model.scale, errors, distance, weights)
-    quantiles = fit_errors(errors, scale.floor + scale.slope * distance, weights)
-    return LatencyModel(model.coefficients, quantiles, model.forest, scale, model.amp)
+    distance = held_out.difficulty
+    scale = fit_law(model.scale, held_out.errors, distance, held_out.weight)
+    quantiles = fit_errors(held_out.errors, scale.floor + scale.slope * distance, held_out.weight)
+    return replace(model, errors=quantiles, scale=scale)
 
 
 # coefficients -----------------------------------------------------------------------------------------------

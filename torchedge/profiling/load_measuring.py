@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchedge.errors import OpenCLError, ProfileError
+from torchedge.errors import OpenCLError, ProfileError, clipped
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.kernels.loading import (
     destination_of,
@@ -361,7 +361,7 @@ def measure_case(bench: LoadBench, case: LoadedOperator, *, quick: bool) -> dict
         bound = bench.bind(program)
         return {**row, **_loads_of(bench, bound, quick=quick)}
     except OpenCLError as error:  # too little memory, or too few registers
-        return {**row, "reason": " ".join(str(error).split())[:200]}
+        return {**row, "reason": clipped(str(error))}
 
 
 def _loads_of(bench: LoadBench, bound: _Bound, *, quick: bool) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 Six probes of a few seconds: the system's cores and memory, a large matrix product, a streaming copy, a tiny
 operator, the memory of a training process beside its tensors, and training steps of three small networks.
+Then a campaign measures memory (resident, of the whole process) and latency of networks, and a fit turns the
+profile's predictions from assumed into measured ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -16,6 +20,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from math import exp, log
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +31,15 @@ from torchedge import __version__
 from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
 from torchedge.devices.catalog import memory_mib
 from torchedge.devices.device import DEVICE_FILE
-from torchedge.errors import DeviceError, ProfileError
+from torchedge.errors import DeviceError, MissingExtraError, ProfileError, TorchedgeError
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
+from torchedge.profiling.campaigns.expansion import PLAN, Listener, read_jobs
+from torchedge.profiling.campaigns.plans import CampaignPlan
+from torchedge.profiling.campaigns.recording import CampaignJournal
+from torchedge.profiling.campaigns.running import Campaign, OtherMachineError, run_campaign
+from torchedge.profiling.campaigns.transports import open_transport
+from torchedge.profiling.device_fits import DeviceFit, Watcher, fit
 from torchedge.profiling.topologies import PROBE
 from torchedge.storage import data_folder, read_toml, user_folder
 from torchedge.storage.documents import writing
@@ -110,6 +121,51 @@ def measure_local_cpu(start: Callable[[str], Any] = lambda _: None) -> Device:
     how = f"geometric mean over three small networks at batch {_BATCH}, {threads} threads"
     add("step_time_ratio", step_time_ratio(device), how)
     return _write(name, figures)
+
+
+def measure_networks(plan: CampaignPlan, listener: Listener, *, hurry: bool) -> Path:
+    """Measure memory and latency of a plan's networks on this machine's processor; return the dataset.
+
+    An interrupted measurement continues; a finished one of the same plan, or one of another machine, begins
+    anew. hurry: fewer steps a point. Raises MissingExtraError without torchvision or scikit-learn.
+    """
+    for library, module, extra in (("torchvision",) * 2 + ("vision",), ("scikit-learn", "sklearn", "fit")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError.of(library, extra=extra, purpose="profiling")
+    folder = user_folder() / "profiling" / LOCAL_DEVICE
+    with writing(folder, "set TORCHEDGE_HOME to a folder you may write"):
+        if _finished(folder, plan):
+            shutil.rmtree(folder)
+        make_folder(folder)
+    job = Campaign(folder, plan, LOCAL_DEVICE, "local", "cpu", hurry=hurry)
+    transport = open_transport("local", None, folder / "device")
+    try:
+        summary = run_campaign(job, transport, listener)
+    except OtherMachineError:
+        shutil.rmtree(folder)
+        summary = run_campaign(job, transport, listener)
+    if summary.unsteady:
+        listener.note(
+            f"the steps of {summary.unsteady} of {summary.points} points differ by over half, as on a "
+            "machine that does other work: close it and run the same command again"
+        )
+    return folder
+
+
+def fit_machine(dataset: Path, watcher: Watcher) -> DeviceFit:
+    """Fit this machine's measured profile to `measure_networks`; InputError where no figure is usable."""
+    out = user_folder() / "profiles" / LOCAL_DEVICE
+    return fit(dataset, LOCAL_DEVICE, out, accuracy=False, force=True, keep_unusable=False, progress=watcher)
+
+
+def _finished(folder: Path, plan: CampaignPlan) -> bool:
+    """Whether every point of a plan was measured into a folder."""
+    if not (folder / PLAN).is_file():
+        return False
+    with contextlib.suppress(TorchedgeError), CampaignJournal(folder) as journal:
+        skipped = {job["skipped"] for job in read_jobs(folder) if "skipped" in job}
+        return journal.done.keys() >= set(plan.points(skipped))
+    return True  # damaged
 
 
 def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.prediction.feature_sets import find_feature_set
 from torchedge.prediction.intervals import NO_ERRORS, ErrorModel, assumed_errors, fit_errors
@@ -29,23 +28,29 @@ from torchedge.prediction.memory.peaks import Peaks
 from torchedge.profiling.forest_fitting import fit_forest
 from torchedge.profiling.samples import (
     NO_FOREST,
+    HeldOut,
     Mask,
     Samples,
     candidate_sets,
     columns_of,
     cross_validate,
+    enough_rows,
     network_weights,
 )
 
 FloatArray = npt.NDArray[np.float64]
 
-TREES, FEWEST_ROWS = 100, 20
+TREES = 100
+_FEWEST_LARGE = 20
 
 PLATEAU = (0.36, 0.72)
 """Rows whose reserved memory lies in this share of the largest seen show a process's memory beside it."""
 
 TIGHT, LARGE = 0.86, 0.32
 """From these shares on: Γ is at its ceiling; simulated reserved memory matters to whether a run fits."""
+
+_FULL = 0.7
+"""Share of a board's memory above which the system may take pages back from a run."""
 
 _UNMEASURED = assumed_errors(0.25)
 """Of peaks that the device does not report."""
@@ -63,24 +68,26 @@ def fit_memory(
     errors: bool = True,
     forest: bool = True,
     feature_sets: Sequence[str] | None = None,
+    judge: Callable[[HeldOut], object] = lambda _: None,
 ) -> MemoryModel:
     """Fit Γ (or γ) to rows; raises ProfileError where too few passed.
 
     feature_sets: candidates for the forest, `OWN`, names of feature sets or `NO_FOREST`; with `errors`
-    cross-validation chooses among them, else the first is taken. Default: `candidate_sets`.
+    cross-validation chooses among them, else the first is taken. Default: `candidate_sets`. judge: receives
+    the errors of cross-validation.
     """
-    used = samples.usable("memory", rows)
-    if used.sum() < FEWEST_ROWS:
-        raise ProfileError(
-            f"only {int(used.sum())} rows with measured memory; expected at least {FEWEST_ROWS} for a fit"
-        )
-    sets = (candidate_sets(samples) if feature_sets is None else feature_sets) if forest else ()
+    used = enough_rows(samples, "memory", rows)
+    sets = (candidate_sets(samples, used) if feature_sets is None else feature_sets) if forest else ()
     process = _fit_process(samples, used)
     peak_errors = _peak_errors(samples, used, process)
     if not errors:
         return MemoryModel(process, NO_ERRORS, *peak_errors, _memory_forest(samples, used, process, sets[:1]))
-    model_errors, chosen = _memory_errors(samples, used, sets)
-    return MemoryModel(process, model_errors, *peak_errors, _memory_forest(samples, used, process, chosen))
+    candidates: list[Sequence[str]] = [(name,) for name in sets] or [()]
+    held_out = _held_out(samples, used, candidates)
+    judge(held_out)
+    model_errors = fit_errors(held_out.errors, held_out.difficulty, held_out.weight)
+    forest_of = _memory_forest(samples, used, process, candidates[held_out.best])
+    return MemoryModel(process, model_errors, *peak_errors, forest_of)
 
 
 def _memory_forest(samples: Samples, used: Mask, process: Process, sets: Sequence[str]) -> Forest | None:
@@ -99,9 +106,10 @@ def _fit_process(samples: Samples, used: Mask) -> Process:
     reserved = np.where(np.isfinite(samples.reserved), samples.reserved, simulated)  # a CPU reports none
     linear = samples.peaks.linear
     largest = float(reserved[used].max())
-    if samples.device.memory == "dedicated":  # nothing takes pages back: Γ follows the reserve to the end
+    device = samples.device
+    if device.memory == "dedicated" or device.kind == "cpu":  # nothing takes pages back: no floor, no ceiling
         beside = _by_linear(gamma - reserved, used, linear, np.median)
-        total = samples.device.figures.get("usable_memory_mib") or samples.device.figures.get("memory_mib")
+        total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
         seen = np.where(np.isfinite(samples.reserved), samples.reserved, 0.0)[used].max()  # not simulated
         room = total.value - max(beside) if total is not None else largest
         return Process(beside, (0.0, 0.0), UNLIMITED, max(float(seen), room))
@@ -109,8 +117,17 @@ def _fit_process(samples: Samples, used: Mask) -> Process:
     tight = used & (reserved > TIGHT * largest)
     beside = _by_linear(gamma - reserved, plateau if plateau.any() else used, linear, np.median)
     floor = _by_linear(gamma, used, linear, np.min)
+    if not _saturated(samples):  # the largest run seen is not the largest that fits
+        return Process(beside, floor, UNLIMITED, _capacity(largest, max(beside), device))
     ceiling = float(np.median(gamma[tight]))
     return Process(beside, floor, ceiling, largest)
+
+
+def _saturated(samples: Samples) -> bool:
+    """Whether any run of a dataset came near the memory of its board, or did not fit."""
+    total = samples.device.figures.get("memory_mib")
+    largest = float(np.nanmax(samples.gamma))
+    return total is None or bool((samples.fits == 0).any()) or largest > _FULL * total.value
 
 
 def _by_linear(
@@ -125,7 +142,7 @@ def _by_linear(
 def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorModel, ErrorModel]:
     """Errors of simulated reserved (of large runs) and allocated memory; nothing is fitted or held out."""
     large = used & (samples.peaks.reserved > LARGE * process.capacity)
-    large = large if large.sum() >= FEWEST_ROWS else used
+    large = large if large.sum() >= _FEWEST_LARGE else used
     pairs = (
         (samples.reserved, samples.peaks.reserved, large),
         (samples.allocated, samples.peaks.allocated, used),
@@ -139,10 +156,9 @@ def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorM
     return models[0], models[1]
 
 
-def _memory_errors(samples: Samples, used: Mask, sets: Sequence[str]) -> tuple[ErrorModel, Sequence[str]]:
-    """Errors on networks held out (on levels where there is one network), and the best feature set."""
+def _held_out(samples: Samples, used: Mask, candidates: Sequence[Sequence[str]]) -> HeldOut:
+    """Errors on networks held out (on levels where there is one network) with the best feature set."""
     several = len(set(samples.network[used].tolist())) > 1
-    candidates: list[Sequence[str]] = [(name,) for name in sets] or [()]
 
     def predict(training: Mask, left_out: Mask) -> tuple[list[FloatArray], FloatArray]:
         process = _fit_process(samples, training)
@@ -151,10 +167,7 @@ def _memory_errors(samples: Samples, used: Mask, sets: Sequence[str]) -> tuple[E
         difficulty = models[-1].difficulty(samples.peaks.some(left_out))
         return [predict_memory(model, samples, left_out).value for model in models], difficulty
 
-    best, errors, difficulty, weights = cross_validate(
-        samples, "memory", used, predict, levels=not several, networks=several
-    )
-    return fit_errors(errors, difficulty, weights), candidates[best]
+    return cross_validate(samples, "memory", used, predict, levels=not several, networks=several)
 
 
 # a few rows -------------------------------------------------------------------------------------------------
@@ -181,7 +194,7 @@ def adapt_process(peaks: Peaks, measured: FloatArray, base: Process, device: Dev
     peaks: simulated figures of the same rows. Floor and ceiling, which only unified memory has, are fitted
     where the measurements show them. Deterministic.
     """
-    unified = device.memory == "unified"
+    unified = device.memory == "unified" and device.kind != "cpu"
     price = _pricing(peaks, measured, base)
     starts = [np.array([*base.beside, 0.0, 0.0, UNLIMITED])]
     if unified:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -12,6 +12,8 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from torchedge import __version__
 from torchedge.devices import Device, find_device, write_device
@@ -30,9 +32,7 @@ from torchedge.prediction.profiles import (
     write_kinds,
     write_models,
 )
-from torchedge.profiling.accuracy import PROTOCOLS, Score, score, score_simulation
-from torchedge.profiling.latency_fitting import fit_latency
-from torchedge.profiling.memory_fitting import fit_memory
+from torchedge.profiling.accuracy import PROTOCOLS, Score, score, score_simulation, splits
 from torchedge.profiling.samples import MOST_FOLDS, QUANTITIES, DataSource, Quantity, Samples
 from torchedge.storage import file_sha256, profile_file, read_toml
 from torchedge.storage.documents import read_bytes, write_bytes, writing
@@ -91,23 +91,20 @@ def check_target(out: Path, *, force: bool) -> None:
         raise InputError(f"{out}: its parent folder does not exist; make {out.absolute().parent} first")
 
 
-def fit_models(samples: Samples, start: Callable[[str], Any] = lambda _: None) -> FittedModels:
-    """Fit memory and latency on all rows; ProfileError where too few. `start` receives each fit's name."""
-    start("memory")
-    memory = fit_memory(samples, samples.every)
-    start("latency")
-    return FittedModels(memory, fit_latency(samples, samples.every), samples.source.provenance)
-
-
 SCORES = 10
 """Number of scores of `score_all`: memory and latency in four protocols, two simulated peaks."""
 
 
-def score_all(samples: Samples, step: Callable[[], Any] = lambda: None) -> Accuracy:
+def score_all(
+    samples: Samples,
+    step: Callable[[], Any] = lambda: None,
+    quantities: Sequence[Quantity] = QUANTITIES,
+) -> Accuracy:
     """Score memory and latency in every protocol, and simulated peaks; call `step` after each score.
 
     Intervals are not scored where levels, or networks in groups, are left out: that would take hours. A
-    campaign has its own networks and levels and is not scored by level.
+    campaign has its own networks and levels: it is not scored by level, nor in a protocol or on a peak that
+    it has no rows for.
     """
     scores: dict[tuple[str, str], Score] = {}
     problems: list[str] = []
@@ -119,16 +116,19 @@ def score_all(samples: Samples, step: Callable[[], Any] = lambda: None) -> Accur
             problems.append(f"{name}, {protocol}: not scored ({error})")
         step()
 
-    for quantity in QUANTITIES:
+    for quantity in quantities:
         for protocol in PROTOCOLS:
-            if protocol == "levels" and samples.steady:
+            if samples.steady and (protocol == "levels" or not any(True for _ in splits(samples, protocol))):
                 step()
                 continue
             few = len(samples.networks) <= MOST_FOLDS  # left out one by one
             intervals = protocol != "levels" and (protocol != "left-out" or few)
             add(KEYS[quantity], protocol, partial(score, samples, quantity, protocol, intervals=intervals))
     for peak in ("allocated", "reserved"):
-        add(peak, "simulated", partial(score_simulation, samples, peak))
+        if np.isfinite(getattr(samples, peak)).any() or not samples.steady:
+            add(peak, "simulated", partial(score_simulation, samples, peak))
+        else:
+            step()
     return Accuracy(scores, tuple(problems))
 
 
@@ -231,8 +231,8 @@ def describe_fit(out: Path, samples: Samples, models: FittedModels, accuracy: Ac
         f"torchedge fit {MODE_TABLES[samples.mode]} {name} --device {samples.device.name} "
         f"--out {out.resolve().name}",
         rows=len(samples.batch),
-        memory_rows=int(samples.usable("memory").sum()),
-        latency_rows=int(samples.usable("latency").sum()),
+        memory_rows=int(samples.usable("memory").sum()) if models.memory is not None else 0,
+        latency_rows=int(samples.usable("latency").sum()) if models.latency is not None else 0,
         networks=samples.networks,
     )
     if accuracy is not None:

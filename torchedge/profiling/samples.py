@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance, find_device
-from torchedge.devices.device import DEVICE_FILE
+from torchedge.devices.device import DEVICE_FILE, NAME
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.analysis import analyse
@@ -23,6 +23,7 @@ from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
+from torchedge.profiling.campaigns.plans import FEWEST_ROWS
 from torchedge.profiling.campaigns.recording import describe_device
 from torchedge.profiling.datasets import ENVIRONMENT, KINDS, Dataset, read_dataset
 from torchedge.storage import read_json
@@ -41,6 +42,9 @@ OWN, NO_FOREST = "own", "none"
 
 MOST_FOLDS = 10
 """More networks than this are held out in this number of groups, each network in one."""
+
+FEW_ROWS = 60
+"""With fewer rows than this the priors of a fit weigh more, and a forest has to prove itself."""
 
 HOST_BOUND = 1.6
 """A point that takes less than this times the shortest step of its network waits for the host."""
@@ -209,9 +213,12 @@ def measured_device(folder: Path, name: str | None, scratch: Path) -> Device:
     try:
         return find_device(name)
     except (DeviceError, InputError):
-        if own.is_file() and find_device(folder).name == name:
-            return find_device(folder)
-        if not (folder / ENVIRONMENT).is_file():
+        if own.is_file():
+            described = find_device(folder)
+            if described.name != name:
+                raise
+            return described
+        if not (folder / ENVIRONMENT).is_file() or NAME.fullmatch(name) is None:
             raise
     describe_device(scratch, name, read_json(folder / ENVIRONMENT, max_bytes=_MOST_BYTES))
     return find_device(scratch)
@@ -273,9 +280,22 @@ def network_groups(names: Sequence[str], most: int = MOST_FOLDS) -> list[list[st
     return [order[start::most] for start in range(min(most, len(order)))]
 
 
-def candidate_sets(samples: Samples) -> tuple[str, ...]:
-    """Return the candidates for forests: our own features, for inference also the paper's 15."""
+def candidate_sets(samples: Samples, used: Mask) -> tuple[str, ...]:
+    """Return the candidates for forests: our own features, the paper's 15 for inference; few rows: none."""
+    if used.sum() < FEW_ROWS:
+        return (OWN, NO_FOREST)
     return (OWN,) if samples.mode == "train" else (OWN, INFERENCE.name)
+
+
+def enough_rows(samples: Samples, quantity: Quantity, rows: Mask) -> Mask:
+    """Return (R,) which of some rows measured a quantity; raises ProfileError where a fit needs more."""
+    used = samples.usable(quantity, rows)
+    if used.sum() < FEWEST_ROWS:
+        raise ProfileError(
+            f"{int(used.sum())} rows measured {quantity} in mode {samples.mode}; expected at least "
+            f"{FEWEST_ROWS}, of two networks or three pruning levels"
+        )
+    return used
 
 
 def columns_of(samples: Samples, rows: Mask, feature_set: str | None) -> FloatArray | None:
@@ -283,6 +303,37 @@ def columns_of(samples: Samples, rows: Mask, feature_set: str | None) -> FloatAr
     if feature_set in (None, OWN):
         return None
     return feature_rows(samples.graphs, samples.which[rows], samples.batch[rows], str(feature_set))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Errors of E rows predicted by models fitted without them: log(measured / predicted), difficulty.
+
+    best: place of the candidate with the smallest errors, whose errors these are. weight: every fold counts
+    the same. network: (E,) of each row.
+    """
+
+    best: int
+    errors: FloatArray
+    difficulty: FloatArray
+    weight: FloatArray
+    network: npt.NDArray[np.str_]
+
+    @property
+    def percent(self) -> float:
+        """Mean absolute error in %."""
+        return float(np.average(self._size, weights=self.weight))
+
+    @property
+    def worst(self) -> str:
+        """The network with the largest mean error; "" for one network."""
+        names = sorted(set(self.network.tolist()))
+        means = [float(self._size[self.network == name].mean()) for name in names]
+        return names[int(np.argmax(means))] if len(names) > 1 else ""
+
+    @property
+    def _size(self) -> FloatArray:
+        return np.asarray(100 * np.abs(np.exp(-self.errors) - 1))
 
 
 def cross_validate(
@@ -293,24 +344,27 @@ def cross_validate(
     *,
     levels: bool,
     networks: bool,
-) -> tuple[int, FloatArray, FloatArray, FloatArray]:
+) -> HeldOut:
     """Return the candidate with the smallest error on held-out rows, with its errors there.
 
     predict(training rows, held-out rows) returns each candidate's predictions of the held-out rows, and the
-    difficulty of these. levels, networks: as in `folds`. Also returned, over the E held-out rows: the best
-    candidate's log errors, difficulties, and weights under which every fold counts the same. Raises
-    ProfileError where there is nothing to hold out.
+    difficulty of these. levels, networks: as in `folds`. Raises ProfileError where there is nothing to hold
+    out.
     """
     measured = samples.measured(quantity)
-    errors, difficulties, weights = [], [], []
+    errors, difficulties, weights, labels = [], [], [], []
     for left_out in folds(samples, used, levels=levels, networks=networks):
         predictions, difficulty = predict(used & ~left_out, left_out)
         errors.append([np.log(measured[left_out] / predicted) for predicted in predictions])
         difficulties.append(difficulty)
         weights.append(np.full(int(left_out.sum()), 1.0 / left_out.sum()))
+        labels.append(samples.network[left_out])
     if not weights:
-        raise ProfileError("errors need at least two networks or three pruning levels; measure more")
+        raise ProfileError(
+            f"the rows that measured {quantity} in mode {samples.mode} are of one network at fewer than "
+            "three pruning levels; expected two networks: measure another"
+        )
     weight = np.concatenate(weights)
     by_candidate = [np.concatenate(parts) for parts in zip(*errors, strict=True)]
     best = int(np.argmin([np.average(np.abs(e), weights=weight) for e in by_candidate]))
-    return best, by_candidate[best], np.concatenate(difficulties), weight
+    return HeldOut(best, by_candidate[best], np.concatenate(difficulties), weight, np.concatenate(labels))

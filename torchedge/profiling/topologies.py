@@ -29,7 +29,15 @@ from msgspec import Meta
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from torchedge.errors import InputError, MissingExtraError, ProfileError, did_you_mean, first_line, needed
+from torchedge.errors import (
+    InputError,
+    MissingExtraError,
+    ProfileError,
+    described,
+    did_you_mean,
+    first_line,
+    needed,
+)
 from torchedge.graphs import ForwardGraph
 from torchedge.storage import data_folder
 from torchedge.storage.codecs import Codec, OneOf, OptionalText
@@ -331,7 +339,7 @@ def _argument(value: Any, label: str) -> Any:  # noqa: ANN401 - what torch.fx re
         return [_argument(v, label) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise _refusal(label, f"an argument is a {type(value).__name__}")
+    raise _refusal(label, f"an argument is {described(value)}")
 
 
 def _settings(module: nn.Module, kind: str) -> dict[str, Any]:

@@ -42,7 +42,15 @@ from torchedge.profiling.forest_fitting import fit_forest, predict_left_out
 from torchedge.profiling.latency_fitting import any_scale, fit_coefficients
 from torchedge.profiling.memory_fitting import adapt_process
 from torchedge.profiling.profile_folders import KEYS, ModeFit, describe, score_table
-from torchedge.profiling.samples import Mask, Samples, columns_of, network_groups, network_weights
+from torchedge.profiling.samples import (
+    HeldOut,
+    Mask,
+    Quantity,
+    Samples,
+    columns_of,
+    network_groups,
+    network_weights,
+)
 
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
@@ -93,16 +101,20 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """Models adapted to the `used` rows (R,) of one mode, and their scores on the other rows by target."""
+    """Models adapted to the `used` rows (R,) of one mode, and their scores on the other rows by target.
+
+    held_out: the errors of used rows, each predicted by a fit without its network or point.
+    """
 
     base: Device
     samples: Samples
     used: Mask
     models: FittedModels
     scores: Mapping[str, Score] = field(default_factory=dict)
+    held_out: Mapping[Quantity, HeldOut] = field(default_factory=dict)
 
 
-def base_of(name: str, mode: Mode) -> Base | None:
+def base_of(name: str | Path, mode: Mode) -> Base | None:
     """Return a base device with its models of a mode, None where it has none of that mode.
 
     Raises InputError for a device that has no fitted models at all.
@@ -129,9 +141,10 @@ def adapt_mode(
     if points is not None and points < used.sum():
         start("choosing points")
         used = select_points(base, samples, samples.every, points, seed)
-    models = adapt_models(base, samples, used, start)
+    held_out: dict[Quantity, HeldOut] = {}
+    models = adapt_models(base, samples, used, start, held_out)
     scores = {KEYS[c.quantity]: c.score for c in compare_models(samples, models, ~used)}
-    return Adaptation(base.device, samples, used, models, scores)
+    return Adaptation(base.device, samples, used, models, scores, held_out)
 
 
 # points -----------------------------------------------------------------------------------------------------
@@ -220,27 +233,41 @@ def choose_points(
 
 
 def adapt_models(
-    base: Base, samples: Samples, rows: Mask, start: Callable[[str], object] = lambda _: None
+    base: Base,
+    samples: Samples,
+    rows: Mask,
+    start: Callable[[str], object] = lambda _: None,
+    held_out: dict[Quantity, HeldOut] | None = None,
 ) -> FittedModels:
     """Return the base's models adapted to some rows; ProfileError where too few measure any figure.
 
-    A quantity with fewer than `FEWEST` rows, or without a model of the base, is omitted.
+    A quantity with fewer than `FEWEST` rows, or without a model of the base, is omitted. held_out: receives
+    the errors of rows held out.
     """
+    held_out = {} if held_out is None else held_out
     memory_used, latency_used = samples.usable("memory", rows), samples.usable("latency", rows)
     memory: MemoryModel | None = None
     latency: LatencyModel | None = None
     if base.models.memory is not None and memory_used.sum() >= FEWEST:
         start("memory")
-        memory = _adapt_memory(base.models.memory, samples, memory_used)
+        memory, missed = _adapt_memory(base.models.memory, samples, memory_used)
+        held_out["memory"] = _without(missed, samples, memory_used)
     if base.models.latency is not None and latency_used.sum() >= FEWEST:
         start("latency")
-        latency = _adapt_latency(base, base.models.latency, samples, latency_used)
+        latency, missed = _adapt_latency(base, base.models.latency, samples, latency_used)
+        held_out["latency"] = _without(missed, samples, latency_used)
     if memory is None and latency is None:
         raise ProfileError(
             f"{int(memory_used.sum())} rows measure memory and {int(latency_used.sum())} latency; expected "
             f"at least {FEWEST} of a figure that {base.device.name} has a model of"
         )
     return FittedModels(memory, latency, base.models.provenance)
+
+
+def _without(errors: FloatArray, samples: Samples, used: Mask) -> HeldOut:
+    """Return log errors (N,) of rows held out in a form that can be judged."""
+    flat = np.ones(len(errors))
+    return HeldOut(0, errors, flat, flat, samples.network[used])
 
 
 def _groups(samples: Samples, used: Mask) -> IndexArray:
@@ -316,7 +343,10 @@ def _log_times(rows: WorkRows, coefficients: FloatArray) -> FloatArray:
     return np.asarray(np.log(step_time(times.busy, times.launch, p)))
 
 
-def _adapt_latency(base: Base, model: LatencyModel, samples: Samples, used: Mask) -> LatencyModel:
+def _adapt_latency(
+    base: Base, model: LatencyModel, samples: Samples, used: Mask
+) -> tuple[LatencyModel, FloatArray]:
+    """Return the adapted model and the log errors (N,) of rows held out."""
     places, moves = np.flatnonzero(used), _moves()
     count = len(places)
     rows = pack(samples.work, samples.which[used], samples.batch[used])
@@ -347,7 +377,7 @@ def _adapt_latency(base: Base, model: LatencyModel, samples: Samples, used: Mask
     known = ErrorModel(model.errors.size * typical, model.errors.above * typical)
     quantiles = _student(np.concatenate([left, alone]), np.ones(2 * count), count, known)
     scale = _strain_by_distance(bare, samples, shares, reactions)
-    return LatencyModel(coefficients, quantiles, forest, scale, amp)
+    return LatencyModel(coefficients, quantiles, forest, scale, amp), left
 
 
 def _strain_by_distance(
@@ -386,7 +416,8 @@ def _left_out(errors: FloatArray, reactions: FloatArray, groups: IndexArray) -> 
 # memory -----------------------------------------------------------------------------------------------------
 
 
-def _adapt_memory(model: MemoryModel, samples: Samples, used: Mask) -> MemoryModel:
+def _adapt_memory(model: MemoryModel, samples: Samples, used: Mask) -> tuple[MemoryModel, FloatArray]:
+    """Return the adapted model and the log errors (N,) of rows held out."""
     peaks, measured, groups = samples.peaks.some(used), samples.gamma[used], _groups(samples, used)
     process = adapt_process(peaks, measured, model.process, samples.device)
     missed = np.empty(len(measured))
@@ -401,13 +432,14 @@ def _adapt_memory(model: MemoryModel, samples: Samples, used: Mask) -> MemoryMod
         model.forest, features if columns is None else columns, features, MEMORY_FEATURES, missed, groups
     )
     allocated, reserved = samples.allocated[used], samples.reserved[used]
-    return MemoryModel(
+    adapted = MemoryModel(
         process,
         _student(missed, bare.difficulty(peaks), len(missed), model.errors),
         _peak_errors(reserved, peaks.reserved, model.reserved_errors),
         _peak_errors(allocated, peaks.allocated, model.allocated_errors),
         forest,
     )
+    return adapted, missed
 
 
 def _peak_errors(measured: FloatArray, simulated: FloatArray, base: ErrorModel) -> ErrorModel:
@@ -484,8 +516,8 @@ def describe_transfer(out: Path, transfer: Adaptation, points: int | None, seed:
         base_sha256=transfer.base.fingerprint,
         points=int(used.sum()),
         rows=int(used.sum()),
-        memory_rows=int(samples.usable("memory", used).sum()),
-        latency_rows=int(samples.usable("latency", used).sum()),
+        memory_rows=int(samples.usable("memory", used).sum()) if models.memory is not None else 0,
+        latency_rows=int(samples.usable("latency", used).sum()) if models.latency is not None else 0,
         networks=sorted(set(samples.network[used].tolist())),
     )
     if used.sum() <= _MOST_NAMED:

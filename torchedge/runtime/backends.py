@@ -214,15 +214,23 @@ class GraphRun:
         self.traced, self.settings, self.device = traced, settings, settings.device
         self.programs: list[SegmentProgram] = []
         self._results = results_of(traced.module)
+        self._numbers = {  # Dynamo passes a number that Python draws as float64, whatever it was traced as
+            node.name: form.dtype
+            for node in traced.module.graph.find_nodes(op="placeholder")
+            if isinstance(form := node.meta.get("val"), torch.Tensor) and not form.dim()
+        }
         self._steps: list[Callable[[dict[str, OnDevice]], None]] | None = None
 
     def __call__(self, args: list[Any]) -> list[torch.Tensor | None]:
         """Run it; returns `traced.returned` tensors in main memory, then stand-ins for kept values."""
-        values = {
+        values: dict[str, OnDevice] = {
             name: _value_of(name, arg)
             for name, arg in zip(self._results.placeholders, args, strict=True)
             if isinstance(arg, torch.Tensor)
         }
+        for name, dtype in self._numbers.items():
+            if isinstance(number := values[name], torch.Tensor):
+                values[name] = number.to(dtype)
         args.clear()
         check_process()
         with self.device.lock, torch.no_grad():

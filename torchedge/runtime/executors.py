@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,7 @@ from torchedge.runtime.memory import (
 )
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore, WeightStream
+from torchedge.storage.locks import cached_property
 from torchedge.streaming.schedules import StreamingSchedule
 
 SHARED = frozenset({"parameter", "buffer", "state"})
@@ -275,7 +275,7 @@ class Executor:
                 arguments.append(self._words)
             arguments += map(np.int32, launch.sizes)
             arguments += [np.uint32(inside.get(place, (0, 0))[1] // UNIT_BYTES) for place in form.moved]
-            with translated(self._named(position)):
+            with translated(self._named(position), device=self.context.device):
                 for place, argument in enumerate(arguments):
                     kernel.set_arg(place, argument)
             calls.append((kernel, launch.global_size, launch.local_size))
@@ -349,7 +349,7 @@ class Executor:
             return
         tensor.memory, tensor.written = memory, True
         for position, argument in self._uses[name]:
-            with translated(self._named(position)):
+            with translated(self._named(position), device=self.context.device):
                 self._calls[position][0].set_arg(argument, memory)
 
     @serialised
@@ -497,8 +497,12 @@ class Executor:
             self._abort()
             if not isinstance(error, self.context.cl.Error):
                 raise
-            doing = "running a step" if position < 0 else self._named(position)
-            raise translation(error, doing, device=self.context.device) from error
+            doing, nbytes = "running a step", 0
+            if position >= 0:
+                launch = self.program.launches[position]
+                doing = f"{self._named(position)},"
+                nbytes = sum(self.program.tensors[index].nbytes for index in {*launch.tensors})
+            raise translation(error, doing, nbytes=nbytes, device=self.context.device) from error
 
     def _abort(self) -> None:
         """Wait for what an unfinished step has enqueued; the executor can run the next one."""

@@ -27,7 +27,7 @@ from torchedge.lowering.programs import Kernel, StoredTensor
 from torchedge.lowering.targets import DeviceClass, device_class
 from torchedge.opencl import compile_kernels
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.memory import PAGE_BYTES
+from torchedge.opencl.memory import PAGE_BYTES, counted_buffer
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.staging import READERS, Bytes, Place
 from torchedge.runtime.weight_reads import Copy
@@ -93,7 +93,7 @@ class StagingBuffers:
         self._queue = context.new_queue(False, own=True)
         with translated("staging buffers", nbytes=nbytes, device=context.device):
             flags = cl.mem_flags.READ_ONLY | cl.mem_flags.ALLOC_HOST_PTR
-            self.buffers = [cl.Buffer(context.context, flags, self._size) for _ in range(count)]
+            self.buffers = [counted_buffer(context, flags, self._size) for _ in range(count)]
         self._maps: dict[int, Any] = {}
         self._arrays: dict[int, Bytes] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError
 from torchedge.graphs.steps import Step
+from torchedge.graphs.training_steps import Loss, TrainerOptions, TrainingStep
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
@@ -28,11 +29,14 @@ from torchedge.runtime.notices import noticed
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
-from torchedge.tracing.objectives import Loss, as_arguments, as_tuple
-from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
+from torchedge.tracing.objectives import as_arguments, as_tuple
+from torchedge.tracing.optimizers import OptimizerSettings, check_kind, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.python_state import Guard, identity_of
-from torchedge.tracing.steps import capture_step
+from torchedge.tracing.steps import capture_step, check_step
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_SHAPES = 8
 """Shapes of batches for which programs are made; more of them are rather a mistake."""
@@ -81,12 +85,12 @@ class Trainer:
     model: in the mode in which it is to be trained. example_inputs: a batch, as in `step`: a tensor, a tuple
     of arguments, or a dict, which is passed as keyword arguments (`model(**inputs)`); a model with one
     dict as its argument takes ``(inputs,)``. targets: further arguments of the loss, a tensor or a tuple.
-    loss: as in ``loss(output, *targets)``, or "model" for the `loss` that the model itself returns.
-    optimizer: a torch.optim.SGD, Adam or AdamW over the model's parameters; its learning rates are read at
-    each step, so that PyTorch's schedulers work. device: as in `torchedge devices --opencl`. accumulation:
-    number of batches whose gradients are averaged before one update. seed: of dropout, by default
-    `torch.initial_seed()`. profile: measure the times of kernels for `report`. tuner: what chooses the
-    schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md).
+    step: a `TrainingStep`, or its fields as arguments of their own: loss (``loss(outputs, *targets)``, by
+    default the model's own, else cross entropy), optimizer (a torch.optim object over the model's parameters;
+    its learning rates are read at each step, so that PyTorch's schedulers work), accumulation (batches whose
+    gradients are averaged before one update). device: as in `torchedge devices --opencl`. seed: of dropout,
+    by default `torch.initial_seed()`. profile: measure the times of kernels for `report`. tuner: what chooses
+    the schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md).
 
     What the model's code reads is checked at each step (attributes, globals, closures, hooks, modes, patched
     functions, PyTorch's flags): where it has changed, the model is captured again.
@@ -102,25 +106,27 @@ class Trainer:
         example_inputs: Any,
         targets: Any = (),
         *,
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
+        step: TrainingStep | None = None,
         device: ClDevice | str | int | None = None,
-        accumulation: int = 1,
         seed: int | None = None,
         profile: bool = False,
         tuner: Tuner | None = None,
+        **options: Unpack[TrainerOptions],
     ) -> None:
         self._lock = threading.RLock()
-        self._model, self._loss, self._optimizer = model, loss, optimizer
-        self._accumulation, self._seed, self._profile = accumulation, seed, profile
+        asked = TrainingStep.of(step, options)
+        check_step(asked, "Trainer")
+        check_kind(asked.optimizer)
+        self._model, self._loss, self._optimizer = model, asked.loss, cast(Any, asked.optimizer)
+        self._accumulation, self._seed, self._profile = asked.accumulation, seed, profile
         context = open_context(device)
         self._device = context.device
         self._target = target_for(context.device, tuner)
         self._timer = CachedTimes(context) if tuner == "measured" else None
         check_tensors(dict(checked_model(model).named_parameters()), type(model).__name__)
-        self._settings = OptimizerSettings(optimizer)
-        self._example = _batch_of(example_inputs, targets)
-        roots = {"model": unwrapped(model), "loss": loss}
+        self._settings = OptimizerSettings(self._optimizer)
+        self._example = _batch_of(example_inputs, asked.targets or targets)
+        roots = {"model": unwrapped(model), "loss": self._loss}
         self._state, self._state_in_eval = Guard(roots), Guard(roots, modes=False)
         self._training: dict[Any, _Training] = {}
         self._inferences: dict[Any, _Inference] = {}
@@ -128,6 +134,7 @@ class Trainer:
         self._first: Executor | None = None
         self.batches = 0
         self._closed = False
+        self._held = self._named_weights()
         self._first = self._trained_on(self._example).updating
         self._roles = {tensor.name: tensor.role for tensor in self._first.program.tensors}
 
@@ -207,6 +214,7 @@ class Trainer:
     def load(self) -> None:
         """Copy weights, buffers and the optimizer's state to the device: after `load_state_dict`, say."""
         first = self._opened()
+        self._held = self._named_weights()
         states = states_of(self._optimizer, self._settings, self._parameters(), self._states())
         first.load({name: _array_of(tensor) for name, tensor in {**self._tensors(), **states}.items()})
 
@@ -340,6 +348,7 @@ class Trainer:
                 training=False,
                 keep=frozenset(all_rules()),
             )
+        self._check_weights(captured.step)
         executor = self._executor(captured.step, captured.tensors, self._first)
         return _Inference(executor, captured.rebuild)
 
@@ -366,6 +375,13 @@ class Trainer:
         roles = ("parameter", "buffer", "state")
         names = [v.name for v in step.values if v.role in roles and not v.name.startswith("random.")]
         others = [name for name in names if name not in held]
+        weights = self._named_weights()
+        replaced = [n for n in names if n in weights and weights[n] is not self._held.get(n)]
+        if replaced and not others:
+            raise InputError(
+                f"{replaced[0]} is another tensor than the one whose values the Trainer holds on the device; "
+                "call load() to copy the model's weights there, or make another Trainer"
+            )
         if others:
             changed = ", ".join([str(change) for change in self._state.changes[:2]])
             raise InputError(
@@ -430,9 +446,12 @@ class Trainer:
         return {n: t for n, t in self._weights().items() if self._roles.get(n) in ("parameter", "buffer")}
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """All parameters and buffers of the model, by name."""
+        """All parameters and buffers of the model, by name, without gradients."""
+        return {name: tensor.detach() for name, tensor in self._named_weights().items()}
+
+    def _named_weights(self) -> dict[str, torch.Tensor]:
         buffers = unwrapped(self._model).named_buffers(remove_duplicate=False)
-        return {name: t.detach() for name, t in [*self._parameters().items(), *buffers]}
+        return {**self._parameters(), **dict(buffers)}
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return dict(unwrapped(self._model).named_parameters(remove_duplicate=False))

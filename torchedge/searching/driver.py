@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.errors import InputError, did_you_mean
+from torchedge.errors import InputError, described, did_you_mean
 from torchedge.graphs import GraphFamily, Mode
 from torchedge.graphs.sizes import Amounts
 from torchedge.ops.specs import forward_flops
@@ -26,6 +26,7 @@ from torchedge.prediction.results import Prediction
 from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
 from torchedge.searching.evolution import Evolution, Recipe, Score, SearchJournal
 from torchedge.searching.spaces import SearchSpace
+from torchedge.storage.amounts import mib_of
 from torchedge.storage.codecs import thaw
 from torchedge.storage.documents import plain
 from torchedge.texts import number
@@ -350,19 +351,26 @@ def check_limits(constraints: object) -> dict[str, float]:
         if name not in FIGURES:
             hint = did_you_mean(name, FIGURES, f"expected some of {', '.join(sorted(FIGURES))}")
             raise InputError(f"there is no constraint {name!r}; {hint}")
+        if FIGURES[name].unit == "MiB":
+            mib_of(limit, f"constraints[{name!r}]")
+            continue
         number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
         if not number or not 0 < limit < float("inf"):
             raise InputError(
                 f"constraints[{name!r}] is {limit!r}; expected a positive number of {FIGURES[name].unit}"
             )
-    return {name: float(constraints[name]) for name in FIGURES if name in constraints}
+    return {
+        name: mib_of(constraints[name]) if FIGURES[name].unit == "MiB" else float(constraints[name])
+        for name in FIGURES
+        if name in constraints
+    }
 
 
 def check_score(score: object, batched: bool) -> Score:
     """Return the score as a function of a list of encodings."""
     if not callable(score):
         raise InputError(
-            f"score is a {type(score).__name__}; expected a function of a list of encodings, higher is better"
+            f"score is {described(score)}; expected a function of a list of encodings, higher is better"
         )
     if batched:
         return score

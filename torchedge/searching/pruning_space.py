@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from torchedge.errors import InputError, check_choice, check_whole
+from torchedge.errors import InputError, check_choice, check_whole, not_a_module
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 from torchedge.pruning.channels import ChannelGroups, ChannelMap, channel_norms, prune_module
 from torchedge.searching.spaces import Genes, SearchSpace
@@ -70,7 +70,8 @@ class PruningSpace(SearchSpace):
         if not free:
             reasons = "; ".join(f"{n}: {why}" for n, why in list(groups.frozen.items())[:3])
             raise InputError(
-                f"{self.name} has no channels that may be pruned ({reasons or 'no convolutions'})"
+                f"{self.name} has no channels that may be pruned ({reasons or 'no convolutions'}); "
+                "expected a layer between its input and its last layer: choose a deeper model"
             )
         self.choices = {group: self._options(groups.counts[group]) for group in free}
         self._families: dict[Mode, GraphFamily] = {}
@@ -79,7 +80,7 @@ class PruningSpace(SearchSpace):
     @staticmethod
     def _check(model: object, ratios: Sequence[object], round_to: object, strategy: str) -> None:
         if not isinstance(model, nn.Module):
-            raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+            raise not_a_module(model)
         if not ratios or not all(isinstance(r, (int, float)) and 0 < r <= 1 for r in ratios):
             raise InputError(f"ratios is {ratios!r}; expected shares above 0 and up to 1")
         check_whole("round_to", round_to)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import CaptureError, InputError
+from torchedge.errors import CaptureError, InputError, described
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def check_space(space: object) -> SearchSpace:
         )
     if not isinstance(space, SearchSpace):
         raise InputError(
-            f"space is a {type(space).__name__}; expected a SearchSpace: OFAResNet50Space(), "
+            f"space is {described(space)}; expected a SearchSpace: OFAResNet50Space(), "
             "PruningSpace(model), or your own subclass of torchedge.SearchSpace"
         )
     choices = getattr(space, "choices", None)

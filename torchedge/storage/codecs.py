@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import (
     Annotated,
@@ -35,6 +35,7 @@ from msgspec import Meta
 
 from torchedge.errors import InputError, TorchedgeError
 from torchedge.storage.documents import MAX_DOCUMENT_BYTES, Document, read_json, write_json
+from torchedge.storage.locks import cached_property
 
 Noun = TypeVar("Noun")
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
-from torchedge.errors import ProfileError, TorchedgeError
+from torchedge.errors import ProfileError, TorchedgeError, clipped
 from torchedge.storage.replacing import new_file
 
 if sys.version_info >= (3, 11):
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
     """One short line of a parser's message."""
     if isinstance(error, RecursionError):
         return "nested too deep"
-    return " ".join(str(error).split())[:200]
+    return clipped(str(error))
 
 
 def _unique(pairs: list[tuple[str, object]]) -> Document:

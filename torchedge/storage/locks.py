@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, BinaryIO, TypeVar
+
+_T = TypeVar("_T")
 
 PROCESS = threading.RLock()
 """Held while a setting or a table of the whole process changes; a fork waits until it is free."""
@@ -18,6 +21,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=PROCESS.acquire, after_in_parent=PROCESS.release, after_in_child=PROCESS.release
     )
+
+
+class cached_property(functools.cached_property[_T]):
+    """A property that is computed once an object; two threads may both compute it.
+
+    Before Python 3.12 that of functools has one lock for all objects: a fork while another thread computes
+    one would never get it.
+    """
+
+    def __init__(self, func: Callable[[Any], _T]) -> None:
+        super().__init__(func)
+        self.lock = nullcontext()
 
 
 @contextmanager

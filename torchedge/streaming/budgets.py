@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torchedge.errors import InputError, LimitError, PlanError
+from torchedge.errors import LimitError, PlanError
 from torchedge.lowering.programs import Program
 from torchedge.storage.amounts import MOST_BYTES, bytes_of
 from torchedge.streaming.instances import MEBIBYTE, Instance
@@ -29,22 +29,6 @@ LAMBDAS = (0.9, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Prices of preloading to try above the one that was asked for, the highest first."""
 
 Solve = Callable[[Instance], OverlapPlan]
-
-
-def parse_bytes(amount: int | str, what: str = "the limit") -> int:
-    """Return an amount of memory in bytes: a whole number of them, or a text such as "500MiB" or "1.5 GiB".
-
-    Raises:
-        InputError: it is neither, or not from 1 byte to 1 PiB.
-    """
-    value = amount if type(amount) is int else bytes_of(amount) if isinstance(amount, str) else None
-    if value is None:
-        shown = f"{amount[:40]!r}" if isinstance(amount, str) else f"{amount!r:.40}"
-        expected = 'expected bytes as a whole number, or a text such as "500MiB" or "1.5GiB"'
-        raise InputError(f"{what} is {shown}; {expected}")
-    if not 1 <= value <= MOST_BYTES:
-        raise InputError(f"{what} is {amount!r:.40}; expected 1 byte to 1 PiB")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +232,12 @@ def _too_small(least: Budgeted, limit: float) -> LimitError:
         f"memory limit that works is {works}: {_mib(memory.ports_bytes)} MiB of inputs and outputs, "
         f"{_mib(memory.preloaded_bytes)} MiB of weights of the first launch, {_mib(memory.arena_bytes)} MiB "
         f"of intermediates and streamed weights, {_mib(memory.staging_bytes)} MiB of staging buffers",
-        works_bytes=parse_bytes(works),
+        works_bytes=bytes_of(works),
     )
 
 
 def _rounded_up(nbytes: int) -> str:
-    """Return at least so many bytes in few digits, as `parse_bytes` reads them."""
+    """Return at least so many bytes in few digits, as `bytes_of` reads them."""
     if nbytes < MEBIBYTE:
         return f"{max(1, -(-nbytes // 1024))}KiB"
     digits = 1 if nbytes >= 10 * MEBIBYTE else 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -13,6 +12,7 @@ from torchedge.errors import InputError
 from torchedge.lowering.programs import LoadClassName
 from torchedge.storage.codecs import REQUIRED, Codec, Key, Text
 from torchedge.storage.documents import first_repeated
+from torchedge.storage.locks import cached_property
 
 MEBIBYTE = 2**20
 
@@ -113,7 +113,9 @@ def _check_weight(where: str, weight: Weight, instance: Instance) -> None:
         )
 
 
-INSTANCES = Codec(Instance, "Overlap instance", remedy="see docs/streaming.md", max_bytes=MAX_FILE_BYTES)
+INSTANCES = Codec(
+    Instance, "Overlap instance", remedy="see docs/streaming-files.md", max_bytes=MAX_FILE_BYTES
+)
 
 read_instance, write_instance = INSTANCES.read, INSTANCES.write
 """Instance files are .json or .json.gz."""

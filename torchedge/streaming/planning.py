@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -19,11 +19,11 @@ from torchedge.lowering.joining import join_programs
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import Target
 from torchedge.storage import Document, write_json
-from torchedge.streaming.budgets import Budget, Budgeted, parse_bytes
+from torchedge.storage.amounts import Amount, bytes_of, with_unit
+from torchedge.storage.locks import cached_property
+from torchedge.streaming.budgets import Budget, Budgeted
 from torchedge.streaming.capacities import (
-    CHUNK_BYTES,
     LAMBDA,
-    M_PEAK_BYTES,
     Capacities,
     make_instance,
     rate_capacities,
@@ -40,17 +40,17 @@ from torchedge.tracing.steps import CapturedStep
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Amount = int | str | None
+CHUNK, M_PEAK = "256KiB", "500MiB"
 
 
 def plan_program(
     program: Program,
     device: Device,
     *,
-    memory_limit: Amount = None,
-    m_peak: Amount = M_PEAK_BYTES,
+    memory_limit: Amount | None = None,
+    m_peak: Amount | None = M_PEAK,
     lam: float = LAMBDA,
-    chunk: int | str = CHUNK_BYTES,
+    chunk: Amount = CHUNK,
     distance: Distance = "layers",
     effort: float = 1.0,
     strategy: Callable[[Instance], OverlapPlan] | None = None,
@@ -66,9 +66,9 @@ def plan_program(
         InputError: an option is out of range.
         LimitError: no plan stays within the memory limit; the message names the smallest that works.
     """
-    limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
-    peak = None if m_peak is None else parse_bytes(m_peak, "m_peak")
-    chunk_bytes = parse_bytes(chunk, "chunk")
+    limit = None if memory_limit is None else bytes_of(memory_limit, "memory_limit")
+    peak = None if m_peak is None else bytes_of(m_peak, "m_peak")
+    chunk_bytes = bytes_of(chunk, "chunk")
     rates = derive_rates(device)
     capacities = rate_capacities(program, device, chunk_bytes=chunk_bytes, launch_ms=launch_ms)
     instance = make_instance(
@@ -132,27 +132,28 @@ def trade_off(
     program: Program,
     device: Device,
     *,
-    m_peak: int | None = M_PEAK_BYTES,
-    chunk: int = CHUNK_BYTES,
+    m_peak: Amount | None = M_PEAK,
+    chunk: Amount = CHUNK,
     effort: float = 1.0,
     progress: Callable[[], object] | None = None,
 ) -> tuple[Tradeoff, ...]:
     """Plan a program with each of `LAMBDAS` at `m_peak`, and with the first at lower ones.
 
     Returns the plans, least memory first. progress: called after each of `SETTINGS`. The other options are
-    those of `torchedge.plan`, sizes in bytes; its errors are raised here too.
+    those of `torchedge.plan`; its errors are raised here too.
     """
 
     def planned(lam: float, peak: int | None) -> Tradeoff:
-        plan = plan_program(program, device, m_peak=peak, lam=lam, chunk=chunk, effort=effort)
+        plan = plan_program(program, device, m_peak=with_unit(peak), lam=lam, chunk=chunk, effort=effort)
         if progress is not None:
             progress()
         return Tradeoff(lam, peak, plan)
 
-    first = planned(LAMBDAS[0], m_peak)
+    most = None if m_peak is None else bytes_of(m_peak, "m_peak")
+    first = planned(LAMBDAS[0], most)
     in_flight = first.plan.plan.peak_chunks
-    settings: list[tuple[float, int | None]] = [(lam, m_peak) for lam in LAMBDAS[1:]]
-    settings += [(LAMBDAS[0], max(1, in_flight // part) * chunk) for part in PARTS]
+    settings: list[tuple[float, int | None]] = [(lam, most) for lam in LAMBDAS[1:]]
+    settings += [(LAMBDAS[0], max(1, in_flight // part) * bytes_of(chunk)) for part in PARTS]
     others = [planned(lam, peak) for lam, peak in settings]
     return tuple(sorted([first, *others], key=lambda point: point.plan.timeline.allocated_bytes))
 
@@ -222,7 +223,7 @@ def plan_queue(
     programs: Sequence[Program],
     device: Device,
     *,
-    memory_limit: Amount,
+    memory_limit: Amount | None,
     progress: Callable[[], object] = lambda: None,
     **options: object,
 ) -> QueuePlan:

@@ -60,7 +60,7 @@ class OverlapPlan:
         return 0.0 if self.objective <= bound else (self.objective - bound) / self.objective
 
 
-PLANS = Codec(OverlapPlan, "Overlap plan", remedy="see docs/streaming.md", max_bytes=MAX_FILE_BYTES)
+PLANS = Codec(OverlapPlan, "Overlap plan", remedy="see docs/streaming-files.md", max_bytes=MAX_FILE_BYTES)
 
 
 read_plan, write_plan = PLANS.read, PLANS.write

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, PlanError
 from torchedge.storage import Document
+from torchedge.storage.locks import cached_property
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.rates import Rates

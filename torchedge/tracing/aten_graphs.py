@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchedge.errors import CaptureError
+from torchedge.errors import CaptureError, described
 from torchedge.graphs.graph import Op, Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
 from torchedge.tracing.decompositions import base_name
@@ -285,7 +285,7 @@ class _Conversion(Interpreter):
         """Add an operator of several results; a result that is None or masked off has no value."""
         if not isinstance(traced, (tuple, list)):
             raise CaptureError(
-                f"the traced graph's {kind} returns a {type(traced).__name__}; expected tensors of concrete "
+                f"the traced graph's {kind} returns {described(traced)}; expected tensors of concrete "
                 "shapes (dynamic=False)"
             )
         mask = attrs.get("output_mask", (True,) * len(traced))

@@ -11,14 +11,24 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.devices import Device, find_device
-from torchedge.errors import CaptureError, InputError, TorchedgeError, check_choice, check_whole, first_line
+from torchedge.errors import (
+    CaptureError,
+    InputError,
+    TorchedgeError,
+    check_choice,
+    check_whole,
+    described,
+    first_line,
+    not_a_module,
+)
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
+from torchedge.graphs.training_steps import Loss, check_loss
 from torchedge.tracing.device_answers import Accelerator
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
-from torchedge.tracing.objectives import as_arguments, check_loss, default_loss
+from torchedge.tracing.objectives import as_arguments, as_tuple, loss_function
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.programs import FileProgram
 
@@ -33,7 +43,7 @@ def checked_model(model: object) -> torch.nn.Module:
     Raises CaptureError for whole detectors, scripted modules and lazy layers without weights.
     """
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        raise not_a_module(model)
     model = unwrapped(model)
     name = type(model).__name__
     if type(model).__module__.startswith("torchvision.models.detection") and name in _DETECTORS:
@@ -56,7 +66,6 @@ def checked_model(model: object) -> torch.nn.Module:
 
 
 Method = Literal["auto", "trace", "export"]
-Loss = Callable[[Any], Any] | Literal["default"] | None
 T = TypeVar("T")
 _Inputs = tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]
 
@@ -67,7 +76,8 @@ class CaptureRequest:
 
     model: an nn.Module, a ForwardGraph (captured already), or text that `load_model` understands.
     batch_size: the batch size that the graph is for; None: every.
-    device: the one that the model seems to run on; None: a CPU. The other fields are those of `capture`.
+    device: the one that the model seems to run on; None: a CPU. compiled: it runs under torch.compile, as a
+    model that is compiled does. The other fields are those of `capture`.
     """
 
     model: Any
@@ -75,17 +85,21 @@ class CaptureRequest:
     mode: Mode = "train"
     example: Any = None
     input_size: tuple[int, ...] | None = None
-    loss: Loss = "default"
+    loss: Loss | None = "default"
     method: Method = "auto"
     name: str | None = None
     batch_dim: int | None = None
     device: Device | None = None
+    targets: tuple[Any, ...] = ()
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         """Raise InputError for invalid options."""
         check_choice("mode", self.mode, get_args(Mode))
         check_choice("method", self.method, get_args(Method))
-        check_loss(self.loss)
+        if self.loss is not None:
+            check_loss(self.loss)
+            loss_function(self.loss, self.targets, synthesize=True)
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size, most=LARGEST_BATCH)
         if self.batch_dim is not None:
@@ -118,7 +132,8 @@ def capture(
     *,
     input_size: tuple[int, ...] | None = None,
     mode: Mode = "train",
-    loss: Loss = "default",
+    loss: Loss | None = "default",
+    targets: Any = (),
     method: Method = "auto",
     batch_size: int | None = None,
     name: str | None = None,
@@ -133,8 +148,7 @@ def capture(
     an example that a recurrent layer with batch_first=False reads as (time, batch, features), with a note.
     input_size: shape of one sample without the batch, instead of `example`. Without both, the shape is that
     of the model's attribute `example_inputs` or its metadata.
-    loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None
-    captures none.
+    loss, targets: as in `TrainingStep`; None captures no loss.
     method: "trace" is the fast path, "export" torch.export, "auto" the first that works.
     batch_size: capture for this batch size only (`ForwardGraph.fixed_batch`), for models whose graph depends
     on the batch size.
@@ -154,10 +168,11 @@ def capture(
         name,
         batch_dim,
         find_device(device) if isinstance(device, str) else device,
+        as_tuple(() if targets is None else targets),
     ).loaded()
     if batch_size is not None:
-        return _captured(request, [batch_size])
-    return _noted(_captured(request, [None, _EXAMPLE]))
+        return _marked(_captured(request, [batch_size]), request)
+    return _marked(_noted(_captured(request, [None, _EXAMPLE])), request)
 
 
 def _noted(graph: ForwardGraph) -> ForwardGraph:
@@ -171,6 +186,20 @@ def _noted(graph: ForwardGraph) -> ForwardGraph:
     return replace(graph, notes=(*graph.notes, note))
 
 
+def _marked(graph: ForwardGraph, request: CaptureRequest) -> ForwardGraph:
+    """Return a graph with a mark where the model is compiled: its operators are eager PyTorch's."""
+    if not request.compiled and not _is_compiled(request.model):
+        return graph
+    return replace(graph, compiled=True)
+
+
+def _is_compiled(model: object) -> bool:
+    """Whether a module, or one inside of it, runs under torch.compile."""
+    return isinstance(model, torch.nn.Module) and any(
+        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()
+    )
+
+
 def capture_request(request: CaptureRequest) -> ForwardGraph:
     """Return a graph for every batch size, else for the batch size of the request or of its example.
 
@@ -179,7 +208,7 @@ def capture_request(request: CaptureRequest) -> ForwardGraph:
     request = request.loaded()
     if isinstance(request.model, ForwardGraph):
         return request.model
-    graph = _captured(request, [None, request.batch_size or _EXAMPLE])
+    graph = _marked(_captured(request, [None, request.batch_size or _EXAMPLE]), request)
     if request.batch_size is None or not graph.reads_batch or graph.fixed_batch is not None:
         return _noted(graph)
     fixed = _captured(request, [request.batch_size])
@@ -189,7 +218,7 @@ def capture_request(request: CaptureRequest) -> ForwardGraph:
         f"the forward pass branches on the batch size: captured as at batch size {request.batch_size}, and "
         "valid for that one only"
     )
-    return replace(fixed, notes=(*fixed.notes, note))
+    return _marked(replace(fixed, notes=(*fixed.notes, note)), request)
 
 
 def _agrees(graph: ForwardGraph, fixed: ForwardGraph, batch_size: int) -> bool:
@@ -220,7 +249,7 @@ def use_graph(request: CaptureRequest, use: Callable[[ForwardGraph], T]) -> T:
     except NotAffineError:
         if graph is request.model or graph.fixed_batch is not None or request.batch_size is None:
             raise
-        return use(_captured(request, [request.batch_size]))
+        return use(_marked(_captured(request, [request.batch_size]), request))
 
 
 def capture_each(request: CaptureRequest, batch_sizes: Sequence[int]) -> list[ForwardGraph]:
@@ -297,11 +326,26 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
         raise next(iter(failures.values()))
     tracing, exporting = failures["trace"], failures["export"]
     reasons = [str(error).partition(" raised ")[2] or str(error) for error in (tracing, exporting)]
-    if reasons[0] == reasons[1]:
-        raise CaptureError(f"{call.name} cannot be captured: {tracing}") from tracing
+    step = _next_step(request) if " raised " in str(tracing) else ""
+    if "DataDependent" in reasons[1] and not step:
+        step = "; use torch.where, or make the choice an argument of the model"
+    if reasons[0] == reasons[1] or step.startswith(";"):
+        raise CaptureError(f"{call.name} cannot be captured: {str(tracing).rstrip('.')}{step}") from tracing
     raise CaptureError(
-        f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: {exporting}."
+        f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: "
+        f"{str(exporting).rstrip('.')}{step or '.'}"
     ) from tracing
+
+
+def _next_step(request: CaptureRequest) -> str:
+    """Return the sentence that names the argument to check, where the model itself raised an error."""
+    if request.input_size is not None:
+        return f". Check that input_size={request.input_size} is the shape of one sample, without the batch"
+    tensors = [t for t in tree_flatten(request.example)[0] if isinstance(t, torch.Tensor)]
+    if not tensors:
+        return ". Pass example= with the arguments that the model is called with"
+    kinds = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:4])
+    return f". Check that the model takes the example, batch included: {kinds}"
 
 
 def _in_channels_last(model: torch.nn.Module) -> bool:
@@ -329,7 +373,7 @@ def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
         model,
         args,
         kwargs,
-        loss=None if request.mode == "infer" else default_loss if request.loss == "default" else request.loss,
+        *_objective(request),
         training=request.mode == "train",
         name=request.name or (model.title if isinstance(model, FileProgram) else type(model).__name__),
         notes=notes,
@@ -339,6 +383,13 @@ def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
     if isinstance(model, FileProgram):
         return call, ("trace",)
     return call, ("trace", "export") if request.method == "auto" else (request.method,)
+
+
+def _objective(request: CaptureRequest) -> tuple[tuple[Any, ...], Callable[..., Any] | None]:
+    """Return the targets and the loss of a training step; neither for an inference."""
+    if request.mode == "infer" or request.loss is None:
+        return (), None
+    return request.targets, loss_function(request.loss, request.targets, synthesize=True)
 
 
 def _check_batch_dim(batch_dim: int, arguments: Any) -> None:
@@ -362,9 +413,9 @@ def _fallback_batch(request: CaptureRequest, call: ForwardCall) -> int | None:
 def _fixed(call: ForwardCall, batch_size: int, noted: bool) -> ForwardCall:
     """Return the call at one batch size."""
     note = f"valid for batch size {batch_size} only: the model's shapes do not follow the batch size"
-    args, kwargs = resized((call.args, call.kwargs), batch_size, call.batch_dim)
+    args, kwargs, targets = resized((call.args, call.kwargs, call.targets), batch_size, call.batch_dim)
     notes = (*call.notes, note) if noted else call.notes
-    return replace(call, args=args, kwargs=kwargs, fixed_batch=batch_size, notes=notes)
+    return replace(call, args=args, kwargs=kwargs, targets=targets, fixed_batch=batch_size, notes=notes)
 
 
 def _after_failures(call: ForwardCall, failures: Mapping[str, TorchedgeError]) -> ForwardCall:
@@ -453,7 +504,7 @@ def _from_example(example: Any) -> _Inputs:
     tensors = [t for t in tree_flatten(example)[0] if isinstance(t, torch.Tensor)]
     if not tensors:
         raise InputError(
-            f"example is a {type(example).__name__} without tensors; expected a tensor or a pytree of tensors"
+            f"example is {described(example)} without tensors; expected a tensor or a pytree of tensors"
         )
     check_tensors(example, "example", values=False)
     if not tensors[0].numel():

@@ -61,6 +61,8 @@ class AutogradState:
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
             return self._switched_on and not torch.is_inference_mode_enabled(), 0
+        if not hasattr(hooks[0], _REGION) and _depth() > 1:
+            note("a checkpoint runs inside of another one: memory may be off by up to a fifth")
         return self._switched_on, self._number(hooks[0])
 
     @contextmanager
@@ -131,6 +133,16 @@ class AutogradState:
                 )
         number = self._number(owner)
         return (True, -number) if owner.torchedge_trains else (False, 0)
+
+
+def _depth() -> int:
+    """Return the number of calls of `torch.utils.checkpoint.checkpoint` that run."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 0
+    while frame is not None:
+        depth += frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoints)
+        frame = frame.f_back
+    return depth
 
 
 _REGION = "_torchedge_region"

@@ -36,8 +36,39 @@ _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _Module = torch.nn.Module
 
 
+class Draws(random.Random):
+    """The generator that copies of functions draw from in place of Python's, from a fixed seed.
+
+    count: numbers drawn since `restart`. numpy: the generator in place of NumPy's, where one is needed.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._extreme: float | None = None
+        self.numpy: Any = None
+        super().__init__(0)
+
+    def restart(self, extreme: float | None = None) -> None:
+        """Begin again; extreme: a number that most draws return."""
+        self.count, self._extreme = 0, extreme
+        self.seed(0)
+
+    def random(self) -> float:
+        """Return a number from 0 to below 1; every fourth is not extreme, so that rejection sampling ends."""
+        self.count += 1
+        number = super().random()
+        return number if self._extreme is None or self.count % 4 == 0 else self._extreme
+
+    def getrandbits(self, k: int) -> int:
+        """Return a number of k bits, of another sequence for each extreme."""
+        if self._extreme is not None and not self.count:
+            self.seed(1 + round(self._extreme))
+        self.count += 1
+        return super().getrandbits(k)
+
+
 @contextmanager
-def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
+def isolated(model: _Module, training: bool | None = None, draws: Draws | None = None) -> Iterator[_Module]:
     """Yield a copy of a model to capture, in training or evaluation mode (None: every module in its own)."""
     twin, boxes = _copied(model)
     if training is not None and twin.training != training:
@@ -48,7 +79,7 @@ def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
                 f"{type(model).__name__} cannot change to {'training' if training else 'evaluation'} mode: "
                 "torch.export fixed its mode; pass the model that was exported"
             ) from error
-    functions, modules = FunctionCopies(), [*twin.modules()]
+    functions, modules = FunctionCopies(draws), [*twin.modules()]
     methods = {kind: _methods_to_copy(kind) for kind in {*map(type, modules)}}
     for module in modules:
         for name, function in methods[type(module)]:
@@ -215,11 +246,10 @@ class FunctionCopies:
     (stochastic depth, layer drop) have the same graph every time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draws: Draws | None = None) -> None:
         self._copies: dict[int, Any] = {}
         self._globals: dict[int, dict[str, Any]] = {}
-        self._random = random.Random(0)
-        self._numpy: Any = None
+        self._random = Draws() if draws is None else draws
 
     def copied(self, function: FunctionType) -> FunctionType:
         """Return a copy of a function (and of the functions that it names) with the substitutes."""
@@ -292,9 +322,9 @@ class FunctionCopies:
         numpy = sys.modules.get("numpy")
         if numpy is None or (module is not numpy and module is not numpy.random):
             return module
-        if self._numpy is None:
-            self._numpy = numpy.random.RandomState(0)
-        draws = self._module(numpy.random, self._numpy)
+        if self._random.numpy is None:
+            self._random.numpy = numpy.random.RandomState(0)
+        draws = self._module(numpy.random, self._random.numpy)
         if module is not numpy:
             return draws
         if id(numpy) not in self._copies:

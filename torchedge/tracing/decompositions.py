@@ -148,15 +148,15 @@ def _searchsorted(
     side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Count the elements of the sorted sequence below each element."""
+    """Count the elements of the sorted sequence below each element; NaN is above all."""
     if sorter is not None:
         sequence = sequence.gather(-1, sorter)
     value = source if isinstance(source, torch.Tensor) else torch.full((), source, device=sequence.device)
     if sequence.dim() > 1:
         sequence = sequence.unsqueeze(-2)
     value = value.unsqueeze(-1)
-    below = sequence <= value if right or side == "right" else sequence < value
-    return below.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+    above = sequence > value if right or side == "right" else sequence >= value
+    return above.logical_not().sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _kthvalue(

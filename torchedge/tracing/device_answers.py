@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ import torch
 
 from torchedge.devices import Device
 from torchedge.errors import CaptureError
+from torchedge.storage.locks import cached_property
 
 Ask = Callable[[str], None]
 """Takes note of a question about the device, such as "torch.cuda.is_available()"."""
@@ -56,7 +58,7 @@ class Accelerator:
         )
         return {"nvidia": "cuda", "amd": "cuda", "apple": "mps"}.get(vendor, "cpu")
 
-    @functools.cached_property
+    @cached_property
     def device(self) -> torch.device:
         """The device of the model's tensors."""
         return torch.device("cpu") if self.type == "cpu" else torch.device(self.type, 0)
@@ -317,12 +319,21 @@ class _Installed:
     def leave(self) -> None:
         with self._lock:
             self._captures -= 1
-            if self._captures:
-                return
-            for home, name, original in reversed(self._originals):
-                setattr(home, name, original)
-            self._originals.clear()
-            torch.version.__class__ = ModuleType
+            if not self._captures:
+                self._restore()
+
+    def _restore(self) -> None:
+        for home, name, original in reversed(self._originals):
+            setattr(home, name, original)
+        self._originals.clear()
+        torch.version.__class__ = ModuleType
+
+    def forget_threads(self) -> None:
+        """Undo in a fork what threads of the parent began, one of which may hold the lock."""
+        self._lock = threading.Lock()
+        if _active.accelerator is None:  # the thread that forks does not capture
+            self._captures = 0
+            self._restore()
 
 
 def _heard(original: Any, listening: Callable[[QuestionTaker, Any], None]) -> Any:
@@ -371,6 +382,8 @@ def _type_now() -> str:
 
 
 _installed = _Installed()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_installed.forget_threads)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class ExampleValues:
         self._trace = values
         self._values: dict[int, Callable[[], torch.Tensor]] = {}
         self._sharing: dict[int, list[int]] = {}  # values that share the storage of a value
+        self._given: set[int] = set()  # those that depend on the example
 
     def __contains__(self, index: int) -> bool:
         return index in self._values
@@ -46,8 +47,14 @@ class ExampleValues:
         """Return whether all inputs of an operator are known."""
         return self._values.keys() >= {*inputs} - {None}
 
-    def add(self, index: int, tensor: torch.Tensor) -> None:
-        """Add a tensor that exists: one of the example's, or a buffer of the model."""
+    def constant(self, index: int) -> torch.Tensor | None:
+        """Return a value that does not depend on the example, which may be a stand-in; None for any other."""
+        return self.value(index) if index in self._values and index not in self._given else None
+
+    def add(self, index: int, tensor: torch.Tensor, *, given: bool = False) -> None:
+        """Add a tensor that exists: one of the example's (given), or a buffer of the model."""
+        if given:
+            self._given.add(index)
         if tensor.device.type != "meta" and type(tensor) is torch.Tensor:
             self._put(index, lambda: tensor)
 
@@ -65,8 +72,13 @@ class ExampleValues:
         if kind in _UNKNOWN:
             return
 
+        read: set[int] = set()
+
         def known(item: Any) -> Any:
-            return _Known(index_of(item)) if isinstance(item, torch.Tensor) else item
+            if not isinstance(item, torch.Tensor):
+                return item
+            read.add(index_of(item))
+            return _Known(index_of(item))
 
         arguments = [_mapped(item, known) for item in args]
         named = {name: _mapped(item, known) for name, item in kwargs.items() if name != "device"}
@@ -76,6 +88,8 @@ class ExampleValues:
             real = {name: _mapped(item, self._real) for name, item in named.items()}
             return func(*[_mapped(item, self._real) for item in arguments], **real)
 
+        if not read.isdisjoint(self._given):
+            self._given.update(outputs)
         for place, index in enumerate(outputs):
             self._put(index, partial(_pick, run, place) if many else run)
 

@@ -102,11 +102,11 @@ class _ResultAndLoss(Objective):
         self.answering: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        args, kwargs, _ = self.arguments(tensors)
+        args, kwargs, targets = self.arguments(tensors)
         with self.answering():
             with self.watch:
                 outputs = self.model(*args, **kwargs)
-            loss = [self.loss(outputs)] if callable(self.loss) else []
+            loss = [self.loss(outputs, *targets)] if callable(self.loss) else []
         return (*tensors_in(outputs, torch.Tensor), *loss)
 
 
@@ -118,7 +118,7 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
     batch = batch_of((call.args, call.kwargs), call.batch_dim)
     recorder = Recorder(tuple, call.fixed_batch, call.accelerator)
     with PROCESS, isolated(call.model, call.training) as model:
-        objective = _ResultAndLoss(model, call.args, call.kwargs, loss=call.loss)
+        objective = _ResultAndLoss(model, call.args, call.kwargs, call.targets, call.loss)
         objective.answering = partial(answered, call.accelerator, recorder)
         with annotated_checkpoints() as regions:
             program = _exported(objective, batch, call.fixed_batch, call.batch_dim)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.footprints import Footprint, FootprintEvent, StorageSize
+from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, StorageSize
 from torchedge.graphs.sizes import LARGEST_CONSTANT, Affine, Poly, decode_dim
+from torchedge.ops.strides import contiguous_strides, dense
 
+Event = tuple[FootprintEvent, int, int, int]
 _CACHED = 4096
 _cache: dict[Any, Footprint | None] = {}
 
@@ -28,36 +31,78 @@ def footprint_of(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     needs: Sequence[bool],
-    decoded: bool,
+    results: Sequence[int] = (),
+    decoded: bool = False,
+    prepare: Callable[[Any], Any] = lambda item: item,
 ) -> Footprint | None:
     """Return the footprint of a call on meta tensors, None where PyTorch cannot run it on them.
 
-    needs: whether the gradient of each tensor argument is wanted, in their order. decoded: sizes at
-    `BATCH_PRIME` stand for the batch size.
+    prepare: puts meta tensors in place of tensors. needs: whether the gradient of each tensor argument is
+    wanted, in their order. results: elements of each output. decoded: sizes at `BATCH_PRIME` stand for the
+    batch size.
+
+    Calls that differ in sizes alone share a replay where each of its storages has the elements of an input or
+    output, and the same of them agree.
     """
-    key = _key((func, args, kwargs, tuple(needs), decoded))
-    if key in _cache:
-        return _cache[key]
+    sizes = _CallSizes()
+    alike = (sizes.key(func), sizes.key(args), sizes.key(kwargs), tuple(needs), sizes.classes(results))
+    if alike in _cache:
+        return _cache[alike]
+    exact = (alike, tuple(sizes.dimensions), decoded)
+    if exact in _cache:
+        return _cache[exact]
     try:
-        result = _FootprintRun(needs).run(func, args, kwargs).footprint(decoded)
+        result = _FootprintRun(needs).run(func, prepare(args), prepare(kwargs)).footprint(decoded)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, CaptureError):
         result = None
     if len(_cache) >= _CACHED:
         _cache.clear()
-    _cache[key] = result
+    general = result is not None and all(s.place >= 0 or s.elements in _FIXED for s in result.sizes)
+    _cache[alike if general else exact] = result
     return result
 
 
-def _key(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        return "tensor", tuple(item.shape), tuple(item.stride()), item.dtype
-    if isinstance(item, (tuple, list)):
-        return type(item).__name__, tuple([_key(i) for i in item])
-    if isinstance(item, dict):
-        return tuple([(k, _key(v)) for k, v in item.items()])
-    if isinstance(item, slice):
-        return "slice", item.start, item.stop, item.step
-    return type(item).__name__, item if isinstance(item, (int, float, str, bool)) else str(item)
+_FIXED = ((0, 0, 0), (1, 0, 0))
+"""Elements that do not depend on sizes: nothing, and a single number."""
+
+
+class _CallSizes:
+    """The dimensions of a call's tensors, each one's place in order of appearance in place of its size."""
+
+    def __init__(self) -> None:
+        self.dimensions: dict[int, int] = {}
+        self._elements: list[int] = []
+
+    def key(self, item: Any) -> Any:
+        """Return an argument as a key that dimensions of the same sizes make alike."""
+        kind = type(item)
+        if kind in _PLAIN:
+            return kind, item
+        if isinstance(item, torch.Tensor):
+            shape, known = torch.Tensor.size(item), self.dimensions
+            self._elements.append(prod(shape))
+            same = tuple([d if d < 2 else known.setdefault(d, -1 - len(known)) for d in shape])
+            if item.is_contiguous():
+                return same, item.dtype
+            steps = item.stride()
+            ordered = dense(shape, steps)
+            order = tuple(sorted(range(len(shape)), key=lambda k: -steps[k])) if ordered else steps
+            return same, order, () if ordered else shape, item.dtype
+        if kind is tuple or kind is list or kind is torch.Size:
+            return kind, *[self.key(i) for i in item]
+        if kind is dict:
+            return tuple([(k, self.key(v)) for k, v in item.items()])
+        if kind is slice:
+            return "slice", item.start, item.stop, item.step
+        return item if callable(item) else (kind, str(item))
+
+    def classes(self, results: Sequence[int]) -> tuple[int, ...]:
+        """Return for each input and output the first one with as many elements."""
+        elements = [*self._elements, *results]
+        return tuple([elements.index(count) for count in elements])
+
+
+_PLAIN = frozenset((int, float, str, bool))
 
 
 class StorageLog(TorchDispatchMode):
@@ -69,7 +114,7 @@ class StorageLog(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[tuple[int, torch.dtype]] = []
-        self.events: list[tuple[FootprintEvent, int, int, int]] = []
+        self.events: list[Event] = []
         self.alive: dict[int, int] = {}
         self._watched: dict[int, Any] = {}
 
@@ -87,7 +132,7 @@ class StorageLog(TorchDispatchMode):
         if key not in self.alive:
             number = self.alive[key] = len(self.sizes)
             self.sizes.append((storage.nbytes() // tensor.element_size(), tensor.dtype))
-            self.events.append((FootprintEvent.NEW, number, 0, 0))
+            self.events.append((FootprintEvent.NEW, number, 0, id(torch._C._current_autograd_node())))
             self._watched[key] = weakref.ref(storage, lambda _: self._gone(key))
         return self.alive[key]
 
@@ -147,15 +192,20 @@ class _FootprintRun(StorageLog):
     def footprint(self, decoded: bool) -> Footprint:
         """Return what was written down."""
         tensors = [*self.inputs, *self.outputs]
-        elements = [_elements(numel, decoded) for _, numel, _ in tensors]
+        own = {n: place for event, n, place, _ in self.events if event is FootprintEvent.GRADIENT}
+        own |= {number: len(self.inputs) + k for k, (number, _, _) in enumerate(self.outputs)}
+        own |= {number: place for place, (number, _, _) in enumerate(self.inputs)}
 
-        def size(numel: int, dtype: torch.dtype) -> StorageSize:
-            amount = _elements(numel, decoded)
-            like = [k for k, other in enumerate(elements) if other == amount]
+        def size(number: int) -> StorageSize:
+            numel, dtype = self.sizes[number]
+            places = [own[number]] if number in own else []
+            like = [k for k in (*places, *range(len(tensors))) if tensors[k][1] == numel]
             same = next((k for k in like if tensors[k][2] is dtype), None)
             if same is not None:
-                return StorageSize(same, amount, 0)
-            return StorageSize(like[0] if like else -1, amount, dtype.itemsize)
+                return StorageSize(same, (0, 0, 0), 0)
+            if like:
+                return StorageSize(like[0], (0, 0, 0), dtype.itemsize)
+            return StorageSize(-1, _elements(numel, decoded), dtype.itemsize)
 
         forward = [
             k + 1 if event is FootprintEvent.NEW else -k - 1
@@ -163,14 +213,16 @@ class _FootprintRun(StorageLog):
         ]
         later = self.events[self.returned :]
         start = next((at for at, event in enumerate(later) if event[1] in self.gradients), len(later))
-        backward = [e for e in later[start:] if not (e[0] is FootprintEvent.NEW and e[1] in self.gradients)]
+        backward = _handed_over(
+            [e for e in later[start:] if not (e[0] is FootprintEvent.NEW and e[1] in self.gradients)]
+        )
         known = {
             *self.saved,
             *self.gradients,
             *[k for event, k, _, _ in backward if event is FootprintEvent.NEW],
         }
         return Footprint(
-            tuple([size(*entry) for entry in self.sizes]),
+            tuple([size(number) for number in range(len(self.sizes))]),
             tuple([number for number, _, _ in tensors]),
             tuple(self.gradients),
             tuple(forward),
@@ -179,12 +231,48 @@ class _FootprintRun(StorageLog):
         )
 
 
+def _handed_over(events: list[Event]) -> list[Event]:
+    """Return a backward call where each gradient is handed over once the node that made it has run.
+
+    The replay's inputs, recorded first, get theirs last; a node before them would not wait.
+    """
+    readers: dict[int, list[Event]] = {}
+    for event in events:
+        if event[0] is FootprintEvent.GRADIENT:
+            readers.setdefault(event[1], []).append(event)
+    made = {number: node for event, number, _, node in events if event is FootprintEvent.NEW}
+    waiting: list[int] = []
+    result: list[Event] = []
+    for event in events:
+        kind, number, place, node = event
+        if kind is FootprintEvent.NEW:
+            for ready in [n for n in waiting if made[n] != node]:
+                waiting.remove(ready)
+                result += [*readers[ready], (FootprintEvent.DROP, ready, 0, 0)]
+            waiting += [number] * (number in readers)
+            result.append((kind, number, place, 0))
+        elif number not in made or number not in readers:
+            result.append(event)
+    for ready in waiting:
+        result += [*readers[ready], (FootprintEvent.DROP, ready, 0, 0)]
+    return result
+
+
 def _elements(numel: int, decoded: bool) -> Poly:
     """Return elements as a polynomial of the batch size; raises NotAffineError where they are none."""
     if not decoded or numel < LARGEST_CONSTANT:
         return (numel, 0, 0)
     size = decode_dim(numel)
     return (size.const, size.slope, 0) if isinstance(size, Affine) else (size, 0, 0)
+
+
+def _order(gradient: torch.Tensor, steps: tuple[int, ...]) -> int:
+    """Return how a gradient lies, for an input with these strides."""
+    shape, own = tuple(gradient.shape), gradient.stride()
+    contiguous = gradient.is_contiguous()
+    same = own == steps or (contiguous and steps == contiguous_strides(shape))
+    fills = not gradient._is_view() and (contiguous or dense(shape, own))
+    return FILLS * fills + IN_ORDER * same
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,7 +284,7 @@ class _Input(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, replay: _FootprintRun, place: int, like: torch.Tensor) -> Any:
-        ctx.replay, ctx.place = replay, place
+        ctx.replay, ctx.place, ctx.steps = replay, place, like.stride()
         return _empty_like(like)
 
     @staticmethod
@@ -205,7 +293,7 @@ class _Input(torch.autograd.Function):
         if gradient is not None:
             number = ctx.replay.follow(gradient)
             ctx.replay.events.append(
-                (FootprintEvent.GRADIENT, number, ctx.place, int(gradient.is_contiguous()))
+                (FootprintEvent.GRADIENT, number, ctx.place, _order(gradient, ctx.steps))
             )
         return None, None, None, None
 

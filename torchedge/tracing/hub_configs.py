@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import InputError, ProfileError, check_path, did_you_mean, needed
+from torchedge.errors import InputError, ProfileError, check_path, clipped, did_you_mean, needed
 from torchedge.storage.documents import Document, read_json
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -89,7 +89,7 @@ def build_from_config(path: Path, architecture: str = "") -> torch.nn.Module:
         raise
     except Exception as error:
         raise InputError(
-            f"{file}: {wanted} cannot be built without a network: {' '.join(str(error).split())[:300]}; "
+            f"{file}: {wanted} cannot be built without a network: {clipped(str(error), 300)}; "
             "correct the file"
         ) from error
     finally:

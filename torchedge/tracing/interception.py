@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -22,9 +23,10 @@ from torch.utils._pytree import (
     tree_map,
 )
 
-from torchedge.errors import CaptureError, first_line
+from torchedge.errors import CaptureError, InputError, described, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
+from torchedge.ops.strides import as_input, broadcasted, contiguous_strides, packed
 from torchedge.tracing.checkpointing import Policy, is_stored
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, answered, is_device_query
@@ -119,6 +121,11 @@ def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cas
         known.autocast == "float32" or (known.autocast == "float32_on_cuda" and not on_cpu)
     ):
         goal, sources = torch.float32, frozenset(_LOW)
+        if known.widens and "dtype" in known.params and not on_cpu and kwargs.get("dtype") is None:
+            tensor = args[0] if args else kwargs.get("input")
+            given = any(isinstance(a, torch.dtype) for a in args)
+            if isinstance(tensor, torch.Tensor) and dtype_of(tensor) in _LOW and not given:
+                return args, {**kwargs, "dtype": goal}
     else:
         return args, kwargs
 
@@ -311,44 +318,43 @@ class Interceptor(TorchFunctionMode):
         if "out" in kwargs:
             return self._write_out(call)
         first = len(rec.ops)
-        metas = (
-            None if known is not None and not known.replayed else (to_meta(args, rec), to_meta(kwargs, rec))
-        )
         result = self._result(call)
+        if target.kind == "embedding":
+            _check_positions(call, rec)
         if func is torch.Tensor.float and result is args[0]:
             index = rec.index_of(result)
             rec.values[index] = replace(rec.values[index], exact=True)
-        if metas is None and rec.has_complex and not target.inplace and self._is_complex(first):
-            metas = to_meta(args, rec), to_meta(kwargs, rec)  # rules know no casts to and from real tensors
-        if metas is not None and len(rec.ops) > first:
-            self._replay(first, call, *metas)
+        if len(rec.ops) > first and (known is None or not known.composite):
+            self._replay(first, call)
         if rec.example.covers(call.inputs):
             self._follow_example(call, result)
         return result
 
-    def _is_complex(self, place: int) -> bool:
-        """Whether an operator that is no view reads or writes complex numbers."""
-        rec = self.recorder
-        op = rec.ops[place] if place < len(rec.ops) else None
-        if op is None or rec.values[op.outputs[0]].alias is not None:
-            return False
-        return any(i is not None and rec.values[i].dtype[0] == "c" for i in (*op.inputs, *op.outputs))
-
-    def _replay(self, place: int, call: _Call, args: Any, kwargs: Any) -> None:
-        """Give a recorded operator its footprint where autograd records it and no rule knows it."""
+    def _replay(self, place: int, call: _Call) -> None:
+        """Give a recorded operator its footprint."""
         rec = self.recorder
         op = rec.ops[place]
-        needs = [i is not None and rec.needs_gradient(i) for i in op.inputs]
-        if op.grad and True in needs and not isinstance(call.func, torch._ops.HigherOrderOperator):
-            wanted = [n for n, i in zip(needs, op.inputs, strict=True) if i is not None]
-            footprint = footprint_of(call.func, args, kwargs, wanted, rec.fixed_batch is None)
+        if not op.inputs or isinstance(call.func, torch._ops.HigherOrderOperator):
+            return
+        needs = [op.grad and rec.needs_gradient(i) for i in op.inputs if i is not None]
+        results = [prod(rec.sizes[i]) for i in op.outputs]
+        footprint = footprint_of(
+            call.func,
+            call.args,
+            call.kwargs,
+            needs,
+            results,
+            rec.fixed_batch is None,
+            lambda item: to_meta(item, rec),
+        )
+        if footprint is not None and len(footprint.tensors) == len(needs) + len(results):
             rec.ops[place] = replace(op, footprint=footprint)
 
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
         target, known = call.target, call.target.spec
-        if known is not None and (known.infer is not None or known.infer_many is not None):
-            result = (self._infer if known.infer is not None else self._infer_many)(call, known)
+        if known is not None:
+            result = self._infer(call, known)
             if result is not None:
                 return result
         if target.inplace:
@@ -386,8 +392,12 @@ class Interceptor(TorchFunctionMode):
             return result
         return None
 
-    def _infer(self, call: _Call, known: OpSpec) -> TracedTensor | None:
-        """Take the shape from the operator's own rule; None if it does not apply."""
+    def _infer(self, call: _Call, known: OpSpec) -> Any:
+        """Take shape and strides from the operator's own rules; None if they do not apply."""
+        if known.infer_many is not None:
+            return self._infer_many(call, known)
+        if known.infer is None:
+            return None
         rec, args, inputs = self.recorder, call.args, call.inputs
         present = [i for i in inputs if i is not None]
         tensors = args[0] if known.params[:1] == ("tensors",) else (*args, *call.kwargs.values())
@@ -398,13 +408,22 @@ class Interceptor(TorchFunctionMode):
         if name is None:
             return None
         shapes = [None if i is None else rec.sizes[i] for i in inputs]
-        sizes = known.infer(shapes, call.attrs)  # type: ignore[misc]
+        sizes = known.infer(shapes, call.attrs)
         if sizes is None:
             return None
         if call.target.inplace:
             return self._overwrite(call) if type(tensors[0]) is TracedTensor else None
+        steps = None
+        operands = [t for t in tensors if isinstance(t, torch.Tensor)]
+        if not all([t.is_contiguous() for t in operands]) and not known.composite:
+            if known.strides is as_input:
+                steps = broadcasted(sizes, [(torch.Tensor.size(t), t.stride()) for t in operands])
+            elif known.strides is not packed:
+                return None
         (index,) = rec.add_call(call.target.kind, inputs, call.attrs, [(sizes, name)])
-        result = torch.empty(sizes, dtype=_DTYPES[name], device="meta")
+        result = torch.empty_strided(
+            sizes, steps or contiguous_strides(sizes), dtype=_DTYPES[name], device="meta"
+        )
         if known.hides is not None and known.hides(shapes) and args[0].is_contiguous():
             result = result.view(sizes)
         return rec.wrap(result, index)
@@ -565,7 +584,7 @@ LossFunction = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ForwardCall:
-    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` if there is a loss.
+    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs, *targets)` if there is a loss.
 
     Only shape and dtype of the tensors among the arguments count. Dimension `batch_dim` of a tensor is the
     batch if it equals that of the first tensor. fixed_batch: the one batch size to capture for, None: every.
@@ -575,6 +594,7 @@ class ForwardCall:
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    targets: tuple[Any, ...] = ()
     loss: LossFunction | None = None
     training: bool = False
     fixed_batch: int | None = None
@@ -587,7 +607,7 @@ class ForwardCall:
 def trace(call: ForwardCall) -> ForwardGraph:
     """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
     recorder = Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)
-    fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder, call.batch_dim)
+    fed_args, fed_kwargs, targets = feed((call.args, call.kwargs, call.targets), recorder, call.batch_dim)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
         isolated(call.model, call.training) as model,
@@ -599,17 +619,31 @@ def trace(call: ForwardCall) -> ForwardGraph:
         outputs = model(*fed_args, **fed_kwargs)
         returned = [recorder.index_of(t) for t in tensors_in(outputs)]
         recorder.scopes.append("loss")
-        value = call.loss(outputs) if call.loss is not None else None
+        value = call.loss(outputs, *targets) if call.loss is not None else None
         if call.loss is not None:
             outputs = None  # as in `loss = criterion(model(x), y)`: only tensors that autograd saves stay
         if not returned:
             raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
         last = loss_index(recorder, value) if call.loss is not None else None
         graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
-    outputs = value = fed_args = fed_kwargs = None
+    outputs = value = fed_args = fed_kwargs = targets = None
     if recorder.leaked():
         forget_cached((TracedTensor,))
     return graph
+
+
+def _check_positions(call: _Call, recorder: Recorder) -> None:
+    """Raise InputError where positions that the model counts itself are beyond its table of them."""
+    table, indices = call.inputs[:2]
+    positions = None if indices is None else recorder.example.constant(indices)
+    if positions is None or table is None or not positions.numel():
+        return
+    rows, most = recorder.values[table].shape[0], int(positions.max())
+    if type(rows) is int and most >= rows:
+        raise InputError(
+            f"the model looks up position {most} in a table of {rows}; expected at most {rows} positions, "
+            "by a shorter example or a smaller seq_len"
+        )
 
 
 def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
@@ -626,7 +660,7 @@ def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
         count += 1
         fed = recorder.feed("x" if count == 1 else f"x{count}", sizes, leaf.dtype)
         if not leaf.dtype.is_floating_point:
-            recorder.example.add(recorder.index_of(fed), leaf)
+            recorder.example.add(recorder.index_of(fed), leaf, given=True)
         return fed
 
     return tree_map(stand_in, tree)
@@ -636,7 +670,7 @@ def loss_index(recorder: Recorder, value: Any) -> int:
     """Return the value to differentiate; raises CaptureError if the loss is no scalar of the graph."""
     if not isinstance(value, TracedTensor):
         raise CaptureError(
-            f"the loss is a {type(value).__name__}; expected a scalar tensor that depends on the outputs"
+            f"the loss is {described(value)}; expected a scalar tensor that depends on the outputs"
         )
     if tuple(value.sizes):
         raise CaptureError(

@@ -284,7 +284,65 @@ def _multilabel_margin_loss(
     return _multilabel_margin(scores, target, _reduction.get_enum(reduction))
 
 
+def _rrelu(
+    input: torch.Tensor,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """Compute `F.rrelu` by a draw for each slope."""
+    slope: Any = (lower + upper) / 2
+    if training:
+        slope = torch.rand_like(input) * (upper - lower) + lower
+    result = torch.where(input <= 0, input * slope, input)
+    return input.copy_(result) if inplace else result
+
+
+def _embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    """Compute `F.embedding_bag` by rows and their sums; bags of offsets have no maximum here."""
+    if max_norm is not None or scale_grad_by_freq or sparse or (offsets is not None and mode == "max"):
+        return F.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
+            per_sample_weights, include_last_offset, padding_idx,
+        )  # fmt: skip
+    rows = F.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    counts = torch.ones_like(input, dtype=rows.dtype).unsqueeze(-1)
+    if padding_idx is not None:
+        counts = (input != padding_idx % weight.shape[0]).to(rows.dtype).unsqueeze(-1)
+    if mode == "max":
+        least = rows.masked_fill(counts == 0, -torch.inf).max(1).values
+        return torch.where(counts.sum(1) > 0, least, 0.0)
+    if padding_idx is not None:
+        rows = torch.where(counts > 0, rows, 0.0)
+    if offsets is None:
+        sums, counts = rows.sum(1), counts.sum(1)
+    else:
+        bags = offsets.shape[0] - include_last_offset
+        places = torch.arange(input.shape[0], device=input.device, dtype=offsets.dtype)
+        bag = torch.searchsorted(offsets[:bags].contiguous(), places, right=True) - 1
+        sums = rows.new_zeros((bags, rows.shape[1])).index_add(0, bag, rows)
+        counts = rows.new_zeros((bags, 1)).index_add(0, bag, counts)
+    return sums / counts.clamp(min=1) if mode == "mean" else sums
+
+
 _PLAIN: dict[Any, Callable[..., Any]] = {
+    F.rrelu: _rrelu,
+    F.embedding_bag: _embedding_bag,
     F.multilabel_margin_loss: _multilabel_margin_loss,
     torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     F.scaled_dot_product_attention: _attention,

@@ -4,64 +4,140 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import reduce
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchedge.errors import CaptureError, InputError
+from torchedge.errors import CaptureError, InputError, described
+from torchedge.graphs.training_steps import Loss
 from torchedge.tracing.copies import forget_cached
 from torchedge.tracing.interception import flat_result, output_names
+from torchedge.tracing.rehearsals import ForwardState
 
 
-def check_loss(loss: object) -> None:
-    """Raise InputError unless a loss is a function of the outputs alone, "default" or None."""
-    name = _name_of(loss)
-    if isinstance(loss, type):
+def loss_function(loss: Loss, targets: tuple[Any, ...], *, synthesize: bool = False) -> Callable[..., Any]:
+    """Return a loss as a function of the outputs and the targets.
+
+    synthesize: without targets, those of cross entropy and of PyTorch's own losses follow from the outputs:
+    for predictions, which need no more than their shapes.
+
+    Raises:
+        InputError: the loss takes another number of arguments.
+    """
+    if loss == "default":
+        return default_loss if synthesize or targets else _own_or_targets
+    if loss == "model":
+        return own_loss
+    assert callable(loss)
+    signature = _positional(loss)
+    if signature is None:  # a function written in C
+        return loss
+    needed, most, names = signature
+    if needed <= 1 + len(targets) <= most:
+        return loss
+    if synthesize and not targets and needed == 2:
+        synthesized = _with_targets(loss)
+        if synthesized is not None:
+            return synthesized
+    takes = f"loss is {_name_of(loss)}, which takes {', '.join(names)}"
+    if targets:
         raise InputError(
-            f"loss is the class {name}; expected a function of the outputs: pass "
-            f"lambda outputs: {name}()(outputs, target)"
+            f"{takes}, and targets are {len(targets)}; expected a function loss(outputs, *targets), with one "
+            "argument for each target"
         )
-    if not callable(loss):
-        if loss not in ("default", None):
-            raise InputError(
-                f'loss is {loss!r}; expected a function of the outputs, "default" (the loss that the model '
-                "returns, or else cross entropy) or None"
-            )
-        return
+    raise InputError(
+        f"{takes}, and there are no targets; expected a function loss(outputs, *targets): pass targets=, an "
+        "example of what it gets beside the outputs"
+    )
+
+
+def _positional(loss: Callable[..., Any]) -> tuple[int, float, list[str]] | None:
+    """Return how many positional arguments a loss needs and takes at most, and their names."""
     try:
         signature = inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
-    except (TypeError, ValueError):  # of a function written in C
-        return
-    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = [p for p in signature.parameters.values() if p.kind not in open_ended]
-    needed = [p.name for p in parameters if p.default is p.empty]
-    if len(needed) > 1:
-        raise InputError(
-            f"loss is {name}, which takes {', '.join(needed)}; expected a function of the outputs alone: "
-            "pass lambda outputs: loss(outputs, target), or omit it for cross entropy"
-        )
+    except (TypeError, ValueError):
+        return None
+    parameters = signature.parameters.values()
+    own = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in own if p.default is p.empty]
+    most = float("inf") if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(own)
+    return len(needed), most, needed
+
+
+_OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
+_OF_VALUES = (
+    "BCELoss", "BCEWithLogitsLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss", "PoissonNLLLoss",
+    "SmoothL1Loss", "SoftMarginLoss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "huber_loss", "kl_div", "l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
+)  # fmt: skip
+"""Losses of torch.nn whose targets are class numbers, or of the outputs' shape."""
+
+
+def _with_targets(loss: Callable[..., Any]) -> Callable[[Any], Any] | None:
+    """Return one of PyTorch's losses as a function of the outputs alone; None for any other."""
+    name = _name_of(loss)
+    home = type(loss) if isinstance(loss, torch.nn.Module) else loss
+    if not str(getattr(home, "__module__", "")).startswith("torch.") or name not in (
+        *_OF_CLASSES,
+        *_OF_VALUES,
+    ):
+        return None
+
+    def synthesized(outputs: Any) -> Any:
+        scores = outputs if isinstance(outputs, torch.Tensor) else next(iter(_scores(outputs)), outputs)
+        if name in _OF_VALUES:
+            return loss(scores, torch.zeros(tuple(scores.shape), dtype=scores.dtype, device=scores.device))
+        shape = (scores.shape[0], *scores.shape[2:])
+        return loss(scores, torch.zeros(shape, dtype=torch.int64, device=scores.device))
+
+    return synthesized
 
 
 def _name_of(loss: object) -> str:
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def default_loss(outputs: Any) -> torch.Tensor | None:
+def default_loss(outputs: Any, *targets: Any) -> torch.Tensor | None:
     """Return a scalar to differentiate: the model's own loss, else cross entropy on every float output.
 
     Class scores (N, C) or (N, C, H, W) have classes in dimension 1, token scores (N, S, V) in the last;
-    anything else is averaged. Auxiliary outputs (GoogLeNet, Inception, DeepLab) are added up.
+    without targets anything else is averaged. Auxiliary outputs (GoogLeNet, Inception, DeepLab) are added up.
     """
-    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if isinstance(own, torch.Tensor) and own.dim() == 0:
+    own = _own(outputs)
+    if own is not None:
         return own
-    parts = [_cross_entropy(t) for t in _scores(outputs) if t.dtype.is_floating_point]
+    if len(targets) > 1:
+        raise InputError(
+            f"targets are {len(targets)}, and cross entropy takes one; expected loss=, a function "
+            "loss(outputs, *targets)"
+        )
+    parts = [_cross_entropy(t, *targets) for t in _scores(outputs) if t.dtype.is_floating_point]
     return reduce(torch.add, parts) if parts else None
+
+
+def own_loss(outputs: Any, *targets: Any) -> Any:
+    """Return the loss that the model itself returned: the attribute or the key `loss`."""
+    return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+
+
+def _own_or_targets(outputs: Any) -> torch.Tensor:
+    own = _own(outputs)
+    if own is None:
+        raise InputError(
+            "there are no targets, and the model returns no loss; expected targets=, for cross entropy or "
+            "another loss="
+        )
+    return own
+
+
+def _own(outputs: Any) -> torch.Tensor | None:
+    own = own_loss(outputs)
+    return own if isinstance(own, torch.Tensor) and own.dim() == 0 else None
 
 
 def _scores(outputs: Any) -> list[torch.Tensor]:
@@ -79,8 +155,12 @@ def _scores(outputs: Any) -> list[torch.Tensor]:
     return [t for t in flat_result(outputs, torch.Tensor)[0] if isinstance(t, torch.Tensor)]
 
 
-def _cross_entropy(scores: torch.Tensor) -> torch.Tensor:
+def _cross_entropy(scores: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
     rank = scores.dim()
+    if target is not None:
+        if rank == 3 and target.dim() == 2:
+            scores, target = scores.flatten(0, 1), target.flatten()
+        return torch.nn.functional.cross_entropy(scores, target)
     if rank in (2, 4) and scores.shape[1] > 1:
         target = torch.zeros((scores.shape[0], *scores.shape[2:]), dtype=torch.int64, device=scores.device)
         return torch.nn.functional.cross_entropy(scores, target)
@@ -88,9 +168,6 @@ def _cross_entropy(scores: torch.Tensor) -> torch.Tensor:
         target = torch.zeros((scores.shape[0] * scores.shape[1],), dtype=torch.int64, device=scores.device)
         return torch.nn.functional.cross_entropy(scores.flatten(0, 1), target)
     return scores.mean()
-
-
-Loss = Callable[..., Any] | Literal["model"]
 
 
 def as_tuple(arguments: Any) -> tuple[Any, ...]:
@@ -111,7 +188,7 @@ class Objective(torch.nn.Module):
     """The model and its loss as one module from tensors to tensors; both keep their modes.
 
     output_names: a name for each tensor that `forward` returned last. running: the model, or the loss while
-    it runs, as errors name them.
+    it runs, as errors name them. state: the Python state that each run starts from.
     """
 
     __call__ = torch.nn.Module._call_impl  # user code may put another one in place of Module.__call__
@@ -132,9 +209,15 @@ class Objective(torch.nn.Module):
         self.running = type(model).__name__
         self._result: tuple[list[Any], Any] = ([], None)
         self._leaking: list[Any] | None = None
+        self.state: ForwardState | None = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the loss alone, or without one the tensors that the model returns."""
+        with nullcontext() if self.state is None else self.state.watched():
+            return self.run(tensors)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return what `forward` returns, from the Python state as it is."""
         args, kwargs, targets = self.arguments(tensors)
         with _written_buffers(self.model):
             outputs = self.model(*args, **kwargs)
@@ -178,16 +261,14 @@ class Objective(torch.nn.Module):
         return rebuild
 
     def _scalar(self, outputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
-        if self.loss == "model":
-            value = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-        else:
-            model, self.running = self.running, f"the loss {_name_of(self.loss)}"
-            value = self.loss(outputs, *targets)  # type: ignore[misc]
-            self.running = model
+        assert self.loss is not None
+        model, self.running = self.running, f"the loss {_name_of(self.loss)}"
+        value = loss_function(self.loss, targets)(outputs, *targets)
+        self.running = model
         if not isinstance(value, torch.Tensor):
             title = "the model's own loss" if self.loss == "model" else "the loss"
             raise InputError(
-                f"{title} is a {type(value).__name__}; expected a 0-d tensor that depends on the outputs"
+                f"{title} is {described(value)}; expected a 0-d tensor that depends on the outputs"
             )
         if value.dim():
             raise InputError(

@@ -57,7 +57,7 @@ def load_onnx(path: str | Path) -> FileProgram:
             )
         model = onnx.load(str(path), load_external_data=False)
         if not model.graph.node:
-            raise InputError(f"{path}: holds no operator; expected an ONNX model")
+            raise InputError(f"{path}: holds no operator; expected an ONNX model: export it again")
         return OnnxProgram(Path(path).name, model.graph)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's optimizers (SGD, Adam, AdamW): their updates as operators of a step, and their states."""
+"""PyTorch's optimizers (those of `_RULES`): their updates as operators of a step, and their states."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, described
 from torchedge.graphs.steps import GraphBuilder, Ref
 
 SCOPE = "optimizer"
-_SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 Group = Mapping[str, Any]
 
 
@@ -49,11 +48,13 @@ class OptimizerPart:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Raise InputError unless this is an SGD, Adam or AdamW over parameters of the model."""
-    if type(optimizer) not in _SUPPORTED:
+    """Raise InputError unless this is one of `_RULES` over parameters of the model."""
+    if type(optimizer) not in _RULES:
+        names = ", ".join(sorted(kind.__name__ for kind in _RULES))
         raise InputError(
-            f"optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; expected SGD, Adam or "
-            "AdamW of torch.optim, or None to get the gradients and update the parameters yourself"
+            f"optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; expected one "
+            f"of {names} of torch.optim: train with another one in a loop of your own, on "
+            'torch.compile(model, backend="torchedge")'
         )
     check_parameters(optimizer, parameters)
     check_hooks(optimizer)
@@ -63,16 +64,11 @@ def check_kind(optimizer: object) -> None:
     """Raise InputError unless this is one optimizer of PyTorch."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return
-    several = isinstance(optimizer, (list, tuple, dict))
+    given = repr(optimizer[:40]) if isinstance(optimizer, str) else described(optimizer)
     raise InputError(
-        f"optimizer is {_named(optimizer)}; expected one torch.optim.Optimizer, such as "
+        f"optimizer is {given}; expected one torch.optim.Optimizer, such as "
         "torch.optim.Adam(model.parameters())"
-        + ("; train with several in a loop of your own (docs/training.md)" if several else "")
     )
-
-
-def _named(item: object) -> str:
-    return repr(item[:40]) if isinstance(item, str) else f"a {type(item).__name__}"
 
 
 def check_hooks(optimizer: torch.optim.Optimizer) -> None:
@@ -122,7 +118,7 @@ def add_updates(
     """
     exact = all(builder.values[place.before].dtype == "float64" for place in trained.values())
     part = OptimizerPart("float64" if exact else "float32")
-    rule: Callable[..., int] = _sgd if isinstance(optimizer, torch.optim.SGD) else _adam
+    rule = _RULES[type(optimizer)]
     for (name, rate), group in zip(learning_rates(optimizer).items(), optimizer.param_groups, strict=True):
         pairs = [(p, trained[id(p)]) for p in group["params"] if id(p) in trained]
         if not pairs:
@@ -131,7 +127,7 @@ def add_updates(
         part.tensors[name] = torch.tensor(rate, dtype=getattr(torch, part.dtype))
         for parameter, place in pairs:
             build = _UpdateBuilder(builder, part, place.name, optimizer.state.get(parameter, {}))
-            gradient = build("neg", place.gradient) if group["maximize"] else place.gradient
+            gradient = build("neg", place.gradient) if group.get("maximize") else place.gradient
             part.updates.append((place.before, rule(build, group, lr, place.now, gradient)))
     return part
 
@@ -154,6 +150,12 @@ class _UpdateBuilder:
         index = self.builder.add(f"{SCOPE}.{self.parameter}.{kind}", model.shape, model.dtype, "state")
         if isinstance(self.existing.get(kind), torch.Tensor):
             self.part.tensors[self.builder.values[index].name] = self.existing[kind].detach()
+        return index
+
+    def scalar(self, kind: str, start: float) -> int:
+        """Return a 0-d state of the parameter's own."""
+        index = self.builder.add(f"{SCOPE}.{self.parameter}.{kind}", (), self.part.dtype, "state")
+        self.part.initial[index] = float(self.existing.get(kind, start))
         return index
 
     def counter(self, name: str, start: float) -> tuple[int, int]:
@@ -236,6 +238,112 @@ def _bias_correction(build: _UpdateBuilder, step: int, beta: float) -> int:
     """Return ``1 - beta^step``; by expm1, as the difference itself would cancel in float32."""
     exponent = build("mul", step, math.log(beta))
     return build("neg", build("expm1", exponent))
+
+
+def _decayed(build: _UpdateBuilder, group: Group, value: int, gradient: int) -> int:
+    """Return the gradient with the weight decay that is part of it."""
+    decay = float(group["weight_decay"])
+    return build("add", gradient, Ref(value), alpha=decay) if decay else gradient
+
+
+def _mean_square(build: _UpdateBuilder, kind: str, value: int, beta: float) -> int:
+    """Return a running mean of squares, a state; value: of this step."""
+    state = build.state(kind, value)
+    squares = build("mul", build("mul", value, Ref(value)), 1.0 - beta)
+    return build.keep(state, build("add", build("mul", state, beta), Ref(squares)))
+
+
+def _counted(build: _UpdateBuilder) -> tuple[int, int]:
+    return build.counter("step", float(build.existing.get("step", 0.0)))
+
+
+def _rmsprop(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
+    alpha, momentum, _ = float(group["alpha"]), float(group["momentum"]), _counted(build)
+    gradient = _decayed(build, group, value, gradient)
+    variance = _mean_square(build, "square_avg", gradient, alpha)
+    if group["centered"]:
+        state = build.state("grad_avg", value)
+        mean = build.keep(state, _lerp(build, state, gradient, 1.0 - alpha))
+        variance = build("sub", variance, Ref(build("mul", mean, Ref(mean))))
+    change = build("div", gradient, Ref(build("add", build("sqrt", variance), float(group["eps"]))))
+    if momentum > 0:
+        buffer = build.state("momentum_buffer", value)
+        change = build.keep(buffer, build("add", build("mul", buffer, momentum), Ref(change)))
+    return build("sub", value, Ref(build("mul", change, Ref(lr))))
+
+
+def _adagrad(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
+    before, _ = _counted(build)
+    gradient = _decayed(build, group, value, gradient)
+    rate = build("div", lr, Ref(build("add", build("mul", before, float(group["lr_decay"])), 1.0)))
+    state = build.state("sum", value)
+    total = build.keep(state, build("add", state, Ref(build("mul", gradient, Ref(gradient)))))
+    change = build("div", gradient, Ref(build("add", build("sqrt", total), float(group["eps"]))))
+    return build("sub", value, Ref(build("mul", change, Ref(rate))))
+
+
+def _adadelta(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
+    rho, eps, _ = float(group["rho"]), float(group["eps"]), _counted(build)
+    gradient = _decayed(build, group, value, gradient)
+    deviation = build("sqrt", build("add", _mean_square(build, "square_avg", gradient, rho), eps))
+    state = build.state("acc_delta", value)
+    change = build("div", build("sqrt", build("add", state, eps)), Ref(deviation))
+    change = build("mul", change, Ref(gradient))
+    squares = build("mul", build("mul", change, Ref(change)), 1.0 - rho)
+    build.keep(state, build("add", build("mul", state, rho), Ref(squares)))
+    return build("sub", value, Ref(build("mul", change, Ref(lr))))
+
+
+def _adamax(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
+    (beta1, beta2), (_, step) = group["betas"], _counted(build)
+    gradient = _decayed(build, group, value, gradient)
+    first, norm = build.state("exp_avg", value), build.state("exp_inf", value)
+    mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
+    least = build("add", build("abs", gradient), float(group["eps"]))
+    largest = build.keep(norm, build("maximum", build("mul", norm, float(beta2)), Ref(least)))
+    rate = build("div", lr, Ref(_bias_correction(build, step, float(beta1)))) if beta1 else lr
+    return build("sub", value, Ref(build("mul", build("div", mean, Ref(largest)), Ref(rate))))
+
+
+def _nadam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
+    (beta1, beta2), (_, step) = group["betas"], _counted(build)
+    if group["decoupled_weight_decay"] and group["weight_decay"]:
+        factor = build("rsub", build("mul", lr, float(group["weight_decay"])), 1.0)
+        value = build("mul", value, Ref(factor))
+    else:
+        gradient = _decayed(build, group, value, gradient)
+
+    def momentum(steps: int) -> int:
+        decay = build("exp", build("mul", steps, math.log(0.96) * float(group["momentum_decay"])))
+        return build("mul", build("rsub", build("mul", decay, 0.5), 1.0), float(beta1))
+
+    now, after = momentum(step), momentum(build("add", step, 1.0))
+    state = build.scalar("mu_product", 1.0)
+    product = build.keep(state, build("mul", state, Ref(now)))
+    first = build.state("exp_avg", value)
+    mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
+    root = build("sqrt", _mean_square(build, "exp_avg_sq", gradient, float(beta2)))
+    if beta2:
+        root = build("div", root, Ref(build("sqrt", _bias_correction(build, step, float(beta2)))))
+    root = build("add", root, float(group["eps"]))
+    by_gradient = build("div", build("rsub", now, 1.0), Ref(build("rsub", product, 1.0)))
+    ahead = build("mul", product, Ref(after))
+    by_mean = build("div", after, Ref(build("rsub", ahead, 1.0)))
+    change = build("add", build("mul", gradient, Ref(by_gradient)), Ref(build("mul", mean, Ref(by_mean))))
+    return build("sub", value, Ref(build("mul", build("div", change, Ref(root)), Ref(lr))))
+
+
+_RULES: Mapping[type, Callable[..., int]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.Adadelta: _adadelta,
+    torch.optim.Adamax: _adamax,
+    torch.optim.NAdam: _nadam,
+}
+"""For each optimizer its update of one parameter: an optimizer is added here."""
 
 
 _OF_THE_LOOP = frozenset(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from torchedge.errors import InputError, ProfileError, TorchedgeError, first_line
+from torchedge.errors import InputError, ProfileError, TorchedgeError, clipped, first_line
 from torchedge.tracing.recorder import Recorder, active_recorder
 
 MAX_NODES = 100_000
@@ -27,7 +27,7 @@ def reading_model(path: str | Path, expected: str) -> Iterator[None]:
     except TorchedgeError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        reason = f"{type(error).__name__}: {clipped(first_line(error))}"
         raise InputError(f"{path}: is not understood ({reason}); expected {expected}") from error
 
 

@@ -17,12 +17,14 @@ import enum
 import functools
 import hashlib
 import logging
+import random
 import re
 import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import IOBase
 from itertools import chain
 from operator import attrgetter, contains, getitem, is_
 from os import _Environ
@@ -33,6 +35,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_flatten
 
 _LOG = logging.getLogger(__name__)
 _TORCH = ("torch", "torchvision")
@@ -61,6 +64,8 @@ _ATOMS = frozenset(
     )
 )  # fmt: skip
 _INERT = (logging.Logger, re.Pattern, PurePath, staticmethod)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_CLOCKS = frozenset(("time", "datetime", "uuid", "secrets"))
 _CHANGING = frozenset(
     ("open", "eval", "exec", "globals", "vars", "input", "compile", "__import__", "id", "hash")
 )
@@ -78,8 +83,6 @@ _UNCALLED = frozenset(
 )  # fmt: skip
 _MOST = 200_000
 """Objects of a state; what lies beyond is not compared."""
-_WHOLE_ARRAY = 1 << 16
-"""Bytes up to which an array is compared by content."""
 _ABSENT = object()
 _FUNCTIONS = (
     FunctionType,
@@ -91,7 +94,15 @@ _FUNCTIONS = (
 
 def _flags() -> tuple[Any, ...]:
     """Return the settings of PyTorch that decide about every capture in this thread."""
-    return tuple([flag() for flag in _FLAGS])
+    return tuple([flag() for flag in _FLAGS]) + tuple([_precision(flag) for flag in _PRECISIONS])
+
+
+def _precision(flag: Callable[[], Any]) -> Any:
+    """Return a setting of precision; the old ones raise an error where the new ones were set."""
+    try:
+        return flag()
+    except (RuntimeError, AttributeError) as error:
+        return type(error).__name__
 
 
 _backends = torch.backends
@@ -103,18 +114,36 @@ _FLAGS: list[Callable[[], Any]] = [
     *[functools.partial(torch.get_autocast_dtype, kind) for kind in ("cpu", "cuda")],
     torch.are_deterministic_algorithms_enabled,
     torch.is_deterministic_algorithms_warn_only_enabled,
-    torch.get_float32_matmul_precision,
+    torch.is_autocast_cache_enabled,
     torch.get_num_threads,
     _backends.cuda.flash_sdp_enabled,
     _backends.cuda.mem_efficient_sdp_enabled,
     _backends.cuda.math_sdp_enabled,
+    _backends.cuda.cudnn_sdp_enabled,
     _backends.mha.get_fastpath_enabled,
     lambda: (_backends.opt_einsum.enabled, _backends.opt_einsum.strategy),
     lambda: (_backends.mkldnn.enabled, _backends.mkldnn.deterministic, _backends.cudnn.enabled),
-    lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic, _backends.cudnn.allow_tf32),
-    lambda: (_backends.cuda.matmul.allow_tf32, _backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+    lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic),
     torch._C._len_torch_function_stack,
     torch._C._len_torch_dispatch_stack,
+]
+_PRECISIONS: list[Callable[[], Any]] = [
+    torch.get_float32_matmul_precision,
+    lambda: (_backends.cudnn.allow_tf32, _backends.cuda.matmul.allow_tf32),
+    lambda: _backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    lambda: _backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    *[
+        functools.partial(attrgetter(f"{name}fp32_precision"), _backends)
+        for name in (
+            "",
+            "mkldnn.matmul.",
+            "mkldnn.conv.",
+            "mkldnn.rnn.",
+            "cuda.matmul.",
+            "cudnn.conv.",
+            "cudnn.rnn.",
+        )
+    ],
 ]
 
 
@@ -129,11 +158,20 @@ class Change:
     def __str__(self) -> str:
         return f"{self.path} ({_shown(self.before)}, then {_shown(self.now)})"
 
+    @property
+    def of_tensors(self) -> bool:
+        """Whether tensors alone differ."""
+        (old, before), (new, now) = tree_flatten(self.before), tree_flatten(self.now)
+        return before == now and all(
+            isinstance(b, torch.Tensor) if isinstance(a, torch.Tensor) else a is b or _equal(a, b)
+            for a, b in zip(old, new, strict=True)
+        )
+
 
 def _shown(item: Any) -> str:
     if item is _ABSENT:
         return "absent"
-    if type(item) in _ATOMS:
+    if type(item) in _ATOMS or (type(item) is list and all(type(each) in _ATOMS for each in item)):
         text = repr(item)
         return text if len(text) <= 40 else f"{text[:37]}..."
     return f"a {type(item).__name__}"
@@ -149,8 +187,7 @@ class _Watched:
     boxes: list[tuple[Any, list[Any], str]] = field(default_factory=list)
     keyed: list[tuple[dict[Any, Any], list[Any], list[Any] | None, str]] = field(default_factory=list)
     cells: list[tuple[CellType, Any, str]] = field(default_factory=list)
-    tensors: list[tuple[torch.Tensor, int, str]] = field(default_factory=list)
-    arrays: list[tuple[np.ndarray[Any, Any], bytes, str]] = field(default_factory=list)
+    arrays: list[tuple[np.ndarray[Any, Any] | torch.Tensor, Any, str]] = field(default_factory=list)
 
 
 class PythonState:
@@ -159,6 +196,8 @@ class PythonState:
     roots: models, functions and plain values by name. modes: whether training modes of modules count.
     tracing: for a copy that is being traced: parameters, buffers and flags, which the trace exchanges, do not
     count. text: None where something may decide that no text can hold. signature: of this process.
+    generators: of random numbers, with their places. iterators: places of what a read changes. clocks: names
+    of modules that answer otherwise each time.
     """
 
     def __init__(self, roots: Mapping[str, Any], *, modes: bool = True, tracing: bool = False) -> None:
@@ -172,11 +211,13 @@ class PythonState:
             names, everything = set(walk.names), walk.everything
         self._names, self._everything, self._watched = names, everything, walk.watched
         self._keep_alive = walk.alive
+        self.generators, self.iterators, self.clocks = walk.generators, walk.iterators, walk.clocks
         self._now = () if tracing else _flags()
         self._tracing = tracing
         versions = [sys.version, *[getattr(sys.modules.get(name), "__version__", "") for name in _TORCH]]
         whole = f"{versions}{self._now}{text}"
-        self.signature = hashlib.sha256(whole.encode("utf-8", "backslashreplace")).hexdigest()
+        here = f"{whole}{walk.weights}"
+        self.signature = hashlib.sha256(here.encode("utf-8", "backslashreplace")).hexdigest()
         self.text = whole if walk.unknown is None else None
         if walk.unknown is not None:
             _LOG.debug("what decides about a capture has no text: %s", walk.unknown)
@@ -209,7 +250,6 @@ class PythonState:
                 and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._held))
                 and [*chain.from_iterable(self._dicts)] == self._dict_keys
                 and all(map(is_, map(attrgetter("cell_contents"), self._cells), self._contents))
-                and all([tensor._version == version for tensor, version, _ in self._watched.tensors])
                 and all([_content(array) == content for array, content, _ in self._watched.arrays])
                 and all([len(box) == len(box.intersection(items)) for box, items in self._sets])
                 and (self._tracing or _flags() == self._now)
@@ -244,14 +284,13 @@ class PythonState:
             inside = _content_of(cell)
             if inside is not content and not _equal(inside, content):
                 found.append(Change(path, content, inside))
-        found += [Change(path, t, t) for t, version, path in seen.tensors if t._version != version]
         found += [Change(path, a, a) for a, content, path in seen.arrays if _content(a) != content]
         if not self._tracing and _flags() != self._now:
             found.append(Change("a setting of PyTorch (autocast, default dtype, torch.backends)", "", ""))
         return found
 
     def restore(self) -> None:
-        """Restore every value; contents of tensors and arrays stay."""
+        """Restore every value."""
         seen = self._watched
         for home, key, value, _ in seen.values:
             if home.get(key, _ABSENT) is not value and isinstance(home, dict):
@@ -280,6 +319,9 @@ class PythonState:
         for cell, content, _ in seen.cells:
             if _content_of(cell) is not content:
                 cell.cell_contents = content
+        for array, content, _ in seen.arrays:
+            if isinstance(array, np.ndarray) and not array.dtype.hasobject and _content(array) != content:
+                array[...] = np.frombuffer(content, array.dtype).reshape(array.shape)
 
 
 def identity_of(*parts: Any) -> str | None:
@@ -354,7 +396,7 @@ def _names_in(code: CodeType) -> _CodeNames:
             loaded.add(str(name))
             if name in _WITH_NAMES:
                 computed = computed or _is_computed(instructions[place + 1 : place + 20])
-        elif kind in _ATTRIBUTE:
+        elif kind in _ATTRIBUTE and not _only_counts(instructions[place : place + 8]):
             read.add(str(name))
         elif kind == "IMPORT_NAME":
             imported.add(str(name))
@@ -371,6 +413,24 @@ def _names_in(code: CodeType) -> _CodeNames:
     return names
 
 
+def _only_counts(instructions: list[dis.Instruction]) -> bool:
+    """Return whether an attribute is loaded to be counted up or appended to, as in `self.calls += 1`."""
+    first, *following = instructions
+    if following and following[0].argval == "append" and following[0].opname in _ATTRIBUTE:
+        return True
+    for instruction in following:
+        if instruction.opname == "STORE_ATTR":
+            return bool(instruction.argval == first.argval)
+        if instruction.opname not in _OF_COUNTERS:
+            return False
+    return False
+
+
+_OF_COUNTERS = frozenset(
+    ("LOAD_CONST", "LOAD_SMALL_INT", "BINARY_OP", "INPLACE_ADD", "SWAP", "ROT_TWO", "CACHE")
+)
+
+
 def _is_computed(following: Iterable[dis.Instruction]) -> bool:
     """Return whether the call of getattr that begins here has no constant for the name."""
     for instruction in following:
@@ -382,6 +442,13 @@ def _is_computed(following: Iterable[dis.Instruction]) -> bool:
 
 
 # texts ------------------------------------------------------------------------------------------------------
+
+
+class _Literal(str):
+    """A text that a list of texts shows as it is: each level of quotes would double its length."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 class _Walk:
@@ -396,6 +463,10 @@ class _Walk:
         self.watched = _Watched()
         self.unknown: str | None = None
         self.alive: list[Any] = []
+        self.generators: list[tuple[str, Any]] = []
+        self.iterators: list[str] = []
+        self.clocks: list[str] = []
+        self.weights: list[int] = []
         self._met: dict[int, int] = {}
         self._seen: set[tuple[int, str]] = set()
         self._weights: set[int] = set()
@@ -417,18 +488,21 @@ class _Walk:
         if self.unknown is None and not self._in_library:
             self.unknown = reason.strip()
 
-    def of(self, item: Any, path: str) -> str:
+    def of(self, item: Any, path: str) -> _Literal:
         """Return the text of an object."""
         kind = type(item)
         if kind in _ATOMS:
-            return f"{kind.__name__} {item!r}"
+            return _Literal(f"{kind.__name__} {item!r}")
         if id(item) in self._met:
-            return f"#{self._met[id(item)]}"
+            return _Literal(f"#{self._met[id(item)]}")
         if len(self._met) >= _MOST:
             self._unknown(f"more than {_MOST} objects")
-            return "beyond"
+            return _Literal("beyond")
         self._met[id(item)] = len(self._met)
         self.alive.append(item)
+        return _Literal(self._text(item, kind, path))
+
+    def _text(self, item: Any, kind: type, path: str) -> str:
         text = self._container(item, path)
         if text is None:
             text = self._callable(item, path)
@@ -444,6 +518,10 @@ class _Walk:
             return self._namespace(item, frozenset(self.names), path)
         if isinstance(item, enum.Enum):
             return f"{self.of(kind, kind.__qualname__)} {item.name}"
+        if isinstance(item, _GENERATORS):
+            self.generators.append((path, item))
+        elif isinstance(item, Iterator) and not isinstance(item, IOBase):
+            self.iterators.append(path)
         if isinstance(item, _INERT):
             return f"{kind.__qualname__} {getattr(item, 'name', None) or str(item)}"
         return self._object(item, path)
@@ -474,7 +552,7 @@ class _Walk:
             content = _content(item)
             self.watched.arrays.append((item, content, path))
             self._unknown("ndarray")
-            return f"array {item.shape} {item.dtype} {hashlib.sha256(content).hexdigest()} {id(item)}"
+            return f"array {item.shape} {item.dtype} {_digest(content)} {id(item)}"
         return None
 
     def _callable(self, item: Any, path: str) -> str | None:
@@ -505,14 +583,16 @@ class _Walk:
                 _room(home) in _PURE or home == "None" or vars(builtins).get(item.__name__) is item
             ):
                 self._unknown(f"{type(item).__name__} {item.__name__}")
+            if home in _CLOCKS and not self._in_library:
+                self.clocks.append(f"{home}.{item.__name__}")
             of = f" of {self.of(owner, path)}" if bound else ""
             return f"built in {home}.{item.__qualname__}{of}"
         return None
 
-    def _cell(self, cell: CellType, path: str) -> str:
+    def _cell(self, cell: CellType, path: str) -> _Literal:
         content = _content_of(cell)
         if content is _ABSENT:
-            return "empty"
+            return _Literal("empty")
         self.watched.cells.append((cell, content, path))
         return self.of(content, path)
 
@@ -577,6 +657,8 @@ class _Walk:
         children = [(name, self.of(child, _joined(path, name))) for name, child in own["_modules"].items()]
         mode = self._watch(own, "training", path) if self.modes else ""
         skipped = frozenset(("_parameters", "_buffers", "_modules", "training"))
+        if self.tracing:  # recurrent layers keep their weights here too
+            skipped |= {"_flat_weights", "_flat_weight_refs"}
         kind_text = self.of(type(module), type(module).__qualname__)
         return f"module {kind_text} {mode} {weights} {children} {self._attributes(module, path, skipped)}"
 
@@ -586,16 +668,18 @@ class _Walk:
             self._unknown(f"a weight of {type(tensor).__qualname__}")
         first = self._met.setdefault(id(tensor), len(self._met))
         self.alive.append(tensor)
+        self.weights.append(id(tensor))
         form = tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device)
         return first, type(tensor).__name__, tensor.requires_grad, tensor.is_leaf, *form
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> str:
         """Return the text of a tensor outside of parameters and buffers, whose content counts."""
-        if self.tracing or id(tensor) in self._weights or tensor.is_inference():
+        if self.tracing or id(tensor) in self._weights:
             return f"weight {self._form(tensor)}"
         self._unknown(type(tensor).__name__)
-        self.watched.tensors.append((tensor, tensor._version, path))
-        return f"tensor {self._form(tensor)} {id(tensor)} {tensor._version}"
+        content = _content(tensor)
+        self.watched.arrays.append((tensor, content, path))
+        return f"tensor {self._form(tensor)} {id(tensor)} {_digest(content)}"
 
     # classes and functions ---------------------------------------------------------------------------------
 
@@ -611,6 +695,8 @@ class _Walk:
                 called = special and isinstance(own[key], FunctionType) and key not in _UNCALLED
                 if is_module and key == "__init__":
                     called = False
+                if self.tracing and item is torch.nn.Module and special:
+                    continue  # the trace exchanges some
                 if not (key in self.names or called) or key in _SWITCHED or key in _OF_CLASSES:
                     continue
                 value = self._watch(own, key, item.__qualname__)
@@ -657,9 +743,11 @@ class _Walk:
                 globals_.append((f"import {name}", self._namespace(module, names.read, name)))
         if known:
             return f"function {title} {closure} {globals_}"
+        slots = _Slots(item)
+        self._watch(slots, "__code__", item.__qualname__)
         more = [
-            self.of(part, f"defaults of {item.__qualname__}")
-            for part in (item.__defaults__, item.__kwdefaults__)
+            self.of(self._watch(slots, part, item.__qualname__), f"{part} of {item.__qualname__}")
+            for part in ("__defaults__", "__kwdefaults__")
         ]
         own = self._attributes(item, title)
         return f"function {_code_text(item.__code__)} {more} {closure} {globals_} {own}"
@@ -678,9 +766,11 @@ class _Walk:
             return self._namespace(value, names.read, value.__name__)
         return self.of(value, f"{path}: {name}")
 
-    def _namespace(self, module: ModuleType, read: Iterable[str], path: str) -> str:
+    def _namespace(self, module: ModuleType, read: Iterable[str], path: str) -> _Literal:
         """Return the text of the names in a module that code reads."""
         home, texts = vars(module), list[tuple[str, str]]()
+        if module.__name__ in _CLOCKS and not self._in_library:
+            self.clocks.append(module.__name__)
         if not self._in_library:
             for name in sorted(set(read) - home.keys() - _SWITCHED):
                 self.watched.absent.append((home, name, path))
@@ -697,7 +787,7 @@ class _Walk:
                 texts.append((name, self.of(value, path) if plain or _is_foreign(value) else ""))
             else:
                 texts.append((name, self.of(value, f"{path}.{name}")))
-        return f"module {module.__name__} {texts}"
+        return _Literal(f"module {module.__name__} {texts}")
 
 
 _OF_CLASSES = frozenset(
@@ -795,8 +885,20 @@ def _content_of(cell: CellType) -> Any:
         return _ABSENT
 
 
-def _content(array: np.ndarray[Any, Any]) -> bytes:
-    return array.tobytes() if array.nbytes <= _WHOLE_ARRAY and not array.dtype.hasobject else b""
+def _content(item: np.ndarray[Any, Any] | torch.Tensor) -> Any:
+    """Return the bytes of an array or a tensor; the version of a tensor whose bytes cannot be read."""
+    if isinstance(item, np.ndarray):
+        return repr(item.tolist()).encode() if item.dtype.hasobject else item.tobytes()
+    if item.layout is not torch.strided or item.device.type != "cpu" or type(item) not in _PLAIN_TENSORS:
+        return 0 if item.is_inference() else item._version
+    return item.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else str(content)
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -813,7 +915,7 @@ def _identical(some: list[Any], others: list[Any]) -> bool:
 
 
 def _code_text(code: CodeType) -> str:
-    constants = [_code_text(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts]
+    constants = [_Literal(_code_text(c) if isinstance(c, CodeType) else _constant(c)) for c in code.co_consts]
     about = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount)
     more = (code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags)
     return f"{code.co_code.hex()} {constants} {about} {more} {getattr(code, 'co_exceptiontable', b'').hex()}"

@@ -485,7 +485,7 @@ class Recorder:
         shapes = [_like(item) for item in metas]
 
         def footprint() -> Footprint | None:
-            replayed = footprint_of(function.apply, shapes, {}, needs, self.fixed_batch is None)
+            replayed = footprint_of(function.apply, shapes, {}, needs, decoded=self.fixed_batch is None)
             if replayed is None:
                 return None
             hidden = [k for k in replayed.saved if k not in replayed.tensors]

@@ -7,7 +7,6 @@ the length, so that a prediction at another length needs no graph.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torchedge.devices import Device
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph, Mode
-from torchedge.tracing.capturing import CaptureRequest, Loss, arguments_of, capture_request, checked_model
+from torchedge.graphs.training_steps import Loss
+from torchedge.storage.locks import cached_property
+from torchedge.tracing.capturing import CaptureRequest, arguments_of, capture_request, checked_model
 
 MOST_POSITIONS = 1 << 20
 """The longest sequence of a model whose configuration has no limit."""
@@ -120,8 +121,9 @@ class LengthFamily:
 
     def at(self, length: int) -> CaptureRequest:
         """Return the request with an example of a length; raises InputError as `graph` does."""
-        example = with_length(self.request.example, self.length, self.check_length(length))
-        return replace(self.request, example=example)
+        self.check_length(length)
+        example, targets = with_length((self.request.example, self.request.targets), self.length, length)
+        return replace(self.request, example=example, targets=targets)
 
 
 def capture_lengths(

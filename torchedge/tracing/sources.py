@@ -17,6 +17,7 @@ from torchedge.errors import (
     MissingExtraError,
     TorchedgeError,
     check_path,
+    described,
     did_you_mean,
     first_line,
 )
@@ -94,7 +95,9 @@ def python_attribute(path: Path, name: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"{path}: raised {type(error).__name__} on import: {first_line(error)}") from error
+        raise InputError(
+            f"{path}: raised {type(error).__name__} on import: {first_line(error)}; correct the file"
+        ) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     attribute = getattr(module, name, None)
@@ -112,7 +115,7 @@ def _from_python(path: Path, factory: str, weights: bool) -> torch.nn.Module:
         return attribute
     if not callable(attribute):
         raise InputError(
-            f"{path}: {factory} is a {type(attribute).__name__}; expected a function that returns a model"
+            f"{path}: {factory} is {described(attribute)}; expected a function that returns a model"
         )
     needed = [
         p.name
@@ -121,7 +124,8 @@ def _from_python(path: Path, factory: str, weights: bool) -> torch.nn.Module:
     ]
     if needed:
         raise InputError(
-            f"{path}: {factory} needs arguments ({', '.join(needed)}); expected a function that takes none"
+            f"{path}: {factory} needs arguments ({', '.join(needed)}); expected a function that takes none: "
+            "give them defaults"
         )
     return _built(attribute, f"{path}:{factory}", weights)
 
@@ -194,7 +198,10 @@ def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Modul
     except TorchedgeError:
         raise
     except Exception as error:
-        raise InputError(f"{label} cannot be built: {type(error).__name__}: {first_line(error)}") from error
+        raise InputError(
+            f"{label} cannot be built: {type(error).__name__}: {first_line(error)}; correct the function "
+            "that builds it"
+        ) from error
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"{label} returns a {type(model).__name__}; expected a torch.nn.Module")
+        raise InputError(f"{label} returns {described(model)}; expected a torch.nn.Module: return the model")
     return model

@@ -8,19 +8,21 @@ from traceback import extract_tb
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.nn import functional as F
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
+from torchedge.graphs.training_steps import Loss, TrainingStep, check_loss
 from torchedge.storage.locks import PROCESS, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
-from torchedge.tracing.copies import isolated
+from torchedge.tracing.copies import Draws, isolated
 from torchedge.tracing.decompositions import decompositions
-from torchedge.tracing.joint_graphs import JointGraph, faked, trace_joint
-from torchedge.tracing.objectives import Loss, Objective, as_tuple, public_name
+from torchedge.tracing.joint_graphs import JointGraph, faked, plain_kernels, trace_joint, tracing
+from torchedge.tracing.objectives import Objective, as_tuple, public_name
 from torchedge.tracing.optimizers import (
     SCOPE,
     OptimizerPart,
@@ -32,6 +34,7 @@ from torchedge.tracing.optimizers import (
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
+from torchedge.tracing.rehearsals import ForwardState, StateChangedError, rehearse
 
 _FAKES = "torch._subclasses.fake_tensor"
 """The logger of errors of shapes, which are raised as well."""
@@ -80,9 +83,8 @@ def capture_step(
     args: a tensor, or a tuple of any pytrees; kwargs: keyword arguments. Only shapes and dtypes of tensors
     count, and nothing is computed; the step is for these shapes. The step's inputs are the tensors among args
     and kwargs, then those among targets.
-    loss: called as ``loss(output, *targets)``, returns a 0-d tensor; "model" takes the `loss` that the model
-    itself returns (`.loss`, or the key). None: an inference, whose outputs are the tensors the model returns.
-    optimizer: a torch.optim.SGD, Adam or AdamW; its parameters are updated, every other one counts as frozen,
+    loss: as in `TrainingStep`. None: an inference, whose outputs are the tensors the model returns.
+    optimizer: one of `optimizers._RULES`; its parameters are updated, every other one counts as frozen,
     and the only output is the loss. None: the outputs are the loss and the gradient of each parameter that
     requires one, called ``gradient.NAME``.
     gradients: False for an inference that computes the loss alone (validation).
@@ -104,17 +106,30 @@ def capture_step(
     gradients = gradients and loss is not None
     _check_choices(loss, optimizer, accumulation, gradients)
     title = name or type(model).__name__
-    with PROCESS, isolated(model, training) as twin:
+    draws = Draws()
+    with PROCESS, isolated(model, training, draws) as twin:
         objective = Objective(twin, as_tuple(args), dict(kwargs or {}), as_tuple(targets), loss)
+        objective.state = ForwardState({"model": twin, "loss": loss}, draws)
         trained = _trained(objective, optimizer) if gradients else None
         joint = _traced(objective, trained, keep)
         capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
         return capture.training(title, optimizer, accumulation) if gradients else capture.inference(title)
 
 
+def check_step(step: TrainingStep, function: str) -> None:
+    """Raise InputError for settings of a step that captured steps do not have."""
+    step.refuse(
+        function,
+        amp="enter torch.autocast in the model's forward, or convert the model",
+        dtype="convert the model: model.to(torch.float32)",
+        checkpointing="switch it on in the model: model.gradient_checkpointing_enable()",
+        compile="its kernels are compiled anyway: leave it out",
+    )
+
+
 def _check_choices(loss: Any, optimizer: Any, accumulation: Any, gradients: bool) -> None:
-    if loss is not None and loss != "model" and not callable(loss):
-        raise InputError(f'loss is {loss!r}; expected a callable, "model" or None')
+    if loss is not None:
+        check_loss(loss)
     if optimizer is not None:
         check_kind(optimizer)
     if optimizer is not None and not gradients:
@@ -159,11 +174,28 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
         ):
             with mode:
                 fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
-            return trace_joint(objective, fakes, decompositions(keep), gradients=trained is not None)
+            table, gradients = decompositions(keep), trained is not None
+            try:
+                return trace_joint(objective, fakes, table, gradients=gradients)
+            except StateChangedError:
+                _rehearse(objective, fakes, mode, gradients)
+            return trace_joint(objective, fakes, table, gradients=gradients)
     except TorchedgeError:
         raise
     except Exception as error:
         raise _explained(error, objective) from error
+
+
+def _rehearse(
+    objective: Objective, fakes: Sequence[torch.Tensor], mode: FakeTensorMode, gradients: bool
+) -> None:
+    """Accept what the forward pass changes; raises CaptureError where that may have an influence."""
+    assert objective.state is not None
+    roots, draws = objective.state.roots, objective.state.draws
+    with mode, torch.set_grad_enabled(gradients), tracing(seen=True), plain_kernels():
+        sources = [*fakes, *objective.parameters(), *objective.buffers()]
+        rehearse(ForwardState(roots, draws), lambda: objective.run(fakes), sources)
+    objective.state = ForwardState(roots, draws, accepted=True)
 
 
 def _explained(error: Exception, objective: Objective) -> TorchedgeError:
@@ -181,7 +213,13 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
             f"during capture; {step}"
         )
     if isinstance(error, TypeError) and "argument" in reason:
-        return InputError(f"{reason}; expected args, kwargs and targets to fit {name} and its loss")
+        text = reason.replace("NoneType", "None")
+        return InputError(f"{text}; expected inputs and targets that {name} and its loss take")
+    if "entirely functional graph" in reason:
+        return CaptureError(
+            f"{part} writes into a tensor that is neither a parameter nor a buffer; register it "
+            "(register_buffer), so that the step can update it"
+        )
     return CaptureError(f"tracing {part} on these arguments raised {kind}: {reason}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import wraps
 from operator import is_
@@ -165,7 +165,7 @@ def forget_patched() -> None:
 def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
     """Return the forward of a module of PyTorch with plain bodies in its globals, None for other modules."""
     forward: Any = kind.forward
-    if not isinstance(forward, FunctionType) or not forward.__module__.startswith("torch.nn.modules."):
+    if not isinstance(forward, FunctionType) or not str(forward.__module__).startswith("torch.nn.modules."):
         return None
     if "F" not in forward.__code__.co_names:
         return None
@@ -210,12 +210,12 @@ _by_code: dict[CodeType, FunctionType] = {}
 
 
 def called_function(func: Any, caller: FrameType) -> Any:
-    """Return the function of PyTorch whose call a mode receives as `func`, from the frame that calls the mode.
+    """Return the function of PyTorch that a mode receives as `func`, from the frame that calls the mode.
 
     PyTorch looks the function up by its name, under which user code may have put another one
     (`F.relu = lambda x: relu(x) * 5`). A mode that called that one would apply it once more.
     """
-    if isinstance(func, _WRITTEN_IN_C) or (type(func).__hash__ and func in _resolved):
+    if isinstance(func, _WRITTEN_IN_C) or (isinstance(func, Hashable) and func in _resolved):
         return func
     if caller.f_code is _DISPATCH and caller.f_back is not None:
         running = caller.f_back

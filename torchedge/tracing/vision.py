@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from torchedge.errors import needed
+from torchedge.errors import TorchedgeWarning, needed
 
 _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -29,14 +32,25 @@ def prepare_torchvision() -> None:
     except ImportError:
         return
     except (RuntimeError, AttributeError):
-        import sys
-
+        _warn_of_pair()
         for name in [n for n in sys.modules if n == "torchvision" or n.startswith("torchvision.")]:
             del sys.modules[name]
         library = torch.library.Library("torchvision", "DEF")
         for schema in _OPERATORS:
             library.define(schema)
         _declared.append(library)
+
+
+def _warn_of_pair() -> None:
+    """Warn that torchvision and torch are not a pair: what works here fails in the user's own code."""
+    warnings.warn(
+        TorchedgeWarning(
+            f"torchvision {version('torchvision')} is of another build than PyTorch {torch.__version__}: "
+            "torchedge loads its models all the same, but `import torchvision` fails elsewhere, and in parts "
+            "of transformers with it; `torchedge doctor` prints the command that installs the matching one"
+        ),
+        stacklevel=4,
+    )
 
 
 def import_torchvision() -> ModuleType:

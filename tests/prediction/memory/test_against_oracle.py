@@ -144,6 +144,22 @@ def test_peak_with_the_result_of_an_einsum_that_is_saved():
     check(Network("votes", Votes, lambda batch: ((torch.empty(batch, 400, 16, device="meta"),), {})))
 
 
+class TalkingHeads(torch.nn.Module):
+    """Layers over the heads of scores, which therefore lie in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        scores = self.before((x @ x.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1)
+        return (self.after(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) @ x).mean((1, 2))
+
+
+def test_peak_with_tensors_in_another_order():
+    check(Network("heads", TalkingHeads, lambda n: ((torch.empty(n, 4, 128, 64, device="meta"),), {})))
+
+
 class Branches(torch.nn.Module):
     """Values that autograd records for nothing: a branch that ends in `detach`, or in `data`."""
 

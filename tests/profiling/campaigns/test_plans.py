@@ -3,7 +3,7 @@
 import pytest
 
 from torchedge.errors import InputError
-from torchedge.profiling.campaigns.plans import PACKAGED, parse_plan, read_plan
+from torchedge.profiling.campaigns.plans import LARGER, PACKAGED, parse_plan, read_plan
 
 SMALL = 'train_batch_sizes = [8, 2]\nnetworks = ["resnet18"]\n'
 
@@ -42,11 +42,32 @@ def test_levels_strategies_and_sizes():
     assert [(i.level, i.strategy) for i in plan.items()][:3] == [(0, ""), (50, "random"), (50, "l1")]
 
 
-def test_digest_sees_meaning_only():
+def test_plans_with_the_same_settings_join_and_keep_each_point_once():
     plan = parse_plan("p", SMALL)
-    assert plan.digest == parse_plan("q", "# a comment\n" + SMALL.replace("[8, 2]", "[2, 8, 8]")).digest
-    for change in ("seed = 1\n", 'optimizer = "adam"\n', "round_to = 8\n", "levels = [0, 5]\n"):
-        assert plan.digest != parse_plan("p", change + SMALL).digest
+    assert plan.joined(parse_plan("q", "# a comment\n" + SMALL.replace("[8, 2]", "[2, 8, 8]"))) is plan
+    other = parse_plan("q", "levels = [0, 5]\ninfer_batch_sizes = [1]\n" + SMALL.replace("[8, 2]", "[2, 4]"))
+    joined = plan.joined(other)
+    assert [item.id for item in joined.items()] == ["resnet18-0", "resnet18-random-5"]
+    assert joined.items()[0].points == (("infer", 1), ("train", 2), ("train", 4), ("train", 8))
+    assert joined.items()[1].points == other.items()[1].points
+    again = parse_plan("stored", joined.text)  # as the folder keeps it
+    assert again.points(()) == joined.points(()) and again.joined(other) is again
+    for change in ("seed = 1\n", 'optimizer = "adam"\n', "round_to = 8\n", 'scope = "uniform"\n'):
+        with pytest.raises(InputError, match=f"{change.split()[0]} is .* --out"):
+            plan.joined(parse_plan("q", change + SMALL))
+
+
+def test_the_larger_packaged_plans_keep_the_points_of_the_smaller():
+    points = [set(read_plan(name).points(())) for name in LARGER]
+    assert points[0] < points[1] < points[2]
+
+
+def test_a_plan_that_cannot_be_fitted_says_which_mode_is_short():
+    assert all(not read_plan(name).shortages() for name in PACKAGED)
+    few = parse_plan("p", 'train_batch_sizes = [1]\nnetworks = ["a", "b"]\n')
+    assert few.shortages()[0].startswith("2 points of 2 networks in mode train; a fit needs at least 6")
+    alone = parse_plan("p", 'infer_batch_sizes = [1, 2, 3, 4, 5, 6]\nlevels = [0, 5]\nnetworks = ["a"]\n')
+    assert "12 points of 1 networks in mode infer" in alone.shortages()[0]
 
 
 def test_network_overrides_the_plan():
@@ -77,7 +98,10 @@ def test_network_overrides_the_plan():
         ('optimizer = "lion"\n' + SMALL, "optimizer is 'lion'; expected one of sgd"),
         ("round_to = 0\n" + SMALL, "round_to is"),
         ("batch_sizes = [1]\n" + SMALL, "unknown key 'batch_sizes'"),
-        (SMALL.replace('"resnet18"', '"resnet18", "resnet18"'), "resnet18-0 stands twice; give one .* label"),
+        (
+            SMALL.replace('"resnet18"', '"resnet18", {name = "alexnet", label = "resnet18"}'),
+            "resnet18-0 stands for two networks, resnet18 and alexnet; give one .* label",
+        ),
         (SMALL.replace('"resnet18"', '"../x"'), "name is '../x'"),
         (SMALL.replace('"resnet18"', "3"), r"networks\[0\] is 3; expected an object"),
         (
@@ -99,7 +123,7 @@ def test_what_is_wrong_is_named(text, said):
 
 
 def test_unknown_plan_names_the_packaged_ones():
-    with pytest.raises(InputError, match=r"expected standard, quick or a TOML file"):
+    with pytest.raises(InputError, match=r"expected standard, small, quick, minute or a TOML file"):
         read_plan("fast")
 
 

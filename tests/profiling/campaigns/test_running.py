@@ -16,6 +16,7 @@ from oracles import fake_campaigns
 from oracles.fake_campaigns import Silent, plan_of, prepare, run_fake
 
 from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.profiling.campaigns.plans import parse_plan
 from torchedge.profiling.campaigns.recording import CampaignJournal
 
 KILLS = 20
@@ -113,7 +114,7 @@ def test_point_that_takes_the_device_down_is_recorded_after_the_second_time(tmp_
     listener = Silent()
     summary = run_fake(tmp_path, plan, listener)
     assert list(summary.failed) == ["net0-0 train 2"] and summary.left == 0
-    assert len(listener.notes) == 2 and "137" in listener.notes[0]
+    assert len(listener.notes) == 3 and "137" in listener.notes[1]
     assert [row["row"] for row in rows_of(tmp_path)].count("lost") == 2
     monkeypatch.delenv("FAKE_DIES_AT")
     assert list(run_fake(tmp_path, plan).failed) == ["net0-0 train 2"]
@@ -148,10 +149,24 @@ def test_another_machine_is_refused(tmp_path, monkeypatch):
 def test_another_plan_or_device_is_refused(tmp_path):
     prepare(tmp_path, plan_of(networks=2))
     run_fake(tmp_path, plan_of(networks=2))
-    with pytest.raises(InputError, match=r"another plan.*plan\.toml"):
-        run_fake(tmp_path, plan_of(networks=3))
+    with pytest.raises(InputError, match=r"seed is 1, and .*plan\.toml has 0.*--out"):
+        run_fake(tmp_path, parse_plan("other", "seed = 1\n" + plan_of(networks=2).text))
     with pytest.raises(InputError, match="measurements of board"):
         run_fake(tmp_path, plan_of(networks=2), device="other")
+
+
+def test_a_larger_plan_keeps_what_was_measured(tmp_path):
+    first, larger = plan_of(networks=2), plan_of(networks=3, batches=(1, 2, 4, 256))
+    prepare(tmp_path, first)
+    run_fake(tmp_path, first)
+    before = rows_of(tmp_path)
+    prepare(tmp_path, first.joined(larger))  # nobody has to build them
+    listener = Silent()
+    summary = run_fake(tmp_path, larger, listener)
+    assert (summary.points, summary.left) == (len(larger.points(())), 0)
+    assert listener.begun == [("measuring", summary.points, len(first.points(())))]
+    assert rows_of(tmp_path)[: len(before)] == before
+    assert run_fake(tmp_path, first).points == summary.points  # a smaller one takes nothing away
 
 
 def test_two_controllers_at_once_are_refused(tmp_path):

@@ -104,10 +104,11 @@ class Accumulator:
         target = self.name if self.width == 1 else f"{self.name}_t" if tail else f"{self.name}_l"
         if self.exact and not tail:
             wide, lost, term = sized(self.type, self.width), f"{self.name}_c", f"{self.name}_y"
+            rounded = f"({self.name}_n - {target}) - {term}"  # NaN once the sum is infinite
             return [
                 f"const {wide} {term} = {value} - {lost};",
                 f"const {wide} {self.name}_n = {target} + {term};",
-                f"{lost} = ({self.name}_n - {target}) - {term};",
+                f"{lost} = isfinite({self.name}_n) ? {rounded} : ({wide})(0);",
                 f"{target} = {self.name}_n;",
             ]
         return [f"{target} = {self._joined(target, value)};"]

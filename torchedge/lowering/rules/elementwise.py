@@ -99,7 +99,7 @@ def div(a: Scalar, b: Scalar, *, rounding_mode: str | None = None) -> Scalar:
     if not is_floating(a.dtype):
         quotient = apply("int_div", a, _divisor(b))
         if not isinstance(b, Constant) or b.value == -1:
-            quotient = where(b.equals(-1), -a, quotient)
+            quotient = where(b.equals(-1), apply("neg_int", a), quotient)
         if rounding_mode == "trunc":
             return quotient
         down = _crosses_zero(apply("int_mod", a, _divisor(b)), b)
@@ -143,6 +143,11 @@ def remainder(a: Scalar, b: Scalar) -> Scalar:
 def power(a: Scalar, b: Scalar) -> Scalar:
     """Input to the power of the exponent; by what computes a constant one most accurately."""
     floating, exponent = is_floating(a.dtype), b.value if isinstance(b, Constant) else 0.3
+    if exponent < 0 and not floating:
+        raise LoweringError(
+            f"whole numbers are raised to the power {exponent}; expected a power from 0 on, as in PyTorch; "
+            "convert them to floats"
+        )
     special = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
     if exponent in special and floating:
         return apply(special[exponent], a)

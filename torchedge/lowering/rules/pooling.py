@@ -15,6 +15,7 @@ from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, guarded, where
 from torchedge.lowering.building import RowBuilder, reduction
 from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules.promotion import is_floating
 from torchedge.lowering.rules.registry import Result, spatial_rule
 from torchedge.lowering.rules.taps import Taps, each
 
@@ -160,14 +161,36 @@ def max_pool(space: int, result: Result, input: Node, *, lying: Lying, **setting
     builder, element = _windowed(space, result, input, windows, lowest)
     peak = builder.reduce("max", element)
     place = builder.reduce("argmax", element)
+    if is_floating(input.dtype):
+        last_nan = builder.reduce("max", lambda *at: _place_of_nan(element(*at), at[rank:], windows.kernel))
+        place = where(last_nan < 0, place, cast(last_nan, "int64"))
 
     def position(*indices: Index) -> Scalar:
         pitches = [prod(input.shape[d + 1 :]) for d in range(rank - space, rank)]
         corner = windows.corner(indices[-space:])
         start = sum((c * p for c, p in zip(corner, pitches, strict=True)), start=Index(()))
-        return Position(start, "int64") + _offset(place, windows.kernel, windows.dilation, pitches)
+        offset = _offset(place, windows.kernel, windows.dilation, pitches)
+        padded = [d for d, c in enumerate(corner) if c.range[0] < 0]
+        if padded:  # which is as low as the lowest element, and not to be found
+            inside = [_padding(corner[d], windows.dilation[d]) * pitches[d] for d in padded]
+            offset = where(peak.equals(lowest), reduce(add, inside), offset)
+        return Position(start, "int64") + offset
 
     return builder.row(lambda *_: peak), builder.row(position)
+
+
+def _padding(corner: Index, spacing: int) -> Scalar:
+    """Return how far the first place of a window within the plane is from its corner."""
+    before = apply("int_div", Position(corner * -1 + (spacing - 1), "int64"), spacing)
+    return apply("maximum", before, 0) * spacing
+
+
+def _place_of_nan(element: Scalar, turns: Sequence[Index], kernel: Sequence[int]) -> Scalar:
+    """Return an element's place in its window if it is NaN, else -1: of several, PyTorch takes the last."""
+    place = Index(())
+    for turn, size in zip(turns, kernel, strict=True):
+        place = place * size + turn
+    return where(apply("isnan", element), Position(place, "int32"), -1)
 
 
 def _offset(place: Scalar, kernel: Sequence[int], dilation: Sequence[int], pitches: Sequence[int]) -> Scalar:

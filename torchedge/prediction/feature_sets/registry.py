@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from torchedge.prediction.feature_sets.convolutions import (
     Convolutions,
     convolution_calls,
 )
+from torchedge.storage.locks import cached_property
 
 Curve = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 """(B,) batch sizes -> (B,) values: a feature that is not affine in the batch size (a peak)."""

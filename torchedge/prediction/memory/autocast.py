@@ -16,6 +16,7 @@ from torchedge.prediction.memory.settings import StepSettings
 
 _LOW = frozenset(("bfloat16", "float16"))
 _CASTABLE = frozenset(("float32", "bfloat16", "float16"))
+_WIDEST = ("widest", "join", "join_on_cuda")
 
 
 def lower_precision(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
@@ -52,7 +53,7 @@ class _AutocastPass:
             if (not op.inputs and "dtype" in op.attrs) or (op.inputs and self.weak.issuperset(op.inputs)):
                 self.weak.update(op.outputs)
             self._retype(op, spec, wanted)
-            self.out.emit(self._widened(original, replace(op, inputs=inputs)))
+            self.out.emit(self._widened(original, replace(op, inputs=inputs), spec))
             released = self.releases[position]
             self.out.release(*casts, *released, *[self.exact[i] for i in released if i in self.exact])
             self._cast_exact(op)
@@ -90,13 +91,19 @@ class _AutocastPass:
             return "float32" if "float32" in kinds and kinds & _LOW else None
         return None
 
-    def _widened(self, original: Op, op: Op) -> Op:
+    def _widened(self, original: Op, op: Op, spec: OpSpec | None) -> Op:
         """Return an operator that now mixes precisions with its memory: a footprint is of one precision.
 
-        PyTorch computes in the widest one, and casts the gradients of narrower inputs behind the call.
+        PyTorch computes in the widest one. It casts the gradients of narrower inputs behind the call, unless
+        the kernel itself reads and writes them.
         """
-        footprint = op.footprint
-        if footprint is None or len(self._precisions(self.graph.values, original)) > 1:
+        footprint, kind = op.footprint, "widest" if spec is None else spec.autocast
+        reads = spec is not None and spec.widens
+        if (
+            footprint is None
+            or not (reads or kind in _WIDEST)
+            or len(self._precisions(self.graph.values, original)) > 1
+        ):
             return op
         present = [index for index in (*op.inputs, *op.outputs) if index is not None]
         kinds = self._precisions(self.out.values, op)
@@ -108,13 +115,15 @@ class _AutocastPass:
             for place, index in enumerate(present)
             if (value := self.out.values[index]).dtype in kinds and value.item_size < widest
         }
-        return replace(op, footprint=footprint.widened(widest, narrow))
+        return replace(op, footprint=footprint.widened(widest, narrow, casts=not reads))
 
     @staticmethod
     def _precisions(values: Sequence[Value], op: Op) -> set[str]:
-        """Return the floating dtypes of an operator's inputs and outputs."""
-        dtypes = {values[index].dtype for index in (*op.inputs, *op.outputs) if index is not None}
-        return dtypes & _CASTABLE
+        """Return the floating dtypes of an operator's inputs and outputs; single numbers do not promote."""
+        inputs = [values[index] for index in op.inputs if index is not None]
+        if any(value.shape for value in inputs):
+            inputs = [value for value in inputs if value.shape]
+        return {value.dtype for value in (*inputs, *[values[index] for index in op.outputs])} & _CASTABLE
 
     def _casts(self, op: Op, wanted: str | None) -> tuple[tuple[int | None, ...], list[int]]:
         """Return the inputs an operator reads, and the casts made for it alone."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from torchedge.graphs import ForwardGraph, Op, Shape, Value
+from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Shape, Value
 from torchedge.graphs.sizes import symbolic
 from torchedge.ops import Call, Work, spec_of
 from torchedge.ops.products import writes_scores
@@ -34,15 +34,9 @@ def decompose(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
 
     A graph without such operators is returned as it is.
     """
-    if not any(spec_of(op.kind).composite or _folds(graph.values, op) for op in graph.ops):
+    if not any(spec_of(op.kind).composite for op in graph.ops):
         return graph
     return _CompositePass(graph, settings).run()
-
-
-def _folds(values: Sequence[Value], op: Op) -> bool:
-    """Whether a linear layer takes the dimensions of its input but the last one together."""
-    source = op.inputs[0] if op.kind == "linear" else None
-    return source is not None and len(values[source].shape) > 2
 
 
 class _CompositePass:
@@ -58,13 +52,7 @@ class _CompositePass:
     def run(self) -> ForwardGraph:
         for position, op in enumerate(self.graph.ops):
             composite = spec_of(op.kind).composite
-            if composite == "product":
-                self._product(op)
-            elif _folds(self.out.values, op):
-                self._linear(op)
-            elif composite == "einsum":
-                self._einsum(op)
-            elif composite == "attention" and len(op.outputs) == 1:
+            if composite == "attention" and len(op.outputs) == 1:
                 self._attention(op)
             elif composite == "recurrent":
                 self._recurrent(op)
@@ -89,7 +77,7 @@ class _CompositePass:
         """A reshape that capture recorded as a copy, of a fused attention's output that needs none."""
         old = self.out.values[op.outputs[0]]
         self.out.values[op.outputs[0]] = replace(old, alias=op.inputs[0])
-        self.out.emit(replace(op, kind="reshape"))
+        self.out.emit(self.out.as_kernel(replace(op, kind="reshape"), passes=True))
 
     def _needs_no_copy(self, op: Op) -> bool:
         source = op.inputs[0]
@@ -99,87 +87,6 @@ class _CompositePass:
         if not variadic(op.attrs, "shape"):  # contiguous()
             return not op.attrs.get("memory_format") and strides == contiguous_strides(shape)
         return viewed(shape, strides, self.layouts.shape(op.outputs[0])) is not None
-
-    def _product(self, op: Op) -> None:
-        a, b = op.inputs[0], op.inputs[1]
-        if a is None or b is None:
-            self.out.emit(op)
-            return
-        ranks = len(self.out.values[a].shape), len(self.out.values[b].shape)
-        operands = [a, b]
-        if min(ranks) >= 3:
-            batch = self.out.values[op.outputs[0]].shape[:-2]
-            operands = [self._operand(i, batch, op) for i in (a, b)]
-        elif max(ranks) >= 3 and ranks[0] >= 3:
-            operands[0] = self._folded(a, op)
-        self.out.emit(replace(op, inputs=tuple(operands)))
-        self.out.release(*[i for i, old in zip(operands, (a, b), strict=True) if i != old])
-
-    def _linear(self, op: Op) -> None:
-        """A linear layer copies an input whose rows do not lie one behind the other, and keeps the copy."""
-        source = op.inputs[0]
-        assert source is not None
-        rows = self._folded(source, op)
-        self.out.emit(replace(op, inputs=(rows, *op.inputs[1:])))
-        self.out.release(*[rows] * (rows != source))
-
-    def _folded(self, index: int, op: Op) -> int:
-        """Return a value of rows (*, m), or a copy of it where no view makes it a matrix."""
-        shape = self.layouts.shape(index)
-        matrix = (prod(shape[:-1]), shape[-1])
-        return index if viewed(shape, self.layouts.of(index), matrix) is not None else self._copied(index, op)
-
-    def _einsum(self, op: Op) -> None:
-        """Two operands become one bmm; others run as they were replayed.
-
-        Each permuted to (batch, own, summed) dimensions and copied where that needs it; the one whose own
-        dimension comes first in the result is the left one. Gradients arrive in the product's order.
-        """
-        equation = str(op.attrs.get("equation", "")).replace(" ", "")
-        operands = [i for i in op.inputs if i is not None]
-        left, _, right = equation.partition("->")
-        terms = left.split(",")
-        if "." in equation or not right or len(terms) != 2 or len(operands) != 2:
-            self.out.emit(op)
-            return
-        batch = [k for k in terms[0] if k in terms[1] and k in right]
-        summed = [k for k in terms[0] if k in terms[1] and k not in right]
-        owned = [[k for k in term if k not in batch and k not in summed] for term in terms]
-        firsts = [min([right.index(k) for k in own if k in right], default=0) for own in owned]
-        first = int(all(owned) and firsts[1] < firsts[0])
-        inputs, permuted = [], []
-        for place, (index, term, own) in enumerate(zip(operands, terms, owned, strict=True)):
-            product = (*batch, *own, *summed) if place == first else (*batch, *summed, *own)
-            permuted.append("".join(product) != term)
-            order = [term.index(k) for k in (*batch, *own, *summed)]
-            shape, strides = self.layouts.shape(index), self.layouts.of(index)
-            ordered = tuple([shape[k] for k in order]), tuple([strides[k] for k in order])
-            ends = len(batch), len(batch) + len(own)
-            folded = (
-                prod(ordered[0][: ends[0]]),
-                prod(ordered[0][ends[0] : ends[1]]),
-                prod(ordered[0][ends[1] :]),
-            )
-            inputs.append(index if viewed(*ordered, folded) is not None else self._copied(index, op))
-        attrs = {"permuted": tuple(permuted)}
-        self.out.emit(replace(op, kind="matmul", inputs=tuple(inputs), attrs=attrs, footprint=None))
-        self.out.release(*[i for i in inputs if i not in operands])
-
-    def _operand(self, index: int, batch: Shape, op: Op) -> int:
-        """Return the value bmm works on.
-
-        The operand itself, or a copy of it, expanded to the batch where it is broadcast.
-        """
-        value = self.out.values[index]
-        if value.shape[:-2] != batch:
-            return self.out.add("expand_copy", (index,), (*batch, *value.shape[-2:]), value.dtype, op)
-        if foldable(self.layouts.shape(index), self.layouts.of(index)):
-            return index
-        return self._copied(index, op)
-
-    def _copied(self, index: int, op: Op) -> int:
-        value = self.out.values[index]
-        return self.out.add("clone", (index,), value.shape, value.dtype, op)
 
     def _attention(self, op: Op) -> None:
         """Run a fused kernel, for which a boolean mask becomes one to add, or the kernel of products."""
@@ -235,10 +142,10 @@ class _CompositePass:
         for source, new in zip(sources[:2], scaled, strict=True):
             assert source is not None
             if rank > 3 and not foldable(self.layouts.shape(source), self.layouts.of(source)):
-                new = add("clone", (new,), values[source].shape, dtype, op)
+                new = add("clone", (new,), values[source].shape, dtype, op, passes=True)
                 temporaries.append(new)
             folded.append(new)
-        product = add("matmul", tuple(folded), scores, dtype, op)
+        product = add("matmul", tuple(folded), scores, dtype, op, saves=(0, 1))
         products = [product]
         if mask is not None or op.attrs.get("is_causal"):
             extra = values[mask].shape if mask is not None else scores[-2:]
@@ -246,26 +153,29 @@ class _CompositePass:
             if mask is None or values[mask].dtype == "bool":
                 bias = add("zeros", (), extra, dtype, op)
                 temporaries.append(bias)
-            product = add("add", (product, bias), scores, dtype, op, alias=product if self.fused else None)
+            alias = product if self.fused else None
+            product = add("add", (product, bias), scores, dtype, op, alias=alias, passes=True)
             products.append(product)
-        weights = add("softmax", (product,), scores, dtype, op, {"dim": -1})
+        weights = add("softmax", (product,), scores, dtype, op, {"dim": -1}, saves=(-1,))
         temporaries.append(weights)
         if self.fused:
             products.append(add("eq", (product,), scores, "bool", op))
         self.out.release(*products)
         dropout = op.attrs.get("dropout_p", 0.0)
         if isinstance(dropout, float) and dropout > 0:
-            weights = add("dropout", (weights,), scores, dtype, op, {"p": dropout, "train": True})
+            noise = (prod(symbolic(scores)) * ITEM_SIZES[dtype],)
+            attrs = {"p": dropout, "train": True}
+            weights = add("dropout", (weights,), scores, dtype, op, attrs, hidden=noise)
             temporaries.append(weights)
         assert sources[2] is not None
         if rank > 3 and not foldable(self.layouts.shape(sources[2]), self.layouts.of(sources[2])):
-            v = add("clone", (v,), values[v].shape, dtype, op)
+            v = add("clone", (v,), values[v].shape, dtype, op, passes=True)
             temporaries.append(v)
-        self.out.emit(
-            replace(op, kind="matmul", inputs=(weights, v), outputs=(result,), attrs={}), tuple(temporaries)
-        )
+        weighted = replace(op, kind="matmul", inputs=(weights, v), outputs=(result,), attrs={})
+        self.out.emit(self.out.as_kernel(weighted, (0, 1)), tuple(temporaries))
         if result != op.outputs[0]:
-            self.out.emit(replace(op, kind="to_copy", inputs=(result,), attrs={}), (result,))
+            cast = replace(op, kind="to_copy", inputs=(result,), attrs={})
+            self.out.emit(self.out.as_kernel(cast), (result,))
 
 
 _LAST = (0, 2, 3, 1)
@@ -326,7 +236,7 @@ class Layouts:
         if aliased and op.inplace:
             return old
         tensors = [i for i in op.inputs if i is not None]
-        if len(tensors) > 1 and not aliased and (spec.broadcasts or spec.strides is as_input):
+        if len(tensors) > 1 and not aliased and spec.strides is as_input:
             return broadcasted(shape, [(self.shape(i), self.of(i)) for i in tensors])
         if spec.strides is None or spec.view != aliased:
             return contiguous_strides(shape)

@@ -8,6 +8,8 @@ from typing import Any
 
 from torchedge.graphs import ForwardGraph, Op, Shape, Value
 from torchedge.graphs.graph import last_uses
+from torchedge.ops import Call
+from torchedge.ops.kernels import kernel
 
 
 class Rewriter:
@@ -28,12 +30,25 @@ class Rewriter:
         like: Op,
         attrs: Mapping[str, Any] | None = None,
         alias: int | None = None,
+        saves: tuple[int, ...] = (),
+        hidden: tuple[int, ...] = (),
+        passes: bool = False,
     ) -> int:
-        """Append an operator with one new output in the scope and region of `like`; return the output."""
+        """Append an operator with one new output in the scope and region of `like`; return the output.
+
+        saves, hidden, passes: as of `kernel`.
+        """
         index = len(self.values)
         self.values.append(Value(f"{kind}.{index}", shape, dtype, "activation", alias))
-        self.emit(Op(kind, inputs, (index,), attrs or {}, like.scope, False, like.grad, like.region, True))
+        op = Op(kind, inputs, (index,), attrs or {}, like.scope, False, like.grad, like.region, True)
+        self.emit(self.as_kernel(op, saves, hidden, passes=passes))
         return index
+
+    def as_kernel(
+        self, op: Op, saves: tuple[int, ...] = (), hidden: tuple[int, ...] = (), *, passes: bool = False
+    ) -> Op:
+        """Return an operator with the footprint of one kernel, as `kernel` gives it."""
+        return replace(op, footprint=kernel(Call(self.values, op), saves, hidden, passes=passes))
 
     def emit(self, op: Op, releases: tuple[int, ...] = ()) -> None:
         """Append an operator as it is."""

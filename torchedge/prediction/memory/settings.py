@@ -6,27 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchedge.devices import Device
 from torchedge.errors import check_choice, check_whole
+from torchedge.graphs.training_steps import AMP_DTYPES, OPTIMIZERS
 from torchedge.prediction.memory.workspaces import WorkspaceModel
 
 if TYPE_CHECKING:
     from torchedge.tracing.optimizer_replays import OptimizerReplay
-
-OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
-"""Optimizers whose steps are written by rules."""
-REPLAYED_OPTIMIZERS = tuple(
-    ["adafactor", "adagrad", "adadelta", "adamax", "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop"]
-)
-"""Further names: PyTorch's own steps with its default options are replayed."""
-AMP_DTYPES = ("bfloat16", "float16")
-_AMP_WORDS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-
-
-def amp_named(word: object) -> Any:  # noqa: ANN401 - an unknown word is returned for the check of settings
-    """Return the name of `AMP_DTYPES` that a word ("bf16") or a torch.dtype means, any other as it is."""
-    text = str(word).removeprefix("torch.") if word is not None else None
-    name = None if text is None else _AMP_WORDS.get(text, text)
-    return name if name in AMP_DTYPES else word
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +66,13 @@ class StepSettings:
             ("attention", ("fused", "math")),
         ):
             check_choice(name, getattr(self, name), allowed)
+
+    def timed_on(self, device: Device) -> StepSettings:
+        """Return the settings of a step's time: autocast to a dtype that a device emulates takes float32's.
+
+        PyTorch casts there and computes in float32, or refuses.
+        """
+        return self if self.amp is None or self.amp in device.native_dtypes else replace(self, amp=None)
 
     def under(self, runtime: Mapping[str, Any]) -> StepSettings:
         """Return these settings with the switches of a device's framework (`[runtime]` of device.toml)."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.sizes import LARGEST_BATCH
-from torchedge.ops import UNKNOWN_REMARK
+from torchedge.ops import unsupported_remark
 from torchedge.prediction.memory.caching_allocator import RunStage, replay, run_stages
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
@@ -139,7 +139,7 @@ class MemoryProfile:
         lines += [f"  {name:<18} {number(mib):>10} MiB" for name, mib in parts]
         lines += ["", "largest tensors at the peak"]
         lines += [f"  {number(mib):>8} MiB  {label}" for label, mib in self.largest]
-        lines += [f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported]
+        lines += [unsupported_remark(kind) for kind in self.unsupported]
         if self.stages:
             lines += ["", f"{'a run, MiB':<14}{'allocated':>10}{'reserved':>10}{'left reserved':>15}"]
         for stage in self.stages:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from torchedge.graphs import ForwardGraph, Op, Value
-from torchedge.graphs.footprints import Footprint, FootprintEvent, UpdateFootprint
+from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, UpdateFootprint
 from torchedge.graphs.sizes import Poly, poly
-from torchedge.ops import Call, LoadClass, OpSpec, Work, spec_of
-from torchedge.ops.convolution import explicit_padding, spread
+from torchedge.ops import Call, Work, spec_of
+from torchedge.ops.convolution import explicit_padding, spread, winograd_workspace
 from torchedge.ops.gradients import gradient_needs, is_differentiated, makes_leaf, record_ends
-from torchedge.ops.specs import nothing
+from torchedge.ops.kernels import kernel
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.decomposition import decompose
 from torchedge.prediction.memory.rewriting import releases_of
@@ -85,7 +85,7 @@ class _Record:
     """
 
     op: Op
-    spec: OpSpec
+    footprint: Footprint
     needs: list[bool]
     saved: list[int]
     position: int
@@ -93,10 +93,7 @@ class _Record:
 
     def differentiated(self) -> list[int]:
         """Return the inputs that get a gradient, one as often as it is read."""
-        slots = [
-            slot for slot, needed in enumerate(self.needs) if needed and self.spec.grad_mode(slot) != "none"
-        ]
-        return [index for slot in slots if (index := self.op.inputs[slot]) is not None]
+        return _differentiated(self.op, self.needs)
 
 
 @dataclass(slots=True)
@@ -269,89 +266,80 @@ class StepWriter:
 
         stored: the outputs that a selective checkpoint stored in the first run, which it gives up here.
         """
-        spec = spec_of(op.kind)
         recorded = saving and is_differentiated(op, self.differentiable)
         values, tape, storage = self.graph.values, self.tape, self._storage
-        footprint = self._footprint(op)
-        if recorded and footprint is not None and not stored:
-            self._run_footprint(position, op, footprint)
-            return
-        for index in op.outputs:
-            value = values[index]
-            if index in stored:
-                storage[index] = stored[index]
-            elif value.alias is not None:
-                shared = storage[value.alias]
-                storage[index] = shared
-                tape.hold(shared)
-            elif storage[index] < 0 or not saving or value.role == "activation":
-                if storage[index] >= 0 and tape.counts[storage[index]] >= PERSISTENT // 2:
-                    continue  # a target: it exists before the step
-                storage[index] = tape.new(self._sizes[index], TEMPORARY, _title(op, value))
+        needs = self._needs(op) if recorded else [False] * len(op.inputs)
+        footprint = self._footprint(op, needs)
+        present = [index for index in (*op.inputs, *op.outputs) if index is not None]
+        tensors = dict(zip(footprint.tensors, present, strict=False))  # a number's last tensor: an output
+        numbers: dict[int, int] = {}
+        for number, index in zip(footprint.tensors, present, strict=False):
+            if index in op.outputs:
+                alias, before = values[index].alias, storage[index]
+                if index in stored:
+                    storage[index] = stored[index]
+                elif alias is not None:
+                    storage[index] = storage[alias]
+                    tape.hold(storage[index])
+                elif before < 0 or tape.counts[before] < PERSISTENT // 2:  # no target, which exists before
+                    storage[index] = -1
+            if storage[index] >= 0:
+                numbers[number] = storage[index]
+        is_stored = not stored.keys().isdisjoint(op.outputs)
+        for event in footprint.forward:
+            number = abs(event) - 1
+            if is_stored and number not in footprint.saved:
+                continue  # it does not run again: autograd's record needs what it keeps
+            if event < 0:
+                tape.drop(numbers.pop(number))
+            elif number not in numbers:
+                label = _title(op, values[tensors[number]]) if number in tensors else f"{_title(op)} (hidden)"
+                numbers[number] = tape.new(self._size_of(op, footprint, number), TEMPORARY, label)
+        for number, index in tensors.items():
+            storage[index] = numbers.get(number, storage[index])
         if saving and self.graph.loss is not None and makes_leaf(op):
             for index in op.outputs:  # the loss refers to it and to its gradient until the step ends
                 tape.hold(storage[index])
-        self._start_blas(spec)
-        needs = self._needs(op)
+        self._start_blas(op)
         self._take_workspace(op, 0)
-        saved = self._save(op, spec, needs, recorded)
-        if recorded:
-            self._records.append(_Record(op, spec, needs, saved, position))
+        if not recorded:
+            self._drop_all([numbers[n] for n in dict.fromkeys(footprint.saved) if n not in tensors])
+            return
+        self._records.append(self._recorded(position, op, footprint, needs, numbers))
 
-    def _start_blas(self, spec: OpSpec) -> None:
+    def _recorded(
+        self, position: int, op: Op, footprint: Footprint, needs: list[bool], numbers: dict[int, int]
+    ) -> _Record:
+        """Return the record of an operator, which keeps what its footprint says."""
+        tape, saved = self.tape, [numbers[number] for number in footprint.saved]
+        for number, storage in zip(footprint.saved, saved, strict=True):
+            if number in footprint.tensors:
+                tape.hold(storage)
+            if tape.category[storage] == TEMPORARY:
+                tape.category[storage] = SAVED
+        return _Record(op, footprint, needs, saved, position, numbers)
+
+    def _start_blas(self, op: Op) -> None:
         """Let cuBLAS take the workspace of the pass's thread at its first product of matrices."""
         phase = self.tape.phase
-        if spec.work not in (Work.PRODUCT, Work.ADDED_PRODUCT) or phase in self._multiplied:
+        if spec_of(op.kind).work not in (Work.PRODUCT, Work.ADDED_PRODUCT) or phase in self._multiplied:
             return
         self._multiplied.add(phase)
         if self._first and self._blas_size[0]:
             self._blas.append(self.tape.new(self._blas_size, WORKSPACE, _BLAS[phase]))
 
-    def _run_footprint(self, position: int, op: Op, footprint: Footprint) -> None:
-        """Write the forward call of an operator as PyTorch ran it on meta tensors."""
-        tape, storage, values = self.tape, self._storage, self.graph.values
-        present = [index for index in (*op.inputs, *op.outputs) if index is not None]
-        tensors = dict(zip(footprint.tensors, present, strict=False))  # a number's last tensor: an output
-        numbers = {
-            number: storage[index]
-            for number, index in zip(footprint.tensors, present, strict=False)
-            if storage[index] >= 0 and (index in op.inputs or values[index].role != "activation")
-        }  # an output's storage may be that of a first run, which a checkpoint gave up
-        for number, index in tensors.items():
-            alias = values[index].alias
-            if number not in numbers and alias is not None:
-                numbers[number] = storage[alias]
-        for event in footprint.forward:
-            number = abs(event) - 1
-            if event < 0:
-                tape.drop(numbers.pop(number))
-            elif number not in numbers:
-                label = _title(op, values[tensors[number]] if number in tensors else None)
-                numbers[number] = tape.new(self._size_of(op, footprint, number), TEMPORARY, label)
-        for index in op.outputs:
-            alias = values[index].alias
-            number = next((n for n, other in tensors.items() if other == index), -1)
-            if alias is not None:
-                storage[index] = storage[alias]
-                tape.hold(storage[index])
-            elif storage[index] < 0 or values[index].role == "activation":
-                storage[index] = numbers[number]
-        saved = []
-        for number in footprint.saved:
-            if number in tensors:
-                tape.hold(numbers[number])
-            saved.append(numbers[number])
-            if tape.category[numbers[number]] == TEMPORARY:
-                tape.category[numbers[number]] = SAVED
-        spec, needs = spec_of(op.kind), self._needs(op)
-        self._records.append(_Record(op, spec, needs, saved, position, numbers))
+    def _footprint(self, op: Op, needs: list[bool]) -> Footprint:
+        """Return the memory of an operator: of the library's kernel, or as PyTorch ran it on meta tensors.
 
-    def _footprint(self, op: Op) -> Footprint | None:
-        """Return the footprint of an operator that was replayed, or whose entry has one of the CPU."""
-        footprint, spec = op.footprint, spec_of(op.kind)
-        if self.settings.backend == "cuda":
-            return None if spec.fused_on_cuda else footprint
-        return footprint if spec.on_cpu is None else spec.on_cpu(self._call(op, self._needs(op)))
+        Where neither is known, autograd keeps every input.
+        """
+        call, rule = self._call(op, needs), spec_of(op.kind).memory
+        if op.inplace and op.kind in _CLAMPS and self.settings.clamp_keeps == "output":
+            return kernel(call, (-1,))
+        footprint = None if rule is None else rule(call)
+        if footprint is None:
+            footprint = op.footprint
+        return kernel(call, range(len(needs)) if True in needs else ()) if footprint is None else footprint
 
     def _size_of(self, op: Op, footprint: Footprint, number: int) -> Poly:
         """Return the bytes of a storage of a footprint."""
@@ -359,14 +347,15 @@ class StepWriter:
         if size.place < 0:
             c0, c1, c2 = size.elements
             return (c0 * size.item_size, c1 * size.item_size, c2 * size.item_size)
-        value = self.graph.values[[i for i in (*op.inputs, *op.outputs) if i is not None][size.place]]
-        c0, c1, c2 = value.numel
-        item = size.item_size or value.item_size
+        index = [i for i in (*op.inputs, *op.outputs) if i is not None][size.place]
+        if not size.item_size:
+            return self._sizes[index]
+        (c0, c1, c2), item = self.graph.values[index].numel, size.item_size
         return (c0 * item, c1 * item, c2 * item)
 
-    def _replay_back(self, record: _Record, footprint: Footprint, incoming: Sequence[int | None]) -> None:
-        """Write the backward call of an operator as PyTorch ran it on meta tensors."""
-        tape, op = self.tape, record.op
+    def _replay_back(self, record: _Record, incoming: Sequence[int | None]) -> None:
+        """Write the backward call of an operator."""
+        tape, op, footprint = self.tape, record.op, record.footprint
         numbers = {number: record.numbers[number] for number in footprint.saved}
         for number, gradient in zip(footprint.gradients, incoming, strict=False):
             if gradient is not None and number >= 0:
@@ -374,22 +363,46 @@ class StepWriter:
             elif gradient is not None:
                 tape.drop(gradient)
         inputs = [index for index in op.inputs if index is not None]
+        slots = [slot for slot, index in enumerate(op.inputs) if index is not None]
+        places = {n: place for event, n, place, _ in footprint.backward if event is FootprintEvent.GRADIENT}
+        scratch: list[int] = []
+        if self.settings.winograd_tile and op.kind == "conv2d":
+            label = f"backward of {_title(op)} (scratch)"
+            sizes = winograd_workspace(self._call(op, record.needs))
+            scratch = [tape.new(poly(size), WORKSPACE, label) for size in sizes]
         ready: dict[int, list[int]] = {}
-        for event, number, place, dense in footprint.backward:
+        waiting = Counter(index for index in record.differentiated() if index in self._pending_uses)
+        for event, number, place, order in footprint.backward:
             if event is FootprintEvent.NEW:
+                slot = slots[places[number]] if number in places else -1
                 label = f"backward of {_title(op)}"
+                if slot >= 0:
+                    label = f"gradient of {self.graph.values[inputs[places[number]]].name}"
                 numbers[number] = tape.new(self._size_of(op, footprint, number), TEMPORARY, label)
+                if 0 <= slot < 2:
+                    self._take_workspace(op, 1 + slot)
+                if number in places:
+                    self._start_blas(op)
             elif number not in numbers:  # of an output whose gradient the loss does not need
                 continue
             elif event is FootprintEvent.GRADIENT:
+                if not record.needs[slots[place]]:
+                    continue
                 if place or op.outputs[0] not in self._sliced:
                     ready.setdefault(number, []).append(inputs[place])
-                if not dense:
+                waiting[inputs[place]] -= 1
+                if not order & FILLS:
                     self._viewed.add(numbers[number])
+                if not order & IN_ORDER:
+                    self._permuted.add(numbers[number])
             else:
                 self._pass_on(numbers.pop(number), ready.pop(number, []))
+        self._drop_all(scratch)
         for number in [*numbers]:
             self._pass_on(numbers.pop(number), ready.pop(number, []))
+        self._drop_all(record.saved[len(footprint.saved) :])  # what writing into a view left to this node
+        for index in waiting.elements():  # of an input whose gradient this call does not give
+            self._count_down(index)
 
     def _pass_on(self, storage: int, receivers: Sequence[int]) -> None:
         """Give a gradient's storage to the values that it belongs to; free it if there are none."""
@@ -403,39 +416,6 @@ class StepWriter:
 
     def _needs(self, op: Op) -> list[bool]:
         return [i is not None and self.differentiable[i] for i in op.inputs]
-
-    def _save(self, op: Op, spec: OpSpec, needs: list[bool], recorded: bool) -> list[int]:
-        """Take the references that autograd keeps; free hidden outputs and scratch that nothing keeps."""
-        tape = self.tape
-        call: Call | None = None
-        saved: list[int] = []
-        if spec.aux is not nothing or spec.scratch is not nothing:
-            call = self._call(op, needs)
-            saved = [tape.new(poly(n), SAVED, f"{_title(op)} (hidden)") for n in spec.aux(call) if n]
-            label = f"{_title(op)} (scratch)"
-            self._drop_all([tape.new(poly(n), TEMPORARY, label) for n in spec.scratch(call) if n])
-        if not recorded:
-            self._drop_all(saved)
-            return []
-        slots = getattr(spec.saves, "constant", None)
-        if slots is None:
-            slots = spec.saves(call or self._call(op, needs))
-        for slot in slots:
-            index = _slot(op, slot)
-            if index is None:
-                continue
-            keeps_output = op.kind in _CLAMPS and self.settings.clamp_keeps == "output"
-            if op.inplace and slot == 0 and not keeps_output:
-                saved.append(tape.new(self._sizes[index], SAVED, f"{_title(op)} (copy of its input)"))
-                continue
-            storage = self._storage[index]
-            if storage < 0:
-                continue
-            tape.hold(storage)
-            saved.append(storage)
-            if tape.category[storage] == TEMPORARY:
-                tape.category[storage] = SAVED
-        return saved
 
     def _take_workspace(self, op: Op, phase: int) -> None:
         """Write the workspace that the device's library takes for one phase of a convolution, if known."""
@@ -489,28 +469,15 @@ class StepWriter:
         """Run one node: compute input gradients, drop its own and the saved tensors, pass gradients on."""
         popped = [self._gradients.pop(output, None) for output in record.op.outputs]
         incoming = [gradient for gradient in popped if gradient is not None]
-        gradients: list[tuple[int, int]] = []
-        tape = self.tape
-        if incoming and record.op.kind == "copy_slices":
-            self._copy_slices_back(record, incoming[0])
-            return
-        footprint = self._footprint(record.op) if incoming and record.numbers else None
-        if footprint is not None:
-            self._replay_back(record, footprint, popped)
-            return
-        if incoming:
-            gradients = self._input_gradients(record, incoming[0])
-        else:  # a branch that the loss does not see
+        if not incoming:  # a branch that the loss does not see
             for index in record.differentiated():
                 if index in self._pending_uses:
                     self._count_down(index)
-        self._drop_all(incoming)
-        self._drop_all(record.saved)
-        for index, storage in gradients:
-            if index == record.op.inputs[0] and record.op.outputs[0] in self._sliced:
-                tape.drop(storage)  # copied into the gradient of the whole tensor
-            else:
-                self._accumulate(index, storage)
+            self._drop_all(record.saved)
+        elif record.op.kind == "copy_slices":
+            self._copy_slices_back(record, incoming[0])
+        else:
+            self._replay_back(record, popped)
 
     def _copy_slices_back(self, record: _Record, incoming: int) -> None:
         """Copy the gradient of a tensor, and again the slice for the node of what was written there.
@@ -531,61 +498,6 @@ class StepWriter:
             writes.saved += stays
         else:
             self._drop_all(stays)
-
-    def _input_gradients(self, record: _Record, incoming: int) -> list[tuple[int, int]]:
-        """Allocate (or share) the gradient of each input that needs one; return values and storages."""
-        tape, op, spec = self.tape, record.op, record.spec
-        values, sizes = self.graph.values, self._sizes
-        scratch: list[int] = []
-        if spec.backward_scratch is not nothing:
-            call = self._call(op, record.needs)
-            label = f"backward of {_title(op)} (scratch)"
-            category = WORKSPACE if spec.load is LoadClass.REUSABLE else TEMPORARY
-            scratch = [tape.new(poly(n), category, label) for n in spec.backward_scratch(call) if n]
-        gradients: list[tuple[int, int]] = []
-        behind: list[tuple[int, int]] = []
-        out, permuted = values[op.outputs[0]], op.attrs.get("permuted")
-        for slot, index in enumerate(op.inputs):
-            if index is None or not record.needs[slot]:
-                continue
-            mode = spec.grad_mode(slot)
-            if mode == "none":
-                continue
-            value = values[index]
-            label = f"gradient of {value.name}"
-            narrow = out.item_size > value.item_size and not out.dtype.startswith("complex")
-            alike = value.shape == out.shape and value.dtype == out.dtype
-            if (mode == "view" and not narrow) or (mode == "pass" and alike):
-                tape.hold(incoming)
-                gradients.append((index, incoming))
-                if mode == "view":
-                    self._viewed.add(incoming)
-            elif spec.broadcasts and mode == "new" and value.shape != out.shape:
-                storage = tape.new(sizes[op.outputs[0]], TEMPORARY, f"{label} (broadcast)")
-                behind.append((len(gradients), storage))
-                gradients.append((index, -1))
-            elif mode == "new" and narrow and spec.autocast == "widest":
-                c0, c1, c2 = value.numel
-                item = out.item_size
-                storage = tape.new((c0 * item, c1 * item, c2 * item), TEMPORARY, f"{label} (not yet cast)")
-                behind.append((len(gradients), storage))
-                gradients.append((index, -1))
-            else:
-                storage = tape.new(sizes[index], TEMPORARY, label)
-                gradients.append((index, storage))
-                if slot < 2:
-                    self._take_workspace(op, 1 + slot)
-                if mode == "transposed" or (mode == "folded" and len(value.shape) > 2):
-                    self._viewed.add(storage)
-                if permuted and permuted[slot : slot + 1] == (True,):
-                    self._permuted.add(storage)
-        self._start_blas(spec)
-        self._drop_all(scratch)
-        for place, storage in behind:  # the engine sums and casts after the node has returned
-            index = gradients[place][0]
-            gradients[place] = index, tape.new(sizes[index], TEMPORARY, f"gradient of {values[index].name}")
-            tape.drop(storage)
-        return gradients
 
     def _accumulate(self, index: int, storage: int) -> None:
         """Add a gradient to those that have arrived for a value; a parameter keeps the sum.
@@ -621,7 +533,7 @@ class StepWriter:
             elif not record.reentrant:
                 for position in record.positions:
                     op = self.graph.ops[position]
-                    read += _Record(op, spec_of(op.kind), self._needs(op), [], position).differentiated()
+                    read += _differentiated(op, self._needs(op))
         values = self.graph.values
         return {i: count for i, count in Counter(read).items() if count > 1 and values[i].role == "parameter"}
 
@@ -716,36 +628,22 @@ class StepWriter:
         """
         for end in range(len(positions), 0, -1):
             op = self.graph.ops[positions[end - 1]]
-            needs = self._needs(op)
-            if True not in needs:
-                continue
-            footprint = self._footprint(op)
-            if footprint is not None:
+            if is_differentiated(op, self.differentiable):
+                footprint = self._footprint(op, self._needs(op))
                 known = {*footprint.tensors[: sum([index is not None for index in op.inputs])]}
-                saved, after = footprint.saved, not known.issuperset(footprint.saved)
-            else:
-                spec, call = spec_of(op.kind), self._call(op, needs)
-                saved = (*spec.saves(call), *spec.aux(call))
-                after = op.inplace or bool(spec.aux(call)) or any(slot < 0 for slot in saved)
-            if saved:
-                return end if after else end - 1
+                if footprint.saved:
+                    return end - 1 + (op.inplace or not known.issuperset(footprint.saved))
         return 0
 
     def _record_unrun(self, position: int, op: Op) -> None:
         """Record an operator that does not run again: its node of the first run keeps inputs at most."""
-        needs, spec = self._needs(op), spec_of(op.kind)
         if not is_differentiated(op, self.differentiable):
             return
-        footprint = self._footprint(op)
-        if footprint is None:
-            saved, numbers = self._save(op, spec, needs, recorded=True), dict[int, int]()
-        else:
-            storages = [self._storage[index] for index in op.inputs if index is not None]
-            numbers = dict(zip(footprint.tensors, storages, strict=False))
-            saved = [numbers[number] for number in footprint.saved]
-            for storage in saved:
-                self.tape.hold(storage)
-        self._records.append(_Record(op, spec, needs, saved, position, numbers))
+        needs = self._needs(op)
+        footprint = self._footprint(op, needs)
+        storages = [self._storage[index] for index in op.inputs if index is not None]
+        numbers = dict(zip(footprint.tensors, storages, strict=False))
+        self._records.append(self._recorded(position, op, footprint, needs, numbers))
 
     # the optimizer ------------------------------------------------------------------------------------------
 
@@ -824,11 +722,11 @@ class StepWriter:
         self._drop_all([*decayed, *denominator])
 
 
-def _slot(op: Op, slot: int) -> int | None:
-    """Resolve `ops.specs.keep`'s coding of inputs and outputs."""
-    if slot >= 0:
-        return op.inputs[slot] if slot < len(op.inputs) else None
-    return op.outputs[-1 - slot] if -1 - slot < len(op.outputs) else None
+def _differentiated(op: Op, needs: Sequence[bool]) -> list[int]:
+    spec = spec_of(op.kind)
+    return [
+        i for slot, i in enumerate(op.inputs) if i is not None and needs[slot] and spec.differentiates(slot)
+    ]
 
 
 def _title(op: Op, value: Value | None = None) -> str:

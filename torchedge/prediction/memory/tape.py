@@ -7,7 +7,6 @@ size, so that one tape serves every batch size and many of them at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import Poly
 from torchedge.prediction.memory.workspaces import Scratch, WorkspaceModel
+from torchedge.storage.locks import cached_property
 
 ALIGNMENT = 512
 """PyTorch's CUDA allocator rounds every request up to a multiple of this many bytes."""

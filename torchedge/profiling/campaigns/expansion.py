@@ -45,7 +45,7 @@ def expand(folder: Path, start: Callable[[str], Any] = lambda _: None) -> None:
         check_recipe(recipe_of(network.name, network.kwargs))
     with Journal(folder / JOBS, wait=True) as jobs:  # an expansion whose controller was killed ends soon
         known = sum(1 for _ in jobs.rows())
-        for item in list(plan.items())[known:]:
+        for item in plan.items()[known:]:
             start(item.id)
             jobs.append(make_job(item, plan))
 

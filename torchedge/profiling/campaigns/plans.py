@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from msgspec import Meta
 from torchedge.errors import InputError, ProfileError, check_path
 from torchedge.graphs import Mode
 from torchedge.storage.codecs import OUTSIDE, Codec, OneOf
-from torchedge.storage.documents import parse_toml, read_text
+from torchedge.storage.documents import format_toml, parse_toml, read_text
 
 PACKAGED: Mapping[str, str] = {
     "standard": """\
@@ -28,20 +27,47 @@ networks = ["resnet18", "resnet50", "alexnet", {name = "mobilenet_v2", label = "
     {name = "squeezenet1_0", label = "squeezenet"}, {name = "mnasnet1_0", label = "mnasnet"},
     {name = "googlenet", kwargs = {aux_logits = false, transform_input = true, init_weights = false}}]
 """,
+    "small": """\
+# A fit to work with: 35 networks, 280 points; with a GPU some minutes.
+levels = [0, 20, 50]
+strategies = ["random", "l1"]
+train_batch_sizes = [2, 4, 8, 16, 32]
+infer_batch_sizes = [1, 4, 16]
+networks = ["resnet18", "resnet50", "alexnet", {name = "mobilenet_v2", label = "mobilenetv2"},
+    {name = "squeezenet1_0", label = "squeezenet"}, {name = "mnasnet1_0", label = "mnasnet"},
+    {name = "googlenet", kwargs = {aux_logits = false, transform_input = true, init_weights = false}}]
+""",
     "quick": """\
-# A first look: 6 networks, 30 points.
+# A first look: 8 networks, 40 points; on a processor some minutes.
 levels = [0, 50]
 strategies = ["random"]
-train_batch_sizes = [1, 4, 8]
-infer_batch_sizes = [1, 8]
-networks = ["resnet18", "mobilenet_v2", "squeezenet1_1"]
+train_batch_sizes = [2, 4, 8]
+infer_batch_sizes = [1, 4]
+networks = ["resnet18", {name = "mobilenet_v2", label = "mobilenetv2"},
+    {name = "squeezenet1_0", label = "squeezenet"}, {name = "mnasnet1_0", label = "mnasnet"}]
+""",
+    "minute": """\
+# One minute of a processor, for `torchedge profile --quick`: small images, 4 networks, 28 points.
+levels = [0]
+strategies = ["random"]
+train_batch_sizes = [2, 4, 8, 16]
+infer_batch_sizes = [1, 4, 16]
+input_size = [3, 64, 64]
+networks = ["resnet18", {name = "mobilenet_v2", label = "mobilenetv2"},
+    {name = "squeezenet1_0", label = "squeezenet"}, {name = "mnasnet1_0", label = "mnasnet"}]
 """,
 }
 """The packaged plans by name; `torchedge campaign show` prints one as a start for your own."""
 
+LARGER = ("quick", "small", "standard")
+"""Packaged plans from the smallest to the largest; each has the points of the one before."""
+
 OPTIMIZERS = ("sgd", "sgd-momentum", "adam", "adamw", "none")
 STRATEGIES, SCOPES = ("random", "l1"), ("global", "uniform")
 INPUT_SIZE = (3, 224, 224)
+FEWEST_ROWS = 6
+"""Fewest measured points of a mode that a fit needs."""
+
 MOST_NETWORKS, MOST_POINTS, LARGEST = 10_000, 1_000_000, 1 << 20
 _GRID = ("levels", "strategies", "train_batch_sizes", "infer_batch_sizes", "input_size")
 
@@ -112,6 +138,21 @@ class PlanItem:
     level: float
     strategy: str
     input_size: tuple[int, ...]
+    points: tuple[tuple[Mode, int], ...]
+
+    @property
+    def _means(self) -> tuple[object, ...]:
+        """Everything that makes it this network, whatever its points."""
+        return (self.network.name, json.dumps(dict(self.network.kwargs), sort_keys=True), self.id)
+
+    def joined(self, other: PlanItem, plan: str) -> PlanItem:
+        """Return the item with the points of another of its id; InputError where that is another network."""
+        if self._means != other._means:
+            raise InputError(
+                f"plan {plan}: {self.id} stands for two networks, {self.network.name} and "
+                f"{other.network.name}; give one of them another label = '...'"
+            )
+        return replace(self, points=tuple(sorted({*self.points, *other.points})))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,30 +167,74 @@ class CampaignPlan(_Grid):
     name: Annotated[str, OUTSIDE]
     text: Annotated[str, OUTSIDE]
 
-    def items(self) -> Iterator[PlanItem]:
-        """Yield the networks to measure in the plan's order, each with an id of its own."""
+    def items(self) -> list[PlanItem]:
+        """Return the networks to measure in the plan's order, each once with all its points."""
+        items: dict[str, PlanItem] = {}
+        for item in self._listed():
+            known = items.get(item.id)
+            items[item.id] = item if known is None else known.joined(item, self.name)
+        return list(items.values())
+
+    def _listed(self) -> Iterator[PlanItem]:
         for network in self.networks:
+            points = network.points
             for size in network.input_sizes:
                 stem = network.label if size == INPUT_SIZE else f"{network.label}@{'x'.join(map(str, size))}"
                 for strategy in network.strategies if any(network.levels) else ("",):
                     for level in network.levels:
                         if level:
-                            yield PlanItem(f"{stem}-{strategy}-{level:g}", network, level, strategy, size)
+                            name = f"{stem}-{strategy}-{level:g}"
+                            yield PlanItem(name, network, level, strategy, size, points)
                         elif strategy == network.strategies[0] or not strategy:
-                            yield PlanItem(f"{stem}-0", network, 0, "", size)
+                            yield PlanItem(f"{stem}-0", network, 0, "", size, points)
 
     def points(self, skipped: Container[str]) -> list[tuple[str, Mode, int]]:
         """Return the points of all items that are not skipped: id, mode, batch size."""
         items = [item for item in self.items() if item.id not in skipped]
-        return [(item.id, *point) for item in items for point in item.network.points]
+        return [(item.id, *point) for item in items for point in item.points]
 
     @property
-    def digest(self) -> str:
-        """sha256 of the plan's meaning: comments and the order of keys do not count."""
-        content: list[object] = [self.scope, self.round_to, self.optimizer, self.seed]
-        for n in self.networks:
-            content += [n.name, n.label, dict(n.kwargs), n.input_sizes, n.levels, n.strategies, n.points]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    def settings(self) -> Mapping[str, object]:
+        """How networks are pruned and trained: what points of one dataset have in common."""
+        return {name: getattr(self, name) for name in ("scope", "round_to", "optimizer", "seed")}
+
+    def joined(self, other: CampaignPlan) -> CampaignPlan:
+        """Return the plan with the points of another behind its own, itself where it has them all.
+
+        Raises InputError where the settings differ, or one id stands for two networks.
+        """
+        for name, value in self.settings.items():
+            if other.settings[name] != value:
+                raise InputError(
+                    f"plan {other.name}: {name} is {other.settings[name]!r}, and {self.name} has {value!r}; "
+                    "use the same, or another --out"
+                )
+        grid = _Grid()  # every network has its own, and a plan's would stand in for those it omits
+        both = replace(
+            self,
+            networks=(*self.networks, *other.networks),
+            **{name: getattr(grid, name) for name in _GRID},
+        )
+        if both.points(()) == self.points(()):
+            return self
+        document = _PLANS.document(both)
+        return replace(
+            both, text=f"# Points of several plans, one behind the other.\n{format_toml(document)}"
+        )
+
+    def shortages(self) -> list[str]:
+        """Return a line for each mode that has too few points for a fit, or too few networks."""
+        lines = []
+        for mode in ("train", "infer"):
+            items = [item for item in self.items() if any(m == mode for m, _ in item.points)]
+            points = sum(1 for item in items for m, _ in item.points if m == mode)
+            networks = len({item.network.label for item in items})
+            if points and (points < FEWEST_ROWS or (networks < 2 and len({i.level for i in items}) < 3)):
+                lines.append(
+                    f"{points} points of {networks} networks in mode {mode}; a fit needs at least "
+                    f"{FEWEST_ROWS}, of two networks or three pruning levels"
+                )
+        return lines
 
 
 def _check_plan(plan: CampaignPlan) -> None:
@@ -195,15 +280,7 @@ def parse_plan(name: str, text: str) -> CampaignPlan:
         document = {**document, "networks": [_with_defaults(item, document) for item in networks]}
     plan = _PLANS.parse(f"plan {name}", document, name=name, text=text)
     plan = replace(plan, networks=tuple([network.sorted() for network in plan.networks]))
-    ids: set[str] = set()
-    points = 0
-    for item in plan.items():
-        if item.id in ids:
-            raise InputError(
-                f"plan {name}: {item.id} stands twice; give one of its networks another label = '...'"
-            )
-        ids.add(item.id)
-        points += len(item.network.points)
+    points = sum(len(item.points) for item in plan.items())
     if points > MOST_POINTS:
         raise InputError(f"plan {name}: has {points} points; expected at most {MOST_POINTS}: split it")
     return plan

@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt to reach a lost device again."""
 
 
-class _OtherMachine(DeviceError):
+class OtherMachineError(DeviceError):
     """The device is not the one that the campaign began on."""
 
 
@@ -44,7 +44,7 @@ class Campaign:
     """A plan, a device and the way to it: `device` names the future profile, `processor` is "", cuda or cpu.
 
     retry: "failed", "unsteady" or both: which points that have a row are measured again. convolutions: how
-    many single ones are measured too, on CUDA.
+    many single ones are measured too, on CUDA. hurry: fewer steps a point.
     """
 
     folder: Path
@@ -56,6 +56,7 @@ class Campaign:
     convolutions: int = 0
     probe: Path | None = None
     pauses: Sequence[float] = PAUSES
+    hurry: bool = False
 
 
 def run_campaign(campaign: Campaign, transport: Transport | None, listener: Listener) -> Summary:
@@ -64,15 +65,21 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     May be killed at any moment: the journal loses at most the current point, and the next call continues. The
     tables are written at the end and also when the run is interrupted or fails.
 
-    Raises InputError for a plan that differs from the folder's, DeviceError for a device that cannot be
-    reached, lacks Python or PyTorch, or is another machine than before, and ProfileError for a folder that
-    cannot be used.
+    A plan other than the folder's is added to it: points that were measured stay, and what is left of both
+    plans is measured. A plan whose points are too few for a fit is said before anything is measured.
+
+    Raises InputError for a plan with other settings than the folder's, DeviceError for a device that is
+    out of reach, lacks Python or PyTorch, or is another machine than before, and ProfileError for a folder
+    that cannot be used.
     """
     folder = campaign.folder
     with writing(folder, "choose another with --out"):
         make_folder(folder)
     with CampaignJournal(folder) as journal:
-        _check_same(campaign, journal)
+        campaign = _with_stored(campaign, journal, measures=transport is not None)
+        if transport is not None and not journal.done.keys() >= set(campaign.plan.points(())):
+            for line in campaign.plan.shortages():
+                listener.note(f"the plan has {line}: add networks or batch sizes, or adapt with `fit --base`")
         _prepare(campaign, transport, listener)
         try:
             if transport is not None:
@@ -99,29 +106,30 @@ def _measure_convolutions(
     convolutions.measure_convolutions(campaign.folder, count, seed, environment, transport, hooks, listener)
 
 
-def _check_same(campaign: Campaign, journal: CampaignJournal) -> None:
-    """Raise InputError for a folder with measurements of another plan or device; store the plan."""
-    path = campaign.folder / PLAN
-    if path.exists():
-        stored = parse_plan(str(path), read_text(path, "TOML"))
-        if stored.digest != campaign.plan.digest:
-            raise InputError(
-                f"{campaign.folder} holds measurements of another plan; expected the one in its {path.name}: "
-                "use that, or another --out"
-            )
-    else:
-        write_bytes(path, campaign.plan.text.encode())
+def _with_stored(campaign: Campaign, journal: CampaignJournal, *, measures: bool) -> Campaign:
+    """Return the campaign of the folder's plan and the new one, stored if it measures, else of the first.
+
+    Raises InputError for another device or other settings.
+    """
     device = (journal.session or {}).get("device", campaign.device)
     if device != campaign.device:
         raise InputError(
             f"{campaign.folder} holds measurements of {device}; expected the same name: correct it, "
             "or use another --out"
         )
+    path, plan = campaign.folder / PLAN, campaign.plan
+    if path.exists():
+        stored = parse_plan(str(path), read_text(path, "TOML"))
+        plan = stored.joined(plan)
+        if plan is stored or not measures:
+            return replace(campaign, plan=stored)
+    write_bytes(path, plan.text.encode())
+    return replace(campaign, plan=plan)
 
 
 def _prepare(campaign: Campaign, transport: Transport | None, listener: Listener) -> None:
     """Write the plan's job lines in a child process, whose memory is freed at its end."""
-    items = list(campaign.plan.items())
+    items = campaign.plan.items()
     there = sum(1 for _ in read_jobs(campaign.folder))
     if there == len(items):
         return
@@ -204,12 +212,13 @@ class _Session:
         probe = self.campaign.probe or data_folder("hooks") / PROBE
         write_left(folder, self.left)
         options = ["--device", self.campaign.processor] if self.campaign.processor else []
+        options += ["--hurry"] if self.campaign.hurry else []
         try:
             self.transport.put([data_folder("hooks") / LEASH, probe, folder / LEFT])
             with self.transport.start(probe.name, [f"/{LEFT}", *options]) as run:
                 return self._follow(run)
         except DeviceError as error:
-            if not self.answered or isinstance(error, _OtherMachine):
+            if not self.answered or isinstance(error, OtherMachineError):
                 raise
             return str(error)
 
@@ -237,7 +246,7 @@ class _Session:
         if row["row"] == "environment":
             before = self.journal.environment
             if before is not None and before.get("machine") != row.get("machine"):
-                raise _OtherMachine(_other_machine(self.campaign, before, row))
+                raise OtherMachineError(_other_machine(self.campaign, before, row))
             self.journal.append(row)
         elif row["row"] == "start":
             self.journal.append(row)

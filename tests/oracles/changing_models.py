@@ -1,0 +1,537 @@
+"""Models from a seed that read Python state of many kinds, each of which can change.
+
+A holder has `read`, which a forward pass calls, and `change`, after which it reads another value.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import random
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+GLOBAL = {"scale": 1.0}
+FACTOR = 1.0
+Pair = namedtuple("Pair", "first second")
+
+
+class Holder:
+    """State of one kind."""
+
+    def read(self) -> Any:
+        raise NotImplementedError
+
+    def change(self) -> None:
+        raise NotImplementedError
+
+
+class Slots(Holder):
+    __slots__ = ("value",)
+
+    def __init__(self):
+        self.value = 1.0
+
+    def read(self):
+        return self.value
+
+    def change(self):
+        self.value = 2.0
+
+
+class InheritedSlots(Slots):
+    __slots__ = ("more",)
+
+    def __init__(self):
+        super().__init__()
+        self.more = [1.0]
+
+    def read(self):
+        return super().read() * self.more[0]
+
+    def change(self):
+        self.more[0] = 2.0
+
+
+class Property(Holder):
+    def __init__(self):
+        self._value = 1.0
+
+    @property
+    def value(self):
+        return self._value
+
+    def read(self):
+        return self.value
+
+    def change(self):
+        self._value = 2.0
+
+
+class Descriptor:
+    def __init__(self):
+        self.values = {}
+
+    def __get__(self, owner, kind):
+        return self.values.get("value", 1.0)
+
+
+class Described(Holder):
+    value = Descriptor()
+
+    def read(self):
+        return self.value
+
+    def change(self):
+        Described.__dict__["value"].values["value"] = Described.value + 1
+
+
+class Dynamic(Holder):
+    def __init__(self):
+        self.values = {"value": 1.0}
+
+    def __getattr__(self, name):
+        if name == "values":
+            raise AttributeError(name)
+        return self.values[name]
+
+    def read(self):
+        return self.value
+
+    def change(self):
+        self.values["value"] = 2.0
+
+
+class ByName(Holder):
+    def __init__(self):
+        self.name, self.low, self.high = "low", 1.0, 2.0
+
+    def read(self):
+        return getattr(self, self.name)
+
+    def change(self):
+        self.low = 3.0
+
+
+class ClassAttribute(Holder):
+    value = 1.0
+
+    def read(self):
+        return self.value
+
+    def change(self):
+        ClassAttribute.value = ClassAttribute.value + 1
+
+
+class Metaclass(type):
+    value = 1.0
+
+
+class OfMetaclass(Holder, metaclass=Metaclass):
+    def read(self):
+        return type(self).value
+
+    def change(self):
+        Metaclass.value = Metaclass.value + 1
+
+
+def through():
+    return GLOBAL["scale"] * FACTOR
+
+
+class ThroughFunction(Holder):
+    def read(self):
+        return through()
+
+    def change(self):
+        global FACTOR
+        FACTOR = FACTOR + 1
+
+
+class GlobalEntry(Holder):
+    def read(self):
+        return through()
+
+    def change(self):
+        GLOBAL["scale"] += 1
+
+
+class Closure(Holder):
+    def __init__(self):
+        value = 1.0
+
+        def read():
+            return value
+
+        def change():
+            nonlocal value
+            value = value + 1
+
+        self.function, self.changing = read, change
+
+    def read(self):
+        return self.function()
+
+    def change(self):
+        self.changing()
+
+
+class Defaults(Holder):
+    def __init__(self):
+        def function(value=1.0, *, more=1.0):
+            return value * more
+
+        self.function = function
+
+    def read(self):
+        return self.function()
+
+    def change(self):
+        self.function.__defaults__ = (2.0,)
+
+
+class KeywordDefaults(Defaults):
+    def change(self):
+        self.function.__kwdefaults__["more"] = 3.0
+
+
+class Code(Defaults):
+    def change(self):
+        self.function.__code__ = (lambda value=1.0, *, more=1.0: value + more + 1).__code__
+
+
+class FunctionAttribute(Defaults):
+    def __init__(self):
+        super().__init__()
+        self.function.value = 1.0
+
+    def read(self):
+        return self.function.value
+
+    def change(self):
+        self.function.value = 2.0
+
+
+@dataclass
+class Settings:
+    value: float = 1.0
+    items: list[float] = field(default_factory=lambda: [1.0])
+
+
+class Dataclass(Holder):
+    def __init__(self):
+        self.settings = Settings()
+
+    def read(self):
+        return self.settings.value
+
+    def change(self):
+        self.settings.value = 2.0
+
+
+class InDataclass(Dataclass):
+    def read(self):
+        return self.settings.items[0]
+
+    def change(self):
+        self.settings.items[0] = 2.0
+
+
+class Mode(enum.Enum):
+    LOW = 1.0
+    HIGH = 2.0
+
+
+class Enum(Holder):
+    def __init__(self):
+        self.mode = Mode.LOW
+
+    def read(self):
+        return self.mode.value
+
+    def change(self):
+        self.mode = Mode.HIGH
+
+
+class Array(Holder):
+    def __init__(self):
+        self.array = np.ones(100_000)
+
+    def read(self):
+        return float(self.array.sum() / 1e5)
+
+    def change(self):
+        self.array[77_777] = 1e5
+
+
+class ObjectArray(Holder):
+    def __init__(self):
+        self.array = np.array([1.0, None], dtype=object)
+
+    def read(self):
+        return self.array[0]
+
+    def change(self):
+        self.array[0] = 2.0
+
+
+class Plain(Holder):
+    def __init__(self):
+        self.tensor = torch.ones(100_000)
+
+    def read(self):
+        return self.tensor[77_777]
+
+    def change(self):
+        self.tensor.data[77_777] = 2.0
+
+
+class PlainInPlace(Plain):
+    def change(self):
+        self.tensor.mul_(2)
+
+
+class PlainThroughArray(Plain):
+    def change(self):
+        self.tensor.numpy()[77_777] = 3.0
+
+
+class PlainReplaced(Plain):
+    def change(self):
+        self.tensor = torch.full((100_000,), 3.0)
+
+
+class Containers(Holder):
+    def __init__(self):
+        self.items = ({"a": [1.0]}, OrderedDict(b=1.0), defaultdict(float, c=1.0), deque([1.0]), {1.0})
+
+    def read(self):
+        first, second, third, fourth, fifth = self.items
+        return first["a"][0] * second["b"] * third["c"] * fourth[0] * len(fifth)
+
+    def change(self):
+        self.items[0]["a"][0] = 2.0
+
+
+class InOrderedDict(Containers):
+    def change(self):
+        self.items[1]["b"] = 2.0
+
+
+class InDefaultDict(Containers):
+    def change(self):
+        self.items[2]["c"] = 2.0
+
+
+class InDeque(Containers):
+    def change(self):
+        self.items[3].appendleft(2.0)
+
+
+class InSet(Containers):
+    def change(self):
+        self.items[4].add(5.0)
+
+
+class Order(Holder):
+    def __init__(self):
+        self.items = {"a": 1.0, "b": 2.0}
+
+    def read(self):
+        return next(iter(self.items.values()))
+
+    def change(self):
+        self.items["a"] = self.items.pop("a")
+
+
+class Named(Holder):
+    def __init__(self):
+        self.pair = Pair([1.0], 2.0)
+
+    def read(self):
+        return self.pair.first[0]
+
+    def change(self):
+        self.pair.first[0] = 2.0
+
+
+class Namespace(Holder):
+    def __init__(self):
+        self.space = SimpleNamespace(value=1.0)
+
+    def read(self):
+        return self.space.value
+
+    def change(self):
+        self.space.value = 2.0
+
+
+class OwnList(list):
+    value = 1.0
+
+
+class ListWithAttribute(Holder):
+    def __init__(self):
+        self.items = OwnList([1.0])
+
+    def read(self):
+        return self.items.value
+
+    def change(self):
+        self.items.value = 2.0
+
+
+class Partial(Holder):
+    def __init__(self):
+        self.arguments = {"value": 1.0}
+        self.function = functools.partial(lambda arguments: arguments["value"], self.arguments)
+
+    def read(self):
+        return self.function()
+
+    def change(self):
+        self.arguments["value"] = 2.0
+
+
+class Static(Holder):
+    @staticmethod
+    def value():
+        return 1.0
+
+    def read(self):
+        return self.value()
+
+    def change(self):
+        before = Static.value()
+        Static.value = staticmethod(lambda: before + 1)
+
+
+class ClassMethod(Holder):
+    level = 1.0
+
+    @classmethod
+    def value(cls):
+        return cls.level
+
+    def read(self):
+        return self.value()
+
+    def change(self):
+        ClassMethod.level = ClassMethod.level + 1
+
+
+class Method(Holder):
+    def __init__(self):
+        self.bound = Slots().read
+
+    def read(self):
+        return self.bound()
+
+    def change(self):
+        self.bound.__self__.change()
+
+
+class Callable_(Holder):
+    def __init__(self):
+        self.value = 1.0
+
+    def __call__(self):
+        return self.value
+
+    def read(self):
+        return self()
+
+    def change(self):
+        self.value = 2.0
+
+
+class Operators(Holder):
+    def __init__(self):
+        self.value = 1.0
+
+    def __len__(self):
+        return int(self.value)
+
+    def read(self):
+        return len(self)
+
+    def change(self):
+        self.value = 2.0
+
+
+HOLDERS = sorted(
+    [
+        kind
+        for kind in [*globals().values()]
+        if isinstance(kind, type) and issubclass(kind, Holder) and kind is not Holder
+    ],
+    key=lambda kind: kind.__name__,
+)
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = 0.5
+
+    def forward(self, weight):
+        return weight * self.factor
+
+
+class Model(nn.Module):
+    """A model with holders, modules in containers, hooks, a parametrization and layers that share weights."""
+
+    def __init__(self, kinds: list[type[Holder]]) -> None:
+        super().__init__()
+        self.holders = [kind() for kind in kinds]
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        parametrize.register_parametrization(self.third, "weight", Half())
+        self.unregistered = {"scale": [Half()]}
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for holder in self.holders:
+            x = x * holder.read()
+        return self.third(self.dropout(self.second(self.unregistered["scale"][0](self.first(x)))))
+
+
+def _pre_hook(module: nn.Module, args: Any) -> Any:
+    return (args[0] + 1,)
+
+
+CHANGES = {
+    "hook": lambda m: m.second.register_forward_hook(lambda module, args, output: output * 2),
+    "pre-hook": lambda m: m.second.register_forward_pre_hook(_pre_hook),
+    "module in a container": lambda m: setattr(m.unregistered["scale"][0], "factor", 2.0),
+    "other module in a container": lambda m: m.unregistered.update(scale=[nn.Identity()]),
+    "parametrization": lambda m: setattr(m.third.parametrizations.weight[0], "factor", 2.0),
+    "second parametrization": lambda m: parametrize.register_parametrization(m.third, "weight", Half()),
+    "no parametrization": lambda m: parametrize.remove_parametrizations(
+        m.third, "weight", leave_parametrized=False
+    ),
+    "tied weights": lambda m: setattr(m.second, "weight", m.first.weight),
+    "other layer": lambda m: setattr(m, "second", nn.Linear(4, 4)),
+    "layer in another place": lambda m: m._modules.update(first=m.second, second=m.first),
+    "own forward": lambda m: setattr(m.second, "forward", lambda x: x * 3),
+    "other activation": lambda m: setattr(m, "dropout", nn.Tanh()),
+}
+
+
+def drawn(seed: int) -> tuple[Model, list[Any]]:
+    """Return the model of a seed, and changes of it by their names, in the order in which to make them."""
+    source = random.Random(seed)
+    model = Model(source.sample(HOLDERS, 4))
+    changes = [(type(holder).__name__, holder.change) for holder in model.holders]
+    others = [name for name in sorted(CHANGES) if "parametrization" not in name]
+    parametrized = source.choice([name for name in sorted(CHANGES) if "parametrization" in name])
+    names = [*source.sample(others, 2), parametrized]
+    changes += [(name, functools.partial(CHANGES[name], model)) for name in names]
+    source.shuffle(changes)
+    return model, changes

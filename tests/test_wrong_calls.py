@@ -1,0 +1,269 @@
+"""Wrong uses of the Python functions: one sentence says what was given, what was expected, and what to do.
+
+The twin for the command line is tests/cli/test_wrong_input.py.
+"""
+
+import pytest
+import torch
+from oracles.messages import judged
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import torchedge
+from torchedge import CaptureError, DeviceError, InputError, LimitError, ProfileError
+
+NET = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+X, Y = torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)
+TX2 = "jetson-tx2"
+SPACE = torchedge.OFAResNet50Space
+
+
+def sgd(model=NET):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def predict(model=NET, batch_size=2, device=TX2, **more):
+    size = {} if "example" in more else {"input_size": (3, 8, 8)}
+    return torchedge.predict(model, batch_size, device, **{**size, **more})
+
+
+def train(model=NET, x=X, y=Y, **more):
+    settings = {"loss": cross_entropy, "optimizer": sgd(), **more}
+    with torchedge.Trainer(model, x, y, **settings) as trainer:
+        trainer.step(x, y)
+
+
+def export(model=NET, example=X, out="bundle", **more):
+    torchedge.export(model, example, device=TX2, out=out, **more)
+
+
+def export_training(**more):
+    export(mode="train", targets=Y, **more)
+
+
+def plan(model=NET, **more):
+    torchedge.plan(model, X[:1], device=TX2, **more)
+
+
+def search(space=None, constraints=None, score=len, **more):
+    limits = {"training_memory": 4000} if constraints is None else constraints
+    torchedge.search(SPACE() if space is None else space, limits, score, device=TX2, **more)
+
+
+def many(models, batch_sizes=8):
+    torchedge.Predictor(TX2).predict_many(models, batch_sizes, input_size=(3, 8, 8))
+
+
+def branch():
+    """A module of a namespace without a name, as a notebook's or a debugger's may be."""
+    names = {"Module": nn.Module}
+    exec("class Branch(Module):\n def forward(self, x): return x if x.sum() > 0 else -x", names)
+    return names["Branch"]()
+
+
+def watch():
+    with torchedge.watch(device=TX2) as step:
+        pass
+    return step.prediction
+
+
+WRONG = {
+    "no model": (lambda: predict(None), InputError, "model is None; expected a torch.nn.Module"),
+    "a class": (lambda: predict(nn.Linear), InputError, "build it: Linear(...)"),
+    "weights": (lambda: predict(NET.state_dict()), InputError, "load_state_dict"),
+    "a function": (lambda: predict(lambda x: x), InputError, "model is a function"),
+    "an unknown model": (lambda: predict("resnet5O"), InputError, "did you mean resnet50"),
+    "an unknown device": (lambda: predict(device="jetson-tx3"), DeviceError, "did you mean jetson-tx2"),
+    "a number for a device": (lambda: predict(device=3), InputError, "device is an int; expected a name"),
+    "arguments swapped": (lambda: predict(NET, TX2, 2), InputError, "device is an int; expected a name"),
+    "an empty device": (lambda: predict(device=""), InputError, "device '': expected a name"),
+    "no batch": (lambda: predict(batch_size=0), InputError, "batch_size is 0; expected a whole number"),
+    "half a sample": (lambda: predict(batch_size=2.5), InputError, "batch_size is 2.5; expected a whole"),
+    "a batch in words": (lambda: predict(batch_size="8"), InputError, "batch_size is '8'; expected a whole"),
+    "many batches": (lambda: predict(batch_size=[8, 16]), InputError, "batch_size is [8, 16]; expected a"),
+    "a huge batch": (
+        lambda: predict(batch_size=10**20),
+        InputError,
+        "expected a whole number from 1 to 2147",
+    ),
+    "a mode": (lambda: predict(mode="eval"), InputError, "mode is 'eval'; expected one of train, infer"),
+    "a size": (lambda: predict(input_size=8), InputError, "input_size is 8; expected whole numbers"),
+    "a size in words": (lambda: predict(input_size="3x8x8"), InputError, "like (3, 224, 224)"),
+    "a size of zero": (lambda: predict(input_size=(3, 0, 8)), InputError, "whole numbers above 0"),
+    "a size with a batch": (lambda: predict(input_size=(2, 3, 8, 8)), CaptureError, "without the batch"),
+    "other channels": (
+        lambda: predict(input_size=(5, 8, 8)),
+        CaptureError,
+        "Check that input_size=(5, 8, 8)",
+    ),
+    "no size": (lambda: torchedge.predict(nn.ReLU(), 2, TX2), InputError, "pass input_size="),
+    "a size and an example": (lambda: predict(input_size=(3, 8, 8), example=X), InputError, "one of them"),
+    "an array": (lambda: predict(example=X.numpy()), InputError, "example is a ndarray without tensors"),
+    "a list": (lambda: predict(example=[1, 2]), InputError, "example is a list without tensors; expected a"),
+    "a sample": (lambda: predict(example=X[0]), CaptureError, "batch included: float32[3, 8, 8]"),
+    "whole numbers": (lambda: predict(example=X.long()), CaptureError, "batch included: int64[2, 3, 8, 8]"),
+    "no such optimizer": (lambda: predict(optimizer="adamx"), InputError, "optimizer is 'adamx'; expected"),
+    "an optimizer's class": (lambda: predict(optimizer=torch.optim.Adam), InputError, "the class Adam; exp"),
+    "another's optimizer": (
+        lambda: predict(optimizer=sgd(nn.Linear(3, 3))),
+        InputError,
+        "model.parameters()",
+    ),
+    "autocast in int8": (lambda: predict(amp="int8"), InputError, "amp is 'int8'; expected one of bfloat16"),
+    "autocast in general": (lambda: predict(amp=True), InputError, "amp is True; expected one of bfloat16"),
+    "no micro-batch": (lambda: predict(accumulation=0), InputError, "accumulation is 0; expected a whole"),
+    "no loss": (lambda: predict(loss=None), InputError, "loss is None; expected a function"),
+    "a loss in words": (lambda: predict(loss="mse"), InputError, "loss is 'mse'; expected a function"),
+    "a loss of two": (
+        lambda: predict(loss=lambda scores, classes: scores.sum()),
+        InputError,
+        "takes scores, classes, and there are no targets",
+    ),
+    "two optimizers": (lambda: predict(optimizer=[sgd(), sgd()]), InputError, "A GAN"),
+    "a wrong word": (lambda: predict(optimiser="adam"), InputError, "did you mean optimizer"),
+    "a limit in bytes": (lambda: predict().fits(8 * 2**30), InputError, "numbers are MiB"),
+    "a loss of many": (lambda: predict(loss=lambda y: y), CaptureError, "expected a scalar"),
+    "a length of images": (lambda: predict(seq_len=128), InputError, "the example has no sequence; expected"),
+    "a branch on values": (lambda: predict(branch(), mode="infer"), CaptureError, "use torch.where, or make"),
+    "a limit below zero": (lambda: predict().fits(-1), InputError, "memory_limit is -1; expected"),
+    "a limit that is none": (lambda: predict().fits(float("nan")), InputError, "is nan; expected"),
+    "a limit in words": (lambda: predict().fits("lots"), InputError, "'lots'"),
+    "a confidence of 95": (
+        lambda: predict().fits(1, confidence=95),
+        InputError,
+        "confidence is 95; expected",
+    ),
+    "no largest batch": (lambda: predict().max_batch_size(largest=0), InputError, "largest is 0; expected a"),
+    "the longest image": (lambda: predict().max_seq_len(), InputError, "predict with seq_len="),
+    "a name for many": (lambda: many("resnet18"), InputError, "models is a str; expected a list"),
+    "none of many": (lambda: many([]), InputError, "expected at least one"),
+    "many without a batch": (
+        lambda: many([NET], []),
+        InputError,
+        "batch_size is []; expected a whole number",
+    ),
+    "advice within nothing": (
+        lambda: torchedge.advise(NET, 8, device=TX2, example=X, memory_limit=-1),
+        InputError,
+        "memory_limit is -1; expected",
+    ),
+    "advice to a number": (
+        lambda: torchedge.advise(NET, 8, device=TX2, example=X, progress=3),
+        InputError,
+        "progress is an int; expected a function",
+    ),
+    "an evaluation of none": (
+        lambda: torchedge.simulate(NET, 8, example=X, evaluate=0),
+        InputError,
+        "evaluate is 0; expected a whole number",
+    ),
+    "a cache emptied": (
+        lambda: torchedge.simulate(NET, 8, example=X, empty_cache=True),
+        InputError,
+        "empty_cache is given without evaluate; expected both",
+    ),
+    "a report to nowhere": (
+        lambda: torchedge.report(NET, 8, device=TX2, example=X, out="nowhere/x.html"),
+        ProfileError,
+        "nowhere/x.html: cannot be written",
+    ),
+    "a model for a space": (lambda: search(NET), InputError, "space is a Sequential; expected a SearchSpace"),
+    "an unknown limit": (lambda: search(constraints={"memory": 1}), InputError, "training_memory"),
+    "a limit of much": (
+        lambda: search(constraints={"training_memory": "much"}),
+        InputError,
+        "'much'; expect",
+    ),
+    "a search without limits": (lambda: search(constraints={}), InputError, "constraints is {}; expected"),
+    "a score of three": (lambda: search(score=3), InputError, "score is an int; expected a function"),
+    "nobody": (lambda: search(population=0), InputError, "population is 0; expected a whole number from 2"),
+    "nothing to prune": (
+        lambda: torchedge.PruningSpace(nn.Linear(3, 3), input_size=(3,)),
+        InputError,
+        "choose a deeper model",
+    ),
+    "a plan within much": (lambda: plan(memory_limit="much"), InputError, "memory_limit is 'much'; expected"),
+    "a plan within 1 KiB": (
+        lambda: plan(memory_limit="1KiB"),
+        LimitError,
+        "smallest memory limit that works",
+    ),
+    "a plan in int8": (lambda: plan(precision="int8"), InputError, "precision is 'int8'; expected one of"),
+    "a plan beyond lambda": (lambda: plan(lam=2), InputError, "lambda is 2; expected a number from 0 to 1"),
+    "a plan of nothing": (lambda: plan(None), InputError, "model is None; expected a torch.nn.Module or a"),
+    "an export to nowhere": (lambda: export(out=None), InputError, "out is None; expected a path"),
+    "an export of a name": (
+        lambda: export("resnet18"),
+        InputError,
+        "model is a str; expected a torch.nn.Mod",
+    ),
+    "an export without example": (lambda: export(example=None), InputError, "example holds no tensor; exp"),
+    "both modes": (lambda: export(mode="both"), InputError, "mode is 'both'; expected one of train, infer"),
+    "targets of an inference": (
+        lambda: export(targets=Y),
+        InputError,
+        "targets is given without mode='train'",
+    ),
+    "an export in float8": (
+        lambda: export(precision="float8"),
+        InputError,
+        "precision is 'float8'; expected",
+    ),
+    "an optimizer's name": (lambda: export_training(optimizer="adam"), InputError, "torch.optim.Adam(model"),
+    "no kernel for ASGD": (
+        lambda: export_training(optimizer=torch.optim.ASGD(NET.parameters())),
+        InputError,
+        "expected one of Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RMSprop, SGD of torch.optim",
+    ),
+    "an export of mse": (
+        lambda: export_training(loss="mse"),
+        InputError,
+        "loss is 'mse'; expected a function",
+    ),
+    "no bundle": (lambda: torchedge.load_bundle("nowhere"), InputError, "nowhere: is no bundle; expected"),
+    "a bundle's number": (lambda: torchedge.load_bundle(3), InputError, "path is 3; expected a path"),
+    "another capture": (
+        lambda: torchedge.capture(NET, X, method="jit"),
+        InputError,
+        "one of auto, trace, exp",
+    ),
+    "lengths of images": (lambda: torchedge.capture_lengths(NET, X), InputError, "has no sequence; expected"),
+    "training for nothing": (lambda: train(loss=None), InputError, "loss is None; expected a function"),
+    "training by a name": (
+        lambda: train(optimizer="adam"),
+        InputError,
+        "torch.optim.Adam(model.parameters())",
+    ),
+    "training by two": (lambda: train(optimizer=[sgd(), sgd()]), InputError, "A GAN"),
+    "training another": (lambda: train(optimizer=sgd(nn.Linear(2, 2))), InputError, "model.parameters()"),
+    "training without targets": (lambda: train(y=None), InputError, "targets"),
+    "training by no batch": (
+        lambda: train(accumulation=0),
+        InputError,
+        "accumulation is 0; expected a whole",
+    ),
+    "a class beyond": (lambda: train(y=Y + 5), torchedge.TorchedgeError, "5"),
+    "an unknown board": (lambda: torchedge.find_device("tx3"), DeviceError, "did you mean jetson-tx2"),
+    "no step to watch": (watch, CaptureError, "expected a training step"),
+    "a step to come": (lambda: torchedge.watch(device=TX2).prediction, CaptureError, "expected a block"),
+}
+
+
+COMPILED = {"training another", "training without targets", "a class beyond"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in COMPILED)) for case in WRONG]
+)
+def test_a_wrong_call_is_one_sentence(case, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    call, kind, words = WRONG[case]
+    with pytest.raises(kind) as caught:
+        call()
+    assert words in judged(str(caught.value))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_are_sixty():
+    assert len(WRONG) >= 60

@@ -1,0 +1,264 @@
+"""Forward passes that change the Python state that they read: refused by name, or without influence."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from oracles.step_interpreter import Interpreter
+from torch import nn
+
+from torchedge.errors import CaptureError
+from torchedge.tracing.steps import capture_step
+
+CALLS, ARRAY, CACHE = [0], np.zeros(3), {}
+TOTAL = 0
+
+
+@dataclass
+class Counter:
+    number: int = 0
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls, self.seen, self.table = nn.Linear(4, 4), 0, [], {}
+        self.counter, self.first, self.state, self.width = Counter(), True, None, 0
+        self.random, self.generator = random.Random(3), np.random.default_rng(0)
+        self.numbers, self.yielded, self.plain = itertools.count(), (i for i in range(99)), torch.zeros(1)
+
+
+def of_closure():
+    calls = 0
+
+    def forward(self, x):
+        nonlocal calls
+        calls += 1
+        return self.layer(x) * calls
+
+    return forward
+
+
+def attribute(self, x):
+    self.calls += 1
+    return self.layer(x) * self.calls
+
+
+def list_(self, x):
+    self.seen.append(1)
+    return self.layer(x) * len(self.seen)
+
+
+def dict_(self, x):
+    self.table["calls"] = self.table.get("calls", 0) + 1
+    return self.layer(x) * self.table["calls"]
+
+
+def dataclass_(self, x):
+    self.counter.number += 1
+    return self.layer(x) * self.counter.number
+
+
+def entry_of_a_global(self, x):
+    CALLS[0] += 1
+    return self.layer(x) * CALLS[0]
+
+
+def global_(self, x):
+    global TOTAL
+    TOTAL += 1
+    return self.layer(x) * TOTAL
+
+
+def array(self, x):
+    ARRAY[0] += 1
+    return self.layer(x) * float(ARRAY[0])
+
+
+def iterator(self, x):
+    return self.layer(x) * next(self.numbers)
+
+
+def python_generator(self, x):
+    return self.layer(x) * next(self.yielded)
+
+
+def flag(self, x):
+    self.first = not self.first
+    return self.layer(x) * (2 if self.first else 3)
+
+
+def first_call(self, x):
+    if self.first:
+        self.first = False
+        return self.layer(x) * 2
+    return self.layer(x)
+
+
+def hidden_state(self, x):
+    self.state = x if self.state is None else x + self.state * 0.5
+    return self.layer(self.state)
+
+
+def plain_tensor(self, x):
+    self.plain = self.plain + 1
+    return self.layer(x) * self.plain
+
+
+def plain_tensor_in_place(self, x):
+    self.plain += 1
+    return self.layer(x) * self.plain
+
+
+def clock(self, x):
+    return self.layer(x) * time.perf_counter()
+
+
+def random_number(self, x):
+    return self.layer(x) * random.random()
+
+
+def random_branch(self, x):
+    return self.layer(x) if random.random() < 0.01 else x * self.layer.weight.sum()
+
+
+def random_choice(self, x):
+    return self.layer(x) * random.choice([1, 2, 3, 4, 5, 6, 7])
+
+
+def imported_random(self, x):
+    import random as numbers
+
+    return self.layer(x) * numbers.random()
+
+
+def numpy_number(self, x):
+    return self.layer(x) * np.random.rand()
+
+
+def own_random(self, x):
+    return self.layer(x) * self.random.random()
+
+
+def own_numpy(self, x):
+    return self.layer(x) * self.generator.random()
+
+
+def torch_number(self, x):
+    return self.layer(x) * torch.rand(1).item()
+
+
+REFUSED = {
+    attribute: "model.calls (1, then 2)",
+    list_: "model.seen ([1], then [1, 1])",
+    dict_: "model.table",
+    dataclass_: "model.counter.number",
+    of_closure(): "calls of of_closure",
+    entry_of_a_global: "CALLS ([1], then [2])",
+    global_: "TOTAL (1, then 2)",
+    array: "ARRAY",
+    iterator: "model.numbers, an iterator",
+    python_generator: "model.yielded, an iterator",
+    flag: "model.first",
+    first_call: "model.first (True, then False)",
+    hidden_state: "model.state",
+    plain_tensor: "model.plain",
+    plain_tensor_in_place: "neither a parameter nor a buffer",
+    clock: "from time",
+    random_number: "from random",
+    random_branch: "from random",
+    random_choice: "from random",
+    imported_random: "from random",
+    numpy_number: "from numpy.random",
+    own_random: "model.random",
+    own_numpy: "model.generator",
+    torch_number: "decides by values",
+}
+
+
+def with_forward(forward):
+    return type("Model", (Layer,), {"forward": forward})()
+
+
+def captured(forward, model=None):
+    x = torch.randn(4, 4)
+    model = with_forward(forward) if model is None else model
+    return model, x, capture_step(model, x, loss=lambda output: output.square().sum())
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("forward", REFUSED, ids=lambda f: f.__name__)
+def test_what_a_step_would_freeze_is_refused_and_stays_as_it_was(forward):
+    model = with_forward(forward)
+    numbers = random.getstate(), model.random.getstate(), model.generator.bit_generator.state
+    with pytest.raises(CaptureError, match=r"forward|decides|writes") as refusal:
+        captured(forward, model)
+    assert REFUSED[forward] in str(refusal.value)
+    assert (CALLS, TOTAL, ARRAY[0], model.calls, model.seen, model.table) == ([0], 0, 0, 0, [], {})
+    assert (model.counter.number, model.first, model.state) == (0, True, None)
+    assert numbers == (random.getstate(), model.random.getstate(), model.generator.bit_generator.state)
+
+
+def statistics(self, x):
+    self.calls += 1
+    self.seen_last = x.shape
+    return self.layer(x)
+
+
+def cache(self, x):
+    if self.state is None or self.width < x.shape[0]:
+        self.state, self.width = torch.arange(4.0), x.shape[0]
+    return self.layer(x) * self.state
+
+
+def global_cache(self, x):
+    if "table" not in CACHE:
+        CACHE["table"] = torch.arange(4.0)
+    return self.layer(x) * CACHE["table"]
+
+
+def last_output(self, x):
+    self.state = self.layer(x)
+    return self.state * 2
+
+
+def certain_draw(self, x):
+    return self.layer(x) if random.random() < 1.0 else x
+
+
+def timed(self, x):
+    self.width = time.perf_counter()
+    return self.layer(x)
+
+
+ACCEPTED = (statistics, cache, global_cache, last_output, certain_draw, timed)
+
+
+@pytest.mark.parametrize("forward", ACCEPTED, ids=lambda f: f.__name__)
+def test_changes_without_influence_are_accepted(forward):
+    model, x, step = captured(forward)
+    loss, *_ = Interpreter(step.tensors).run(step.step, x)
+    assert not CACHE and model.state is None and model.width == 0
+    torch.testing.assert_close(loss, model(x).square().sum())
+    torch.testing.assert_close(loss, model(x).square().sum())
+    CACHE.clear()
+
+
+def test_a_loss_with_state_is_refused_and_keeps_its_hooks():
+    class Loss(nn.Module):
+        calls = 0
+
+        def forward(self, output):
+            self.calls = self.calls + 1
+            return output.sum() * self.calls
+
+    loss = Loss()
+    with pytest.raises(CaptureError, match=r"loss\.calls"):
+        capture_step(nn.Linear(2, 2), torch.randn(2, 2), loss=loss)
+    assert loss.calls == 0 and not loss._forward_hooks and not loss._forward_pre_hooks
