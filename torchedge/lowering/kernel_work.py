@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,18 +14,19 @@ import numpy.typing as npt
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.candidates import Candidates
+from torchedge.lowering.kernels.contractions import joining_slices
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest
 from torchedge.lowering.kernels.pointwise import PointwiseNest
 from torchedge.lowering.kernels.products import Product, last_of, size
-from torchedge.lowering.kernels.rows import RowsNest
-from torchedge.lowering.kernels.tilings import Tiling, tiling_of, widest
+from torchedge.lowering.kernels.rows import RowsNest, joining_nest, joining_schedule
+from torchedge.lowering.kernels.tilings import Tiling, tiling_of
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.schedules import RowsExtents, launch_sizes, power_of_two
+from torchedge.lowering.schedules import RowsExtents, launch_sizes
 from torchedge.lowering.targets import Target
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, accesses_of
 from torchedge.textures.coefficients import KernelCoefficients
-from torchedge.textures.layouts import Layout
+from torchedge.textures.layouts import Layout, row_major
 from torchedge.textures.work import KernelWork, ReadWork
 
 Array = npt.NDArray[Any]
@@ -49,7 +51,7 @@ class Sketch:
     reads: tuple[tuple[Walk, Access], ...]
     writes: tuple[tuple[Walk, Access], ...]
     slices: Any = 1
-    scratch: tuple[ReadWork, ...] = ()
+    parts: int = 0
 
     def work(
         self,
@@ -68,7 +70,8 @@ class Sketch:
             walk, access = (*self.reads, *self.writes)[number]
             alike = (id(walk), access.tensor, access.indices, access.dtype, access.lane)
             number = same.setdefault((*alike, id(access.width), id(access.count)), number)
-            own = [layouts[access.tensor] for layouts in placed]
+            in_order = row_major(len(access.tensor.shape))  # slices, which are no tensor of the step
+            own = [layouts.get(access.tensor, in_order) for layouts in placed]
             several = list(dict.fromkeys(own))
             missing = [layout for layout in several if (number, layout) not in works]
             if missing:
@@ -83,7 +86,6 @@ class Sketch:
         for number, element in enumerate(elements):
             if element in elements[:number]:
                 operands[number] = replace(operands[number], again=np.ones(count * self.candidates, bool))
-        scratch = [_joined([part.spread_over(self.candidates)], [0] * count) for part in self.scratch]
         slices = np.tile(np.broadcast_to(self.slices, (self.candidates,)), count)
         columns = {
             name: np.tile(np.broadcast_to(value, (self.candidates, 3)), (count, 1))
@@ -94,7 +96,7 @@ class Sketch:
         writes = [
             replace(part, distinct_bytes=part.distinct_bytes * slices) for part in operands[len(self.reads) :]
         ]
-        return KernelWork(**columns, reads=(*scratch, *operands[: len(self.reads)]), writes=tuple(writes))
+        return KernelWork(**columns, reads=tuple(operands[: len(self.reads)]), writes=tuple(writes))
 
 
 def _joined(works: Sequence[ReadWork], order: Sequence[int]) -> ReadWork:
@@ -109,20 +111,29 @@ def _joined(works: Sequence[ReadWork], order: Sequence[int]) -> ReadWork:
 
 
 def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tuple[Sketch, Any]]:
-    """Return the launches of a kernel's candidates: (launch, 1 for candidates that need it, else 0).
+    """Return the launches of a kernel's candidates: (launch, 1 for candidates that have it, else 0).
 
-    A contraction in slices has a second launch, which adds them.
+    What is cut into slices has a second launch, which joins them: another one for each number of slices, and
+    one candidate for all that have so many.
     """
+    count = len(candidates)
     if isinstance(nest, Product):
-        tiling, count = tiling_of(nest, candidates.schedules), len(candidates)
-        product, several = _contraction(tiling, count), np.asarray(tiling.schedule.slices) > 1
-        return [(product, 1.0), *([(_sum(tiling, count, target), several)] if np.any(several) else [])]
-    if isinstance(nest, RowsNest):
+        tiling = tiling_of(nest, candidates.schedules)
+        slices, of_slices = np.asarray(tiling.schedule.slices), partial(joining_slices, nest)
+        first = _contraction(tiling, count)
+    elif isinstance(nest, RowsNest):
         shares, cuts = _shares(candidates, nest.extents)
-        rows = [(_rows(nest, candidates, shares, cuts), np.ones(len(candidates)))]
-        cut = np.asarray(candidates.schedules.slices) > 1
-        return [*rows, (_join(nest, candidates, cuts), cut)] if np.any(cut) else rows
-    return [(_pointwise(nest, candidates), 1.0)]
+        slices, of_slices = np.prod(cuts, axis=1), partial(joining_nest, nest)
+        first = _rows(nest, candidates, shares, cuts)
+    else:
+        return [(_pointwise(nest, candidates), 1.0)]
+    launches: list[tuple[Sketch, Any]] = [(first, 1.0)]
+    for parts in np.unique(slices[slices > 1]).tolist():
+        joining = of_slices(parts)
+        same = Candidates(joining_schedule(joining, target), 1)  # for all candidates with these slices
+        sketch = _rows(joining, same, *_shares(same, joining.extents))
+        launches.append((replace(sketch, parts=parts), slices == parts))
+    return launches
 
 
 def _over(amount: Any, step: Any) -> Any:  # noqa: ANN401 - numbers or arrays
@@ -201,6 +212,7 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
     rounds = {axis.name: axis.extent // weight[axis.name] for axis in loops}
     share = {axis.name: shares[:, k] for k, axis in enumerate(loops)}
     cut = {axis.name: cuts[:, k] for k, axis in enumerate(loops)}
+    slices = np.prod(cuts, axis=1)
     members = np.prod(shares[:, len(nest.rows) :], axis=1)
     if np.max(s.members) > 1:
         threads = np.prod(shares, axis=1)
@@ -208,15 +220,15 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
         lanes = tuple([Digit(a.name, share[a.name], weight[a.name]) for a in nest.memory])
         covered = {a.name: share[a.name] * weight[a.name] for a in nest.rows}
         group = _three((threads,), count)
-        items = prod([_over(rounds[a.name], share[a.name]) for a in nest.rows]) * threads
+        items = prod([_over(rounds[a.name], share[a.name]) for a in nest.rows]) * threads * slices
     else:
         below = vector if not s.along else 1
         roles, lanes, covered = _launch_walk(nest.rows, s.group, (below, 1, 1))
         roles |= {axis.name: (axis,) for axis in nest.inner}
         group = _three(s.group, count)
-        counts = [rounds[axis.name] for axis in nest.rows]
-        items = _padded(counts, s.group) * np.ones(count)
-    slices = np.prod(cuts, axis=1)
+        counts = [slices, *[rounds[axis.name] for axis in nest.rows]]  # slices are one more loop
+        sizes = (*s.group[: len(nest.rows)], 1, 1)[: min(len(counts), 3)]
+        items = _padded(counts, sizes) * np.ones(count)
     own = {a.name: _over(rounds[a.name], share[a.name] * cut[a.name]) for a in nest.inner}
     time = tuple([Digit(a.name, own[a.name], share[a.name] * weight[a.name]) for a in reversed(nest.inner)])
     walked = Walk(
@@ -228,7 +240,7 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
     steps = np.log2(members)
     vectors = 1 if s.along else vector  # of a sum
     columns = {
-        "items": items * slices,
+        "items": items,
         "group": group,
         "flops": (work_of(nest.bodies) + 4 * stages + work_of(values)) * times * vector,
         "registers": ADDRESSES + 4 * vector * (2 + 2 * stages),
@@ -264,45 +276,24 @@ def _shares(candidates: Candidates, extents: RowsExtents) -> tuple[Array, Array]
     return shares[place].reshape(count, -1), cuts[place].reshape(count, -1)
 
 
-def _scratch(slices: Array, nbytes: int, distinct: Array, lines: float, share: int) -> ReadWork:
-    """Return the work of reading slices of results, each `nbytes` at a time and in order."""
-    none = np.zeros(())
-    of_read, touched, share_of_warp = (np.asarray(float(n)) for n in (nbytes, lines, share))
-    count = slices.astype(float)
-    return ReadWork(none.astype(bool), count, of_read, distinct, none, none, touched, share_of_warp)
-
-
-def _join(nest: RowsNest, candidates: Candidates, cuts: Array) -> Sketch:
-    """Describe the launch that joins the results of slices of rows."""
-    count, extents = len(candidates), nest.extents
-    rows, slices = max(1, prod(extents.rows)), np.prod(cuts, axis=1)
-    distinct = slices * float(rows * extents.sum_bytes)
-    read = _scratch(slices, extents.sum_bytes, distinct, lines=1, share=min(32, rows))
-    columns = {
-        "items": np.full(count, float(rows)),
-        "group": np.array([min(64.0, rows), 1.0, 1.0]),
-        "flops": 4.0 * slices,
-        "registers": ADDRESSES,
-        "chains": 0.25,
-    }
-    return Sketch(count, columns, (), (), scratch=(read,))
-
-
 # contractions -----------------------------------------------------------------------------------------------
 
 
 def _contraction(t: Tiling, count: int) -> Sketch:
     """Count a product by all schedules at once, from the data that its kernels are written from."""
     product, s = t.product, t.schedule
+    roles = {"batch": product.batch, "rows": product.rows, "cols": product.cols, "inner": product.inner}
     covered = {"rows": t.block[0], "cols": t.block[1], "inner": _over(size(product.inner), s.slices)}
     reads = [
         (walked, access)
         for operand in (t.a, t.b)
-        for walked in [Walk(_roles(product), operand.time, operand.lanes, covered)]
+        for walked in [Walk(roles, operand.time, operand.lanes, covered)]
         for access in accesses_of(reads_of(operand.value), operand.lane, operand.width, operand.reads)
     ]
-    walked = Walk(_roles(product), t.time, t.lanes, covered)
-    more, writes = _results(product, walked, t.width, t.stored / t.width)
+    walked = Walk(roles, t.time, t.lanes, covered)
+    last, times = last_of(product.cols), t.stored / t.width
+    values = [item.value for _, item in product.stores]
+    reads += [(walked, access) for access in accesses_of(reads_of(*values), last, t.width, times)]
     columns = {
         "items": prod([np.asarray(n, float) for n in t.global_size]),
         "group": _three(t.group, count),
@@ -312,42 +303,5 @@ def _contraction(t: Tiling, count: int) -> Sketch:
         **t.columns,
         "registers": ADDRESSES * (s.kind != "panel") + t.columns["registers"],
     }
-    return Sketch(count, columns, (*reads, *more), writes, s.slices)
-
-
-def _roles(product: Product) -> dict[str, tuple[Axis, ...]]:
-    return {"batch": product.batch, "rows": product.rows, "cols": product.cols, "inner": product.inner}
-
-
-def _results(
-    product: Product,
-    walked: Walk,
-    width: Any,  # noqa: ANN401
-    times: Any,  # noqa: ANN401
-) -> tuple[tuple[tuple[Walk, Access], ...], tuple[tuple[Walk, Access], ...]]:
-    """Return reads and writes of the epilogue, which each work-item does so many times, `width` at once."""
-    last = last_of(product.cols)
-    values = [item.value for _, item in product.stores]
-    reads = [(walked, a) for a in accesses_of(reads_of(*values), last, width, times)]
-    return tuple(reads), _writes(product.stores, walked, last, width, times)
-
-
-def _sum(t: Tiling, count: int, target: Target) -> Sketch:
-    """Count the launch that adds the slices of contractions."""
-    product, slices = t.product, np.asarray(t.schedule.slices)
-    batch, rows, cols, _ = product.sizes
-    width = int(widest(last_of(product.cols), target.vector))
-    across = min(64, power_of_two(cols // width))
-    walked = Walk(_roles(product), (), (Digit("cols", across, width),), {"cols": across * width, "rows": 1})
-    reads, writes = _results(product, walked, width, 1)
-    nbytes = float(batch * rows * cols * product.itemsize)
-    moved = width * product.itemsize
-    slice_reads = _scratch(slices, moved, slices * nbytes, lines=max(1, across * moved / 128), share=across)
-    columns = {
-        "items": _over(cols // width, across) * across * rows * batch,
-        "group": np.array([float(across), 1.0, 1.0]),
-        "flops": slices * float(width),
-        "registers": ADDRESSES + 8.0 * width,
-        "vector": float(width),
-    }
-    return Sketch(count, columns, reads, writes, scratch=(slice_reads,))
+    writes = _writes(product.stores, walked, last, t.width, times)
+    return Sketch(count, columns, tuple(reads), writes, s.slices)

@@ -58,7 +58,7 @@ TIMED_MARGIN = 0.02
 """Measured gain over the default, relative, below which the default stays: about the timer's noise."""
 
 _Works = dict[int, OperandWorks]
-"""Work of operands, by launch, operand and layout."""
+"""Work of operands, by the slices that a launch joins (0: the first launch), operand and layout."""
 KernelCandidate = tuple[Sequence[KernelSource], Mapping[Node, Layout]]
 """A kernel by one schedule: its launches, and where its tensors lie."""
 Timer = Callable[[Sequence[Sequence[KernelCandidate]]], list[list[float]]]
@@ -583,8 +583,8 @@ def _promising(
         first += len(candidates)
         if len(own):
             known = {
-                launch: {key: work.rows(own) for key, work in of_launch.items()}
-                for launch, of_launch in works.items()
+                parts: of_launch if parts else {key: work.rows(own) for key, work in of_launch.items()}
+                for parts, of_launch in works.items()
             }
             subsets.append((candidates.subset(own), known))
     return subsets
@@ -600,17 +600,16 @@ def _score_set(
     ablations: bool,
 ) -> dict[str, Array]:
     """Return (C, N) costs of one set of candidates by the tuner's model, and with ablations by all others."""
-    shape = (len(placed), len(candidates))
     totals: dict[str, Array] = {}
-    for launch, (sketch, share) in enumerate(sketches_of(nest, candidates, target)):
-        work = sketch.work(placed, coefficients, works.setdefault(launch, {}))
+    for sketch, share in sketches_of(nest, candidates, target):
+        work = sketch.work(placed, coefficients, works.setdefault(sketch.parts, {}))
         cost: KernelCost = predict_kernels(work, coefficients)
         costs = {"tuner": cost.ms}
         if ablations:
             costs |= {"pure": predict_kernels(work, coefficients, pure=True).ms, "warp": cost.warp_ns}
             costs |= {"thread": cost.thread_ns, "reuse distance": predict_reuse(work, coefficients)}
         for way, part in costs.items():
-            totals[way] = totals.get(way, 0.0) + part.reshape(shape) * share
+            totals[way] = totals.get(way, 0.0) + part.reshape(len(placed), -1) * share
     totals["tuner"] = np.where(_writable(nest, candidates, placed, target), totals["tuner"], np.inf)
     return totals
 

@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES
-from torchedge.expressions.indices import Axis, Index, flatten, of
+from torchedge.expressions.indices import Axis, flatten, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Guarded, Local, Read, Scalar, constant, reads_of
 from torchedge.expressions.sizes import argument, digits, quotient
 from torchedge.lowering.fusion import ACCUMULATED, Computed, FusionGroup
 from torchedge.lowering.kernels.loading import TURN
-from torchedge.lowering.kernels.loops import work_of, write_all
+from torchedge.lowering.kernels.loops import in_loops, work_of, write_all
 from torchedge.lowering.kernels.products import Product, last_of, places, size
-from torchedge.lowering.kernels.rows import rows_nest, write_rows
+from torchedge.lowering.kernels.rows import RowsNest, joined_slices, write_joining
 from torchedge.lowering.kernels.sources import Arguments, Body, KernelSource, arguments_of, declared
 from torchedge.lowering.kernels.tilings import Operand, Tiling, tiling_of
-from torchedge.lowering.nodes import Contraction, Node, Rows, Stage, Stored
-from torchedge.lowering.schedules import ContractionSchedule, RowsSchedule, default_schedule
+from torchedge.lowering.nodes import Contraction, Node, Stage, Stored
+from torchedge.lowering.schedules import ContractionSchedule
 from torchedge.lowering.targets import Kind, Target
 from torchedge.textures.layouts import LANES, Layout, row_major
 
@@ -56,18 +56,30 @@ def write_contraction(
     The slices of a split contraction lie in a tensor of their own: a bare Node, row-major, that the first
     kernel writes and the second one reads.
     """
-    host, slices = group.host, int(tiling_of(product, schedule).schedule.slices)
+    slices = int(tiling_of(product, schedule).schedule.slices)
     if slices == 1:
         return (_main(group, product, schedule, group.stored, layouts, target),)
-    scratch = Node((slices, *product.sizes[:3]), "float32" if host.dtype == "float16" else host.dtype)
-    outer = (product.batch, product.rows, product.cols)
-    element = (of(SLICE), *[flatten(list(map(of, loops)), [x.extent for x in loops]) for loops in outer])
+    joining = joining_slices(product, slices)
+    (read,) = [body for body in joining.bodies if isinstance(body, Read)]
+    loops = (product.batch, product.rows, product.cols)
+    element = (of(SLICE), *[flatten(list(map(of, own)), [x.extent for x in own]) for own in loops])
+    scratch = read.tensor
     partial = replace(product, stores=((scratch, Computed(Local(ACCUMULATED, scratch.dtype), element)),))
     layouts = {**layouts, scratch: row_major(4)}
     return (
         _main(group, partial, schedule, {scratch: None}, layouts, target),
-        *_sum(group, product, scratch, element, layouts, target),
+        write_joining(group, joining, layouts, target, "sum of slices"),
     )
+
+
+def joining_slices(product: Product, slices: int) -> RowsNest:
+    """Return the loops that add the slices of a contraction and compute what follows it."""
+    scratch = Node((slices, *product.sizes[:3]), "float32" if product.dtype == "float16" else product.dtype)
+    rows, moved = product.joined
+    loops = (product.batch, product.rows, product.cols)
+    element = [flatten([moved[x] for x in own], [x.extent for x in own]) for own in loops]
+    stages = (Stage(ACCUMULATED, "sum", Local(ACCUMULATED, scratch.dtype), scratch.dtype),)
+    return joined_slices(rows, element, [scratch], stages, in_loops(product.stores, moved))
 
 
 def _main(
@@ -101,39 +113,6 @@ def _main(
         "reusable",
         fixed if text.local else "",
     )
-
-
-def _sum(
-    group: FusionGroup,
-    product: Product,
-    scratch: Node,
-    element: Sequence[Index],
-    layouts: Mapping[Node, Layout],
-    target: Target,
-) -> tuple[KernelSource, ...]:
-    """Return the kernels that add the slices of a split contraction and compute what follows it.
-
-    element: of the scratch tensor, at the loop `SLICE` and those of the product.
-    """
-    part = Axis("part", scratch.shape[0])
-    body = Read(scratch, tuple([i.substitute({SLICE: of(part)}) for i in element]), scratch.dtype)
-    loops = (*product.batch, *product.rows, *product.cols)
-    host = Rows(
-        tuple([axis.extent for axis in loops]),
-        scratch.dtype,
-        loops,
-        (part,),
-        (Stage(ACCUMULATED, "sum", body, scratch.dtype),),
-        (),
-        "sum of slices",
-        scope=group.scope,
-    )
-    reads = dict.fromkeys(r.tensor for r in reads_of(body, *[c.value for _, c in product.stores]))
-    sums = FusionGroup(host, dict(product.stores), group.place, (body,), reads, group.stored)
-    nest = rows_nest(sums, arguments_of(group.stored, list(reads), layouts))
-    schedule = default_schedule(nest.extents, target)
-    assert isinstance(schedule, RowsSchedule)
-    return write_rows(sums, nest, layouts, replace(schedule, unroll=1), target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -44,7 +45,8 @@ class Product:
     memory are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
     a_contiguous, b_contiguous: the loops along which the operands' neighbours lie side by side in memory.
     skips: bounds outside which `b` is zero for whole runs of columns and of the innermost loop (taps that a
-    phase of a strided convolution's gradient does not use). itemsize: bytes of a sum.
+    phase of a strided convolution's gradient does not use). dtype: of a sum. joined: the loops of results as
+    few as possible, and what those of batches, rows and columns are in them.
     """
 
     batch: Loops
@@ -56,8 +58,14 @@ class Product:
     stores: Stores
     a_contiguous: frozenset[Axis]
     b_contiguous: frozenset[Axis]
-    itemsize: int
+    dtype: str
+    joined: tuple[Loops, Mapping[Axis, Index]] = ((), {})
     skips: tuple[Bound, ...] = ()
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a sum in a kernel."""
+        return max(4, ITEM_SIZES[self.dtype])
 
     @property
     def run(self) -> int:
@@ -108,6 +116,8 @@ def product_of(group: FusionGroup, arguments: Arguments) -> Product:
         indices = [i.substitute(step) for i in indices]
         moved |= step
     a, b = (substitute(operand, moved) for operand in (a, b))
+    moved_stores = in_loops(stores, moved)
+    results = every_offset([c.value for _, c in moved_stores], moved_stores, arguments)
     return Product(
         renamed["b"],
         renamed["r"],
@@ -115,10 +125,11 @@ def product_of(group: FusionGroup, arguments: Arguments) -> Product:
         renamed["k"],
         a,
         b,
-        in_loops(stores, moved),
+        moved_stores,
         _contiguous(a, arguments),
         _contiguous(b, arguments),
-        max(4, ITEM_SIZES[host.dtype]),
+        host.dtype,
+        joined((*renamed["b"], *renamed["r"], *renamed["c"]), results, "r"),
         _skips(b, {*renamed["b"], *renamed["c"][:-1], *renamed["k"][:-1]}),
     )
 

@@ -60,8 +60,8 @@ class RowsNest:
 
     rows, inner: loops over rows and within them. bodies, stores: reduced values and results in terms of these
     loops. position: of an element among the host's inner axes, row-major. memory: all loops, the fastest in
-    memory first. along: neighbours in memory belong to one row. searches: a reduction looks for a position.
-    slices: rows may be cut into slices. sum_bytes: of all reductions of one row.
+    memory first. along: neighbours in memory belong to one row. slices: rows may be cut into slices. stages:
+    the reductions, by name, kind and dtype.
     """
 
     rows: tuple[Axis, ...]
@@ -71,9 +71,18 @@ class RowsNest:
     position: Index
     memory: tuple[Axis, ...]
     along: bool
-    searches: bool
     slices: bool
-    sum_bytes: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def searches(self) -> bool:
+        """Whether a reduction looks for a position."""
+        return any(stage.kind.startswith("arg") for stage in self.stages)
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of all reductions of one row."""
+        return sum(TYPE_BYTES[COMPUTE[stage.dtype]] for stage in self.stages)
 
     @property
     def extents(self) -> RowsExtents:
@@ -215,34 +224,59 @@ def write_rows(
     """
     host = group.host
     assert isinstance(host, Rows)
-    if prod(schedule.cuts(nest.extents)) == 1:
-        return (_written(group, nest, group.stored, layouts, schedule, target),)
     parts = prod(schedule.cuts(nest.extents))
-    slices = [Node((parts, *[axis.extent for axis in nest.rows]), stage.dtype) for stage in host.stages]
-    layouts = {**layouts, **{node: row_major(len(node.shape)) for node in slices}}
-    element, names = (of(PART), *map(of, nest.rows)), [stage.name for stage in host.stages]
+    if parts == 1:
+        return (_written(group, nest, group.stored, layouts, schedule, target, host.name),)
+    joining = joining_nest(nest, parts)
+    slices = [read.tensor for read in joining.bodies if isinstance(read, Read)]
+    element = (of(PART), *map(of, nest.rows))
     stores = tuple(
-        [(node, Computed(Local(s, node.dtype), element)) for node, s in zip(slices, names, strict=True)]
+        [
+            (node, Computed(Local(stage.name, node.dtype), element))
+            for node, stage in zip(slices, nest.stages, strict=True)
+        ]
     )
-    first = _written(group, replace(nest, stores=stores), dict.fromkeys(slices), layouts, schedule, target)
-    rest = _rest(nest, slices, parts)
-    chosen = default_schedule(rest.extents, target)
-    assert isinstance(chosen, RowsSchedule)
-    return (first, _written(group, rest, group.stored, layouts, replace(chosen, slices=1, unroll=1), target))
+    layouts = {**layouts, **{node: row_major(len(node.shape)) for node in slices}}
+    first = replace(nest, stores=stores)
+    return (
+        _written(group, first, dict.fromkeys(slices), layouts, schedule, target, host.name),
+        write_joining(group, joining, layouts, target, host.name),
+    )
 
 
-def _rest(nest: RowsNest, slices: Sequence[Node], parts: int) -> RowsNest:
-    """Return the loops that join the results of slices and write what is made of them."""
-    (part,) = (Axis("k0", parts),)
-    element = (of(part), *map(of, nest.rows))
-    return replace(
-        nest,
-        inner=(part,),
-        bodies=tuple([Read(node, element, node.dtype) for node in slices]),
-        position=of(part),
-        memory=(*reversed(nest.rows), part),
-        along=not nest.rows,
-    )
+def joining_nest(nest: RowsNest, parts: int) -> RowsNest:
+    """Return the loops that join the results of slices of rows, and write what is made of them."""
+    shape = (parts, *[axis.extent for axis in nest.rows])
+    slices = [Node(shape, stage.dtype) for stage in nest.stages]
+    return joined_slices(nest.rows, list(map(of, nest.rows)), slices, nest.stages, nest.stores)
+
+
+def joined_slices(
+    rows: tuple[Axis, ...],
+    element: Sequence[Index],
+    slices: Sequence[Node],
+    stages: tuple[Stage, ...],
+    stores: Stores,
+) -> RowsNest:
+    """Return the loops over results and their slices. element: of a slice, in terms of `rows`."""
+    part = Axis("k0", slices[0].shape[0])
+    bodies = tuple([Read(node, (of(part), *element), node.dtype) for node in slices])
+    memory = (*reversed(rows), part)
+    return RowsNest(rows, (part,), bodies, stores, of(part), memory, not rows, False, stages)
+
+
+def joining_schedule(nest: RowsNest, target: Target) -> RowsSchedule:
+    """Return the schedule of a kernel that joins slices."""
+    schedule = default_schedule(nest.extents, target)
+    assert isinstance(schedule, RowsSchedule)
+    return replace(schedule, unroll=1)
+
+
+def write_joining(
+    group: FusionGroup, nest: RowsNest, layouts: Mapping[Node, Layout], target: Target, name: str
+) -> KernelSource:
+    """Return the kernel that joins slices; `name`: its kind."""
+    return _written(group, nest, group.stored, layouts, joining_schedule(nest, target), target, name)
 
 
 def _written(
@@ -252,10 +286,9 @@ def _written(
     layouts: Mapping[Node, Layout],
     schedule: RowsSchedule,
     target: Target,
+    name: str,
 ) -> KernelSource:
-    """Return the kernel of a nest."""
-    host = group.host
-    assert isinstance(host, Rows)
+    """Return the kernel of a nest; `name`: its kind."""
     read = dict.fromkeys(r.tensor for r in reads_of(*nest.bodies, *[item.value for _, item in nest.stores]))
     arguments = arguments_of(written, list(read), layouts, target.checks)
     axes = (*nest.rows, *nest.inner)
@@ -264,7 +297,7 @@ def _written(
         for numbers in (schedule.shares(nest.extents), schedule.cuts(nest.extents))
     )
     text = _Text(nest, schedule, arguments, share, slices)
-    for stages in _rounds(host.stages, nest.bodies):
+    for stages in _rounds(nest.stages, nest.bodies):
         _reduce(text, stages)
     _store(text)
     items = _work_items(text, target.serial)
@@ -273,14 +306,14 @@ def _written(
         attributes = f"__attribute__((reqd_work_group_size({text.group}, 1, 1))) "
         body.add(*[f"__local {a.result_type} {a.name}_s[{text.group}];" for a in text.shared])
     body.spread(items, text.body.lines)
-    elements = prod([axis.extent for axis in axes])
+    elements, rows = (prod([axis.extent for axis in loops]) for loops in (axes, nest.rows))
     return arguments.launch(
         body,
         "rows",
-        host.name,
+        name,
         (items.global_size, items.local_size),
-        (work_of(nest.bodies) + len(host.stages)) * elements,
-        f"{host.name} over rows of {elements // max(1, host.numel)} elements",
+        (work_of(nest.bodies) + len(nest.stages)) * elements,
+        f"{name} over rows of {elements // max(1, rows)} elements",
         group.scope,
         text.group * sum(a.nbytes for a in text.shared),
         "hierarchical",
@@ -326,9 +359,8 @@ def rows_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
         position,
         memory,
         along,
-        searches,
         not searches and _can_cut(host),
-        sum(TYPE_BYTES[COMPUTE[stage.dtype]] for stage in host.stages),
+        host.stages,
     )
 
 
