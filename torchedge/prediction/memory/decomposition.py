@@ -174,8 +174,8 @@ class _CompositePass:
         weighted = replace(op, kind="matmul", inputs=(weights, v), outputs=(result,), attrs={})
         self.out.emit(self.out.as_kernel(weighted, (0, 1)), tuple(temporaries))
         if result != op.outputs[0]:
-            cast = replace(op, kind="to_copy", inputs=(result,), attrs={})
-            self.out.emit(self.out.as_kernel(cast), (result,))
+            copied = replace(op, kind="to_copy", inputs=(result,), attrs={})
+            self.out.emit(self.out.as_kernel(copied), (result,))
 
 
 _LAST = (0, 2, 3, 1)
