@@ -105,20 +105,17 @@ def watch(monkeypatch):
 
     def start(device):
         watch = Watch(device)
-        enqueue, image, make = cl.enqueue_nd_range_kernel, cl.create_image, cl.Buffer
+        enqueue, make = cl.enqueue_nd_range_kernel, cl.Buffer
         part, build = cl.Buffer.get_sub_region, compiling.build_text
 
         def enqueued(queue, kernel, size, local, *rest, **named):
             watch.launch(kernel, local)
             return enqueue(queue, kernel, size, local, *rest, **named)
 
-        def imaged(context, flags, format, shape, **named):
-            watch.image(*shape)
-            return image(context, flags, format, shape, **named)
-
-        def made(context, flags, size):
-            watch.held("allocation", size, device.allocation_bytes)
-            return make(context, flags, size)
+        class Made(make):
+            def __init__(self, context, flags, size):
+                watch.held("allocation", size, device.allocation_bytes)
+                super().__init__(context, flags, size)
 
         def parted(self, offset, *rest):
             watch.part(offset)
@@ -128,15 +125,18 @@ def watch(monkeypatch):
             watch.text(text)
             return build(context, text, cache)
 
-        def described():
-            raise AssertionError("an image is made from a buffer")
+        class Described(cl.ImageDescriptor):
+            def __setattr__(self, name, value):
+                assert name != "buffer", "an image is made from a buffer"
+                if name == "shape":
+                    watch.image(*value)
+                super().__setattr__(name, value)
 
         monkeypatch.setattr(cl, "enqueue_nd_range_kernel", enqueued)
-        monkeypatch.setattr(cl, "create_image", imaged)
         monkeypatch.setattr(compiling, "build_text", built)
-        monkeypatch.setattr(cl, "ImageDescriptor", described)
+        monkeypatch.setattr(cl, "ImageDescriptor", Described)
         monkeypatch.setattr(cl.Buffer, "get_sub_region", parted)
-        monkeypatch.setattr(cl, "Buffer", made)
+        monkeypatch.setattr(cl, "Buffer", Made)
         return watch
 
     return start

@@ -96,7 +96,7 @@ def test_texels_are_read_whole_where_the_lanes_are_their_channels():
 def test_choices_and_casts_of_masks():
     text = rendered(where(load("m", of(N), of(C)), load("x", of(N), of(C)), 0), 4)
     assert "? " in text
-    assert "convert_float4(-" in rendered(cast(load("m", of(N), of(C)), "float32"), 4)
+    assert "convert_float4((-" in rendered(cast(load("m", of(N), of(C)), "float32"), 4)
     # A mask widened to 64 bits is compared with zero: rusticl 22.3 loses its sign, which `?:` reads.
     assert "!= (long4)(0L)) ? " in rendered(where(load("m", of(N), of(C)), load("k", of(C)), 0), 4)
 

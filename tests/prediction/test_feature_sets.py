@@ -179,7 +179,7 @@ def test_a_batch_size_is_checked_before_the_model_is_captured():
 
 
 def test_no_model_is_named():
-    with pytest.raises(InputError, match=r"NoneType.*torch\.nn\.Module"):
+    with pytest.raises(InputError, match=r"model is None; expected a torch\.nn\.Module"):
         features(None, 1)
 
 

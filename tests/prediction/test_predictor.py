@@ -67,7 +67,7 @@ def test_many_are_each_one_predicted():
 
 
 def test_a_training_step_without_a_loss_is_refused():
-    with pytest.raises(torchedge.InputError, match="loss is None in train mode"):
+    with pytest.raises(torchedge.InputError, match="loss is None; expected a function loss"):
         torchedge.predict(nn.Linear(3, 2), 4, "jetson-tx2", loss=None)
 
 

@@ -383,7 +383,7 @@ def test_what_is_no_optimizer_is_refused():
     several = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)]
     for wrong, message in (
         ("adam", r"optimizer is 'adam'; expected one .*torch.optim.Adam\(model.parameters\(\)\)$"),
-        (several, r"optimizer is a list of 2; .*a GAN, .*docs/recipes.md"),
+        (several, r"optimizer is a list of 2; .*A GAN, .*docs/recipes.md"),
         (None, "optimizer is None; expected a name"),
         (torch.optim.Adam, "optimizer is the class Adam; expected a name"),
     ):

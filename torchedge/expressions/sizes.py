@@ -31,6 +31,7 @@ def quotient(text: str, divisor: int, role: str = "") -> str:
     A division by an argument costs what one by a constant does: the high word of a product (Granlund and
     Montgomery, Division by invariant integers using multiplication, 1994).
     """
+    divisor = int(divisor)  # schedules hold numpy's numbers, too
     if divisor <= LITERAL:
         return f"(uint)({text}) / {divisor}" if divisor > 1 else text
     shift = (divisor - 1).bit_length()

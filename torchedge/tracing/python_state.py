@@ -648,7 +648,7 @@ class _Walk:
         weights = [
             (kind, name, None if tensor is None else self._form(tensor))
             for kind in ("_parameters", "_buffers")
-            for name, tensor in own[kind].items()
+            for name, tensor in own.get(kind, {}).items()
         ]
         for kind in ("_parameters", "_buffers"):
             held = None if self.tracing else [*own[kind].values()]
