@@ -259,7 +259,7 @@ def test_strategies_plan_the_same_program(planned):
     [
         ("memory_limit", "lots", "memory_limit is 'lots'; expected a number of MiB"),
         ("memory_limit", 0, "1 byte to 1 PiB"),
-        ("m_peak", "500MB", "m_peak is '500MB'"),
+        ("m_peak", "500XB", "m_peak is '500XB'"),
         ("chunk", None, "chunk is None"),
         ("chunk", "0KiB", "chunk is '0KiB'"),
         ("lam", 1.5, "lambda"),

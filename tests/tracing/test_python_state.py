@@ -171,7 +171,10 @@ def setting(home, name, value):
     if not hasattr(home, name):
         pytest.skip("this PyTorch lacks the setting")
     before = getattr(home, name)
-    setattr(home, name, value)
+    try:
+        setattr(home, name, value)
+    except RuntimeError as error:  # PyTorch's own test utilities, which other tests import, freeze flags
+        pytest.skip(str(error))
     yield
     setattr(home, name, before)
 
