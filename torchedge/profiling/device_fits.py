@@ -278,7 +278,9 @@ class _Fitting:
             return None
         used = int(adapted.used.sum())
         if self.points is not None and used < self.points:
-            self.notes.append(f"{self.points} points of mode {mode} are asked for, {used} are there")
+            self.notes.append(
+                f"{self.points} points of mode {mode} are asked for, {used} are there; all are used"
+            )
         usable = {
             quantity: model
             for quantity, model in ((q, getattr(adapted.models, q)) for q in QUANTITIES)
