@@ -123,8 +123,8 @@ def _error(document: Mapping[str, Any]) -> TorchedgeError:
     kind, message, works = document["kind"], document["message"], document["works_bytes"]
     if kind == LimitError.__name__:
         return LimitError(message, works_bytes=works)
-    made: TorchedgeError = getattr(errors, kind)(message)
-    return made
+    error: TorchedgeError = getattr(errors, kind)(message)
+    return error
 
 
 def main() -> int:

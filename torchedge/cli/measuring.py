@@ -55,7 +55,7 @@ _SHOWN = 5
     metavar="FILE",
     help="With --streaming or --kernels: file that receives the rows. [--kernels: in your own folder]",
 )
-@click.option("--quick", is_flag=True, help="Measure less: the processor in about a minute.")
+@click.option("--quick", is_flag=True, help="Measure less: the processor in a minute of its time.")
 def profile(
     device: str,
     streaming: bool,
