@@ -10,9 +10,9 @@ from torchedge.errors import InputError, check_choice, check_whole, described, d
 
 OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
 """Optimizers whose steps are written by rules."""
-REPLAYED_OPTIMIZERS = tuple(
-    ["adafactor", "adagrad", "adadelta", "adamax", "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop"]
-)
+REPLAYED_OPTIMIZERS = (
+    "adafactor", "adagrad", "adadelta", "adamax", "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop",
+)  # fmt: skip
 """Further names: PyTorch's own steps with its default options are replayed."""
 AMP_DTYPES = ("bfloat16", "float16")
 DTYPES = ("float32", *AMP_DTYPES)

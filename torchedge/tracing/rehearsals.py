@@ -51,13 +51,13 @@ class ForwardState:
         self.begin()
         try:
             yield
-            found = [] if self.accepted else [*map(str, self.changes()), *self.drawn_from()]
+            reasons = [] if self.accepted else [*map(str, self.changes()), *self.drawn_from()]
             if not self.accepted and (self.draws.count or self.clocks):
-                found.append("random numbers, or the time")
+                reasons.append("random numbers, or the time")
         finally:
             self.restore()
-        if found:
-            raise StateChangedError(", ".join(found))
+        if reasons:
+            raise StateChangedError(", ".join(reasons))
 
     def begin(self) -> None:
         """Take the state; after the first time restore it."""
