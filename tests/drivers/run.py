@@ -106,6 +106,7 @@ def tested(driver: Driver, folder: Path, arguments: list[str]) -> Result:
         **driver.environment,
         "TORCHEDGE_OPENCL_DEVICE": str(driver.number),
         "OCLGRIND_LOG": str(log),
+        "TORCHEDGE_EVERY_PHONE": "1",
     }
     command = [
         sys.executable,

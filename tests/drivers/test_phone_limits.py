@@ -3,10 +3,11 @@
 What is asked of the driver is judged here, where it is asked: not by what the lowering says of its programs.
 """
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import cycle, product
 from math import prod
 
 import pytest
@@ -143,12 +144,15 @@ def watch(monkeypatch):
 
 
 QUICK = [("small", "cnn"), ("adreno-540", "cnn"), ("mali-g715", "cnn")]
-PAIRS = [*QUICK, *(p for p in product(("small", *PHONES), (*BENCHMARKS, *OTHERS)) if p not in QUICK)]
+NETWORKS, LIMITS = (*BENCHMARKS, *OTHERS), ("small", *PHONES)
+EVERY = product(LIMITS, NETWORKS)
+PAIRS = EVERY if os.environ.get("TORCHEDGE_EVERY_PHONE") else zip(cycle(LIMITS), NETWORKS, strict=False)
+"""Every network within every phone's limits by `make test-drivers`; else each network within those of one."""
 
 
 @pytest.mark.parametrize(
     ("name", "network"),
-    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS],
+    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS if pair not in QUICK)],
 )
 def test_a_step_within_a_phone_s_limits_is_that_of_float64(name, network, watch):
     device = phone(name)
