@@ -135,15 +135,19 @@ def _limit(memory_limit: Amount | None) -> float | None:
 def _request(
     request: CaptureRequest, step: TrainingStep | None, options: StepOptions
 ) -> tuple[CaptureRequest, StepSettings]:
-    """Return a request and settings for a step: the one place where options become a `TrainingStep`."""
+    """Return a request and settings for a step that is given whole, by its fields, or both."""
     asked = TrainingStep.of(step, options)
-    optimizer: Any = asked.optimizer
+    return request_of(request, asked), _settings(asked, request.model)
+
+
+def _settings(step: TrainingStep, model: object = None) -> StepSettings:
+    """Return the settings of a step; model: the one whose parameters an optimizer object has to hold."""
+    optimizer: Any = step.optimizer
     if not isinstance(optimizer, str):
-        optimizer = replay_of(optimizer, request.model)
+        optimizer = replay_of(optimizer, model)
     elif optimizer not in OPTIMIZERS:
         optimizer = OptimizerReplay(optimizer)
-    settings = StepSettings(optimizer=optimizer, amp=asked.amp, accumulation=asked.accumulation)
-    return request_of(request, asked), settings
+    return StepSettings(optimizer=optimizer, amp=step.amp, accumulation=step.accumulation)
 
 
 class Predictor:
@@ -206,9 +210,9 @@ class Predictor:
         """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is {described(models)}; expected a list of modules or graphs")
-        _, settings = _request(CaptureRequest(None), step, {**options, "dtype": None, "checkpointing": False})
-        asked = CaptureRequest(None, None, mode, example, input_size, batch_dim=batch_dim, device=self.device)
         chosen = TrainingStep.of(step, options)
+        settings = _settings(chosen)
+        asked = CaptureRequest(None, None, mode, example, input_size, batch_dim=batch_dim, device=self.device)
         requests = [request_of(replace(asked, model=m), chosen) for m in models]
         if seq_len is None:
             graphs = [capture_request(request) for request in requests]
@@ -403,7 +407,7 @@ def search(
     Returns a Search: `best`, `build()`, `fronts`, and, where nothing meets the constraints, `violations`.
     """
     target = choose_device(device)
-    _, settings = _request(CaptureRequest(None), None, {"optimizer": optimizer, "amp": amp})
+    settings = _settings(TrainingStep(optimizer=optimizer, amp=amp))
     if not isinstance(settings.optimizer, str):  # an optimizer of one network does not fit the candidates
         settings = replace(settings, optimizer=str(settings.optimizer))
     task = SearchTask(
