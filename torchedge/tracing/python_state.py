@@ -3,7 +3,8 @@
 PyTorch's Dynamo makes guards of the same kind, bound to its own bytecode front end and private classes. Here
 the code of the model, the loss and every function that they name gives the names that it loads: of globals,
 closures and attributes. The values under these names are the state, with the containers and objects that they
-hold, hooks, modes, class attributes, what was patched in PyTorch, and PyTorch's own flags.
+hold, hooks, modes, class attributes, what was patched in PyTorch, and PyTorch's own flags. Installed packages
+are known by the time at which they were written, but for the modules that define a class of the model.
 
 A text is portable where nothing else may decide (a file, the environment, an object without readable state):
 equal texts mean equal captures, also in another process. The log says at level DEBUG why there is none.
@@ -17,17 +18,18 @@ import enum
 import functools
 import hashlib
 import logging
+import os
 import random
 import re
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import IOBase
 from itertools import chain
 from operator import attrgetter, contains, getitem, is_
-from os import _Environ
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -451,6 +453,15 @@ class _Literal(str):
     __repr__ = str.__str__
 
 
+def _lists_itself(item: dict[Any, Any]) -> bool:
+    """Return whether a mapping lists what it holds, by methods of Python's own mappings."""
+    kind = type(item)
+    return all(
+        getattr(kind, name) in (getattr(dict, name), getattr(OrderedDict, name))
+        for name in ("__iter__", "values", "items")
+    )
+
+
 class _Walk:
     """One walk through the state: texts of objects, and the places to compare. Names that it meets are added.
 
@@ -471,18 +482,34 @@ class _Walk:
         self._seen: set[tuple[int, str]] = set()
         self._weights: set[int] = set()
         self._in_library = False
+        self._in_package = False
+        self._homes: set[str] = set()
 
     def text_of(self, roots: Mapping[str, Any]) -> str:
         """Return the text of everything."""
         for root in roots.values():
             if isinstance(root, torch.nn.Module):
                 self._weights.update(map(id, (*root.parameters(), *root.buffers())))
+                kinds = {kind for module in root.modules() for kind in type(module).__mro__}
+                self._homes.update([kind.__module__ for kind in kinds])
+            else:
+                self._homes.add(str(getattr(root, "__module__", "")))
         try:
             texts = [(name, self.of(root, name)) for name, root in roots.items()]
             return f"{texts}{self.of(torch.Tensor, 'torch.Tensor')}"
         except RecursionError:
             self._unknown("a state that is nested too deeply")
             return f"too deep {id(self)}"
+
+    def _packaged(self, module: object) -> str | None:
+        """Return the state of an installed package whose code is known by it; None for code that is followed.
+
+        Followed are the user's own code, and of packages the modules that define a class of the model.
+        """
+        name = str(module)
+        if name in self._homes or _room(name) in _LIBRARIES:
+            return None
+        return _package(_room(name))
 
     def _unknown(self, reason: str) -> None:
         if self.unknown is None and not self._in_library:
@@ -520,14 +547,14 @@ class _Walk:
             return f"{self.of(kind, kind.__qualname__)} {item.name}"
         if isinstance(item, _GENERATORS):
             self.generators.append((path, item))
-        elif isinstance(item, Iterator) and not isinstance(item, IOBase):
+        elif isinstance(item, Iterator) and not isinstance(item, IOBase) and not self._in_package:
             self.iterators.append(path)
         if isinstance(item, _INERT):
             return f"{kind.__qualname__} {getattr(item, 'name', None) or str(item)}"
         return self._object(item, path)
 
     def _container(self, item: Any, path: str) -> str | None:
-        if isinstance(item, _Environ):
+        if isinstance(item, os._Environ):
             self._unknown("module os")
             return f"environment {self.of(item._data, 'os.environ')}"  # type: ignore[attr-defined]
         if isinstance(item, tuple):
@@ -538,11 +565,12 @@ class _Walk:
             texts = [self.of(each, f"{path}[{place}]") for place, each in enumerate([*item])]
             return f"{type(item).__name__} {texts}{self._attributes(item, path)}"
         if isinstance(item, (dict, types.MappingProxyType)):
-            if isinstance(item, dict):
+            if isinstance(item, dict) and _lists_itself(item):
                 self.watched.keyed.append((item, [*item], [*item.values()], path))
-            entries = [
-                (self.of(key, path), self.of(value, f"{path}[{key!r:.40}]")) for key, value in [*item.items()]
-            ]
+                pairs = [*item.items()]
+            else:  # asking a lazy mapping for its items may import what they stand for
+                pairs = [*(dict.items(item) if isinstance(item, dict) else item.items())]
+            entries = [(self.of(key, path), self.of(value, f"{path}[{key!r:.40}]")) for key, value in pairs]
             return f"{type(item).__name__} {entries}{self._attributes(item, path)}"
         if isinstance(item, (set, frozenset)):
             if isinstance(item, set):
@@ -683,8 +711,25 @@ class _Walk:
 
     # classes and functions ---------------------------------------------------------------------------------
 
+    @contextmanager
+    def _within(self, module: object) -> Iterator[None]:
+        """Note whether what code of a module names is that of an installed package."""
+        outside, room = self._in_package, _room(module)
+        if room not in _LIBRARIES:  # whose functions wrap those of others
+            self._in_package = _package(room) is not None
+        try:
+            yield
+        finally:
+            self._in_package = outside
+
     def _class(self, item: type, path: str) -> str:
+        with self._within(item.__module__):
+            return self._class_text(item)
+
+    def _class_text(self, item: type) -> str:
         name = f"class {item.__module__}.{item.__qualname__}"
+        if (package := self._packaged(item.__module__)) is not None:
+            return f"{name} {package}"
         own, known = vars(item), _room(item.__module__) in _LIBRARIES
         texts: list[Any] = []
         if not known or _room(item.__module__) in _TORCH:
@@ -715,7 +760,8 @@ class _Walk:
         if home in _TORCH or not _from_library(item):
             self._in_library = home in _TORCH
         try:
-            return self._function_text(item)
+            with self._within(item.__globals__.get("__name__")):
+                return self._function_text(item)
         finally:
             self._in_library = outside
 
@@ -728,6 +774,8 @@ class _Walk:
             if _room(str(item.__globals__.get("__name__"))) not in _PURE:
                 self._unknown(f"function {title}")
             return f"function {title} {closure}"
+        if (package := self._packaged(item.__globals__.get("__name__"))) is not None:
+            return f"function {title} {package} {_code_text(item.__code__)} {closure}"
         names = _names_in(item.__code__)
         self.names |= names.read
         if not known:
@@ -782,7 +830,9 @@ class _Walk:
             value = self._watch(home, name, path)
             if isinstance(value, ModuleType):
                 texts.append((name, self._namespace(value, read, f"{path}.{name}")))
-            elif _room(module.__name__) in _LIBRARIES and not isinstance(value, FunctionType):
+            elif not isinstance(value, FunctionType) and (
+                _room(module.__name__) in _LIBRARIES or self._packaged(module.__name__) is not None
+            ):
                 plain = type(value) in _ATOMS and not name.startswith("_")
                 texts.append((name, self.of(value, path) if plain or _is_foreign(value) else ""))
             else:
@@ -852,6 +902,15 @@ def _columns(rows: list[Any], width: int) -> Iterator[list[Any]]:
 
 def _room(name: object) -> str:
     return str(name).partition(".")[0]
+
+
+@functools.cache
+def _package(room: str) -> str | None:
+    """Return when an installed package was written, None for one that is not installed."""
+    file = getattr(sys.modules.get(room), "__file__", None)
+    if file is None or not {"site-packages", "dist-packages"}.intersection(PurePath(file).parts):
+        return None
+    return str(os.stat(file).st_mtime_ns)
 
 
 def _from_library(item: Any) -> bool:
