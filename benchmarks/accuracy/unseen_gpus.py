@@ -5,8 +5,8 @@
 DATA is the folder that holds gpu-kernels, pytorch-gpu-benchmark and rtx3090-train. `kernels` predicts single
 kernels of five GPUs in float32. `share` fits `VECTOR_SHARE` to their convolutions, each GPU left out in
 turn. `networks` predicts whole training steps of seven GPUs, none of which anything was fitted to. `--peaks`
-shows the rule before: rates in the ratio of peaks, and one set of coefficients for all steps. Each takes one
-to three minutes.
+shows the rule before: rates in the ratio of peaks, and one set of coefficients for all steps. `--write` puts
+the interval of `networks` into the relative's profile. Each takes one to six minutes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import numpy.typing as npt
 from public_tables import STEP_SETTINGS, load_timm_model
 
 from torchedge import capture, find_device
-from torchedge.devices import Device
+from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, write_device
 from torchedge.graphs import Mode
 from torchedge.prediction.analysis import analyse
+from torchedge.prediction.intervals import weighted_quantiles
 from torchedge.prediction.latency import roofline
-from torchedge.prediction.latency.model import LatencyModel, Times
+from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import named, pack, work_times
 from torchedge.prediction.latency.workload import LAUNCHES, PASSES, Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
@@ -43,6 +44,7 @@ from torchedge.prediction.profiles import (
     under_precision,
 )
 from torchedge.profiling.latency_fitting import one_thread
+from torchedge.storage import read_toml
 from torchedge.tracing.sources import load_model
 
 FloatArray = npt.NDArray[np.float64]
@@ -206,15 +208,51 @@ def share(data: Path, rows: int) -> None:
 # whole networks ---------------------------------------------------------------------------------------------
 
 
-def networks(data: Path, every: int, peaks: bool) -> None:
-    """Print the errors of training steps by GPU, precision and layout."""
-    print(f"{'GPU, precision':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}  inside, %")
+@dataclass(frozen=True)
+class Errors:
+    """Log errors (R,) of whole networks on one card, in one precision, layout and kind."""
+
+    card: str
+    what: str
+    logs: FloatArray
+
+
+def networks(data: Path, every: int, peaks: bool, write: Path | None) -> None:
+    """Print the errors of training steps by GPU, precision and layout, and how many an interval holds.
+
+    The interval of a card is the 90 % quantile of the other cards' errors, each line of them counting once.
+    """
     with vector_share(0.0 if peaks else roofline.VECTOR_SHARE):
-        _torchvision(data, peaks)
-        _timm(data, every, peaks)
+        lines = [*_torchvision(data, peaks), *_timm(data, every, peaks)]
+    print(f"{'GPU, precision':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}  inside, %")
+    for line in lines:
+        half = half_width([other for other in lines if other.card != line.card])
+        inside = 100 * np.mean(np.abs(line.logs) <= half)
+        print_errors(f"{line.card}, {line.what}", line.logs, f"{inside:>11.0f}")
+    half = half_width(lines)
+    print(f"90 % of all errors, each line counting once, are below a factor of {np.exp(half):.2f}")
+    if write is not None:
+        document = dict(read_toml(write / DEVICE_FILE))
+        document["profile"] = dict(document["profile"]) | {
+            TRANSFER_TABLE: {
+                "latency_error": round(half, 2),
+                "datasets": ["gpu-kernels", "pytorch-gpu-benchmark", "rtx3090-train"],
+                "gpus": len({line.card for line in lines}),
+                "rows": sum(len(line.logs) for line in lines),
+                "command": "benchmarks/accuracy/unseen_gpus.py networks DATA --write",
+            }
+        }
+        write_device(document, write)
 
 
-def _torchvision(data: Path, peaks: bool) -> None:
+def half_width(lines: Sequence[Errors]) -> float:
+    """Return the 90 % quantile of absolute log errors, each line counting once."""
+    sizes = np.concatenate([np.abs(line.logs) for line in lines])
+    weights = np.concatenate([np.full(len(line.logs), 1 / len(line.logs)) for line in lines])
+    return float(weighted_quantiles(sizes, weights, np.array([0.9]))[0])
+
+
+def _torchvision(data: Path, peaks: bool) -> Iterator[Errors]:
     labels: dict[tuple[str, str, str], list[float]] = {}
     with open(data / "pytorch-gpu-benchmark" / "train_ms.csv") as lines:
         for row in csv.DictReader(lines):
@@ -234,11 +272,11 @@ def _torchvision(data: Path, peaks: bool) -> None:
             names = [n for p, g, n in labels if (p, g) == (precision, gpu)]
             measured = np.array([statistics.median(labels[precision, gpu, n]) for n in names])
             work, batch = [works[n, amp] for n in names], np.full(len(names), 12.0)
-            times = _predict(card(gpu), work, batch, amp, None, peaks)
-            _print_times(f"{gpu}, {precision}", times, measured)
+            predicted = _predict(card(gpu), work, batch, amp, None, peaks)
+            yield Errors(gpu, precision, np.log(predicted / measured))
 
 
-def _timm(data: Path, every: int, peaks: bool) -> None:
+def _timm(data: Path, every: int, peaks: bool) -> Iterator[Errors]:
     with open(data / "rtx3090-train" / "steps.csv") as lines:
         table = {(row["model"], row["layout"]): row for row in csv.DictReader(lines)}
     works = {}
@@ -256,11 +294,10 @@ def _timm(data: Path, every: int, peaks: bool) -> None:
         ]
         work, batch = [w for w, _ in rows], np.array([float(row["batch_size"]) for _, row in rows])
         measured = np.array([float(row["step_ms"]) for _, row in rows])
-        times = _predict(device, work, batch, "float16", kind, peaks)
+        logs = np.log(_predict(device, work, batch, "float16", kind, peaks) / measured)
         matrices = np.array([w.of_matrices for w in work])
         for what, chosen in (("convolutions", ~matrices), ("matrices", matrices)):
-            part = replace(times, value=times.value[chosen], low=times.low[chosen], high=times.high[chosen])
-            _print_times(f"rtx-3090, float16 autocast, {layout}, {what}", part, measured[chosen])
+            yield Errors("rtx-3090", f"float16 autocast, {layout}, {what}", logs[chosen])
 
 
 def _predict(
@@ -270,15 +307,10 @@ def _predict(
     precision: str | None,
     kind: str | None,
     peaks: bool,
-) -> Times:
+) -> FloatArray:
     model = scaled(device, "train", None if peaks else kind, precision)
     matrices = None if peaks else scaled(device, "train", MATRICES, precision)
-    return replace(model, matrices=matrices).predict(work, np.arange(len(work)), batch)
-
-
-def _print_times(name: str, times: Times, measured: FloatArray) -> None:
-    inside = np.mean((times.low <= measured) & (measured <= times.high))
-    print_errors(name, np.log(times.value / measured), f"{100 * inside:>11.0f}")
+    return replace(model, matrices=matrices).predict(work, np.arange(len(work)), batch).value
 
 
 def main() -> None:
@@ -291,6 +323,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8000, help="single kernels an operator, of all GPUs")
     parser.add_argument("--every", type=int, default=4, help="take one in so many networks of rtx3090-train")
     parser.add_argument("--peaks", action="store_true", help="scale by the ratio of peaks, without kinds")
+    parser.add_argument("--write", type=Path, metavar="PROFILE", help="write the interval into this profile")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     with one_thread():
@@ -299,7 +332,7 @@ def main() -> None:
         elif arguments.what == "share":
             share(arguments.data, arguments.rows)
         else:
-            networks(arguments.data, arguments.every, arguments.peaks)
+            networks(arguments.data, arguments.every, arguments.peaks, arguments.write)
 
 
 if __name__ == "__main__":

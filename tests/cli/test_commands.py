@@ -177,7 +177,7 @@ def test_devices(run):
     assert max(map(len, out.splitlines())) <= 80
     documents = json.loads(run("devices", "--json"))
     words = {word for d in documents for word in d["predictions"].values()}
-    assert words <= {"measured", "public data", "assumed"}
+    assert words <= {"measured", "public data", "transferred", "assumed"}
     assert set(documents[0]) == {
         *("name", "title", "kind", "vendor", "memory", "aliases", "memory_mib", "usable_memory_mib"),
         *("predictions", "yours", "folder"),

@@ -86,7 +86,11 @@ def test_a_missing_figure_names_the_nearest():
         ("figures/memory_mib/value", -1, "expected a number"),
         ("figures/memory_mib/value", float("nan"), "expected a number"),
         ("figures/memory_mib/value", None, "has no 'value'; expected value, unit"),
-        ("figures/memory_mib/provenance", "guessed", "measured, public data, published, assumed"),
+        (
+            "figures/memory_mib/provenance",
+            "guessed",
+            "measured, public data, published, transferred, assumed",
+        ),
         ("figures/memory_mib/source", " ", "text"),
         ("figures/memory_mib/date", "2021", "unknown key 'date'; expected one of value, unit"),
         ("figures/warp_size", FIGURE | {"unit": "1", "value": 1.5}, "whole number"),
@@ -175,8 +179,15 @@ def test_a_bad_document_is_not_written(tmp_path):
 
 def test_provenance_is_ordered():
     ordered = sorted(Provenance, reverse=True)
-    assert [item.value for item in ordered] == ["measured", "public data", "published", "assumed"]
-    assert Provenance.MEASURED > Provenance.PUBLIC_DATA > Provenance.PUBLISHED > Provenance.ASSUMED
+    assert [item.value for item in ordered] == [
+        "measured",
+        "public data",
+        "published",
+        "transferred",
+        "assumed",
+    ]
+    assert Provenance.MEASURED > Provenance.PUBLIC_DATA > Provenance.PUBLISHED > Provenance.TRANSFERRED
+    assert Provenance.TRANSFERRED > Provenance.ASSUMED
     assert weakest([Provenance.MEASURED, Provenance.PUBLISHED]) is Provenance.PUBLISHED
     assert str(Provenance.PUBLIC_DATA) == "public data"
     with pytest.raises(ValueError):

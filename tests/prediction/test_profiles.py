@@ -1,11 +1,13 @@
 """Profiles of training and inference, each with memory, latency or both; what is missing is marked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from torch import nn
 
 import torchedge
-from torchedge.devices import Provenance, find_device, write_device
+from torchedge.devices import Provenance, find_device, transfer_error, write_device
 from torchedge.errors import ProfileError
 from torchedge.prediction.feature_sets import INFERENCE
 from torchedge.prediction.intervals import DistanceScale, assumed_errors
@@ -177,3 +179,21 @@ def test_tables_of_the_other_mode_are_refused(profile, tmp_path):
 def test_a_profile_without_models_is_refused(tmp_path):
     with pytest.raises(ProfileError, match="memory or a latency model"):
         write_models(tmp_path, FittedModels(None, None, MEASURED), {})
+
+
+def test_latency_scaled_with_known_errors_is_transferred():
+    base = find_device("nvidia-h200")
+    error = base.profile["transfer"]["latency_error"]
+    for name, word, half in (("nvidia-v100", "transferred", error), ("rtx-4090", "assumed", 0.8)):
+        models = load_models(find_device(name), "infer")
+        assert str(models.latency_provenance) == word and f"({word})" in " ".join(models.notes)
+        for latency in (models.latency, load_models(find_device(name), "infer", "float16").latency):
+            assert latency.errors.half_width(np.ones(1)) == pytest.approx(half, abs=1e-3)
+    assert load_models(find_device("nvidia-v100")).provenance is ASSUMED  # its memory is simulated
+
+
+def test_an_error_of_transfer_out_of_range_is_refused():
+    device = replace(find_device("nvidia-h200"), profile={"transfer": {"latency_error": "small"}})
+    with pytest.raises(ProfileError, match="latency_error is 'small'; expected a number between 0 and 10"):
+        transfer_error(device)
+    assert transfer_error(replace(device, profile={})) is None

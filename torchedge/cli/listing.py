@@ -34,8 +34,9 @@ def devices(name: str | None, opencl: bool) -> None:
     """List devices, or one with the source of every figure.
 
     NAME is a name, an alias or a profile folder. The columns training and inference hold the provenance of
-    predictions: measured (by our probes), public data (fitted on published measurements) or assumed (memory
-    or latency is an estimate from the device's figures, or scaled from another device's measurements).
+    predictions: measured (by our probes), public data (fitted on published measurements), transferred
+    (latency is scaled from another device's measurements, with errors known from devices left out) or assumed
+    (memory or latency is an estimate from the device's figures).
 
     With --opencl, NAME is a number, a type (gpu, cpu) or a part of a name. The probe builds and runs a small
     kernel; its result is kept, and a device that failed is tried again. The default device is marked *;

@@ -2,6 +2,7 @@
 
 from torchedge.devices.catalog import (
     LOCAL_DEVICE,
+    TRANSFER_TABLE,
     Profiles,
     board_name,
     default_device_name,
@@ -12,8 +13,10 @@ from torchedge.devices.catalog import (
     prediction_provenance,
     profile_roots,
     scan_profiles,
+    transfer_error,
 )
 from torchedge.devices.device import (
+    DEVICE_FILE,
     Device,
     DeviceKind,
     Fact,
@@ -28,11 +31,13 @@ from torchedge.devices.stand_ins import STAND_IN, is_jetson, stand_in
 from torchedge.devices.vocabulary import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEYS
 
 __all__ = [
+    "DEVICE_FILE",
     "KNOWN_FACTS",
     "KNOWN_FIGURES",
     "LOCAL_DEVICE",
     "RUNTIME_KEYS",
     "STAND_IN",
+    "TRANSFER_TABLE",
     "Device",
     "DeviceKind",
     "Fact",
@@ -52,6 +57,7 @@ __all__ = [
     "read_device",
     "scan_profiles",
     "stand_in",
+    "transfer_error",
     "weakest",
     "write_device",
 ]

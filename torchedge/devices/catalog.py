@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from torchedge.devices.device import DEVICE_FILE, Device, Figure, Provenance, freeze, read_device
+from torchedge.devices.device import DEVICE_FILE, Device, Figure, Provenance, freeze, read_device, weakest
 from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeWarning, check_path
 from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
 
@@ -21,6 +21,9 @@ LOCAL_DEVICE = "local-cpu"
 
 DEVICE_VARIABLE = "TORCHEDGE_DEVICE"
 CONFIG_FILE = "config.toml"
+TRANSFER_TABLE = "transfer"
+"""The table of `[profile]` that says how well a device's latency is scaled to others."""
+
 MAX_NAME = 255
 MAX_PROFILES = 1024
 BOARD_FILE = Path("/proc/device-tree/model")
@@ -152,10 +155,35 @@ def prediction_provenance(device: Device, mode: str) -> Provenance:
 
     A prediction is of a memory and a time: where one of them was not measured, it is assumed.
     """
-    table = device.profile.get({"train": "training", "infer": "inference"}[mode])
-    if not isinstance(table, Mapping) or not all(table.get(f"{f}_rows") for f in ("memory", "latency")):
+    tables = [device.profile.get(name) for name in ("training", "inference")]
+    table = tables[("train", "infer").index(mode)]
+    if not isinstance(table, Mapping) or not table.get("memory_rows"):
         return Provenance.ASSUMED
-    return Provenance(table.get("provenance", Provenance.PUBLIC_DATA.value))
+    fitted = Provenance(table.get("provenance", Provenance.PUBLIC_DATA.value))
+    if table.get("latency_rows"):
+        return fitted
+    derived = any(isinstance(t, Mapping) and t.get("latency_rows") for t in tables)
+    relative = device.profile.get("relative")
+    if derived or relative is None or transfer_error(find_device(str(relative))) is None:
+        return Provenance.ASSUMED
+    return weakest((fitted, Provenance.TRANSFERRED))
+
+
+def transfer_error(device: Device) -> float | None:
+    """Return the half-width, in log, of 90 % intervals of latency scaled from a device; None: not known.
+
+    Raises ProfileError where its profile states one that is no number between 0 and 10.
+    """
+    table = device.profile.get(TRANSFER_TABLE)
+    if not isinstance(table, Mapping):
+        return None
+    error = table.get("latency_error")
+    if isinstance(error, (int, float)) and 0 < error < 10:
+        return float(error)
+    raise ProfileError(
+        f"{device.folder / DEVICE_FILE}: profile.{TRANSFER_TABLE}.latency_error is {str(error)[:40]!r}; "
+        "expected a number between 0 and 10; correct the file"
+    )
 
 
 def board_name() -> str | None:

@@ -42,7 +42,7 @@ _Item = TypeVar("_Item")
 
 @total_ordering
 class Provenance(Enum):
-    """Where a figure comes from. Ordered: `MEASURED > PUBLIC_DATA > PUBLISHED > ASSUMED`.
+    """Where a figure comes from. Ordered: `MEASURED > PUBLIC_DATA > PUBLISHED > TRANSFERRED > ASSUMED`.
 
     The value is the word used in `device.toml` and in every result.
     """
@@ -53,6 +53,8 @@ class Provenance(Enum):
     """Measured by others and published as data."""
     PUBLISHED = "published"
     """A vendor's or a paper's figure."""
+    TRANSFERRED = "transferred"
+    """Scaled from a measured device by published figures, with errors found on devices left out."""
     ASSUMED = "assumed"
     """Derived or guessed; the source gives the reasoning."""
 

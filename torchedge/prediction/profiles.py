@@ -1,7 +1,7 @@
 """The models of a device: fitted ones, read from files beside its `device.toml`, and stand-ins.
 
 For each mode, memory and latency are fitted where they were measured, else derived from the other mode's
-measurements, else analytic; stand-ins are marked as assumed.
+measurements, else scaled from a relative's or analytic; stand-ins are marked as transferred or assumed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import STAND_IN, Device, Provenance, find_device, weakest
+from torchedge.devices import STAND_IN, Device, Provenance, find_device, transfer_error, weakest
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, feature_hash, read_forests, write_forests
 from torchedge.graphs import Mode
@@ -395,6 +395,7 @@ def complete_models(
     memory = fitted.memory if fitted is not None else None
     latency = fitted.latency if fitted is not None else None
     provenance = fitted.provenance if fitted is not None else Provenance.ASSUMED
+    unmeasured = Provenance.ASSUMED
     origins: dict[str, str] = {}
     if memory is None:
         known = other.memory if other is not None else None
@@ -410,6 +411,8 @@ def complete_models(
             latency = _assumed_latency(known_latency.coefficients, known_latency.amp)
         elif relative is not None:
             origins["latency"] = "relative"
+            if relative.error is not None:
+                unmeasured = Provenance.TRANSFERRED
             latency = relative.scaled_to(device, relative.latency)
         else:
             origins["latency"] = "analytic"
@@ -418,7 +421,7 @@ def complete_models(
         memory,
         latency,
         Provenance.ASSUMED if "memory" in origins else provenance,
-        Provenance.ASSUMED if "latency" in origins else provenance,
+        unmeasured if "latency" in origins else provenance,
         _notes(device, mode, origins, relative),
     )
 
@@ -428,12 +431,14 @@ class Relative:
     """A measured device of the same kind, from whose latency an unmeasured device's is scaled.
 
     kinds: its latency of kinds of steps in float32. Those in half precision say little about other devices:
-    libraries fill another part of each device's matrix units.
+    libraries fill another part of each device's matrix units. error: the half-width of 90 % intervals of what
+    is scaled, in log, where it is known from devices left out.
     """
 
     device: Device
     latency: LatencyModel
     kinds: Mapping[Kind, LatencyModel]
+    error: float | None = None
 
     def scaled_to(self, device: Device, latency: LatencyModel) -> LatencyModel:
         """Return one of its models for a device by the ratio of both devices' figures, without the forest."""
@@ -441,7 +446,8 @@ class Relative:
         shift = prior_mean(device, precision) - prior_mean(self.device, precision)
         shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
         excess = matrix_excess(device, precision) - matrix_excess(self.device, precision)
-        return _assumed_latency(latency.coefficients + shift, precision, excess)
+        error = _ASSUMED_LATENCY_ERROR if self.error is None else self.error
+        return LatencyModel(latency.coefficients + shift, assumed_errors(error), amp=precision, excess=excess)
 
 
 def read_relative(device: Device, mode: Mode) -> Relative | None:
@@ -459,7 +465,7 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
             kinds = {kind: model for kind, model in read_kinds(source).items() if kind[1] is None}
             if mode == "infer":
                 kinds = {k: _inferred(m, models.latency) for k, m in kinds.items() if k[0] == MATRICES}
-            return Relative(source, models.latency, kinds)
+            return Relative(source, models.latency, kinds, transfer_error(source))
     raise ProfileError(
         f"{device.folder / 'device.toml'}: profile.relative is {str(name)[:40]!r}, whose latency was not "
         "measured; name a device with a fitted latency"
@@ -496,16 +502,17 @@ def under_precision(models: StepModels, device: Device, precision: str | None) -
     if None not in (measured, precision) and not shift.any():
         note = f"latency was measured in {measured} and taken to be the same in {precision}"
         return replace(models, notes=(*models.notes, note))
+    scaled = models.latency_provenance is Provenance.TRANSFERRED  # left-out errors are of all precisions
     converted = replace(
         latency,
         coefficients=latency.coefficients + shift,
-        errors=assumed_errors(_ASSUMED_LATENCY_ERROR),
+        errors=latency.errors if scaled else assumed_errors(_ASSUMED_LATENCY_ERROR),
         scale=None,
         amp=precision,
         excess=latency.excess + excess,
         known=WeakKeyDictionary(),
     )
-    if models.latency_provenance is Provenance.ASSUMED:
+    if scaled or models.latency_provenance is Provenance.ASSUMED:
         return replace(models, latency=converted)
     here, there = (word or "float32" for word in (precision, measured))
     note = (
@@ -524,10 +531,12 @@ def _notes(
     simple = {"memory": "is simulated", "latency": "is an analytic estimate from its figures"}
     notes = [str(device.profile[STAND_IN])] if STAND_IN in device.profile else []
     for figure, origin in origins.items():
+        word = Provenance.ASSUMED
         says = simple[figure] if origin == "analytic" else f"follows from its {there} measurements"
         if origin == "relative" and relative is not None:
             says = f"is scaled from {relative.device.name}'s by both devices' figures"
-        notes.append(f"{here} {figure} was not measured on {device.name}: it {says} (assumed)")
+            word = Provenance.ASSUMED if relative.error is None else Provenance.TRANSFERRED
+        notes.append(f"{here} {figure} was not measured on {device.name}: it {says} ({word})")
     missing = [n for n in ("peak_fp32_gflops", "bandwidth_gb_s") if n not in device.figures]
     if origins.get("latency") in ("analytic", "relative") and missing:
         notes.append(f"{device.name} gives no {' and no '.join(missing)}: the Jetson TX2's stand in for it")
