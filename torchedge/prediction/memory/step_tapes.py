@@ -32,16 +32,8 @@ from torchedge.prediction.memory.workspaces import (
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
-_ADAMS = ("adam", "adamw")
-_STATE, _OPTIMIZER_TEMPORARY = "optimizer state", "optimizer temporary"
+_STATE = "optimizer state"
 _BLAS = ("BLAS workspace", "BLAS workspace of the backward pass")
-_STATES: Mapping[object, tuple[str, ...]] = {
-    "none": (),
-    "sgd": (),
-    "sgd-momentum": ("momentum_buffer",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-}
 
 
 def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False) -> Tape:
@@ -136,8 +128,8 @@ class StepWriter:
         self._first = False
         self._update: UpdateFootprint | None = None
         self._updated: frozenset[int] | None = None
-        if graph.loss is not None and not isinstance(settings.optimizer, str):
-            self._update, self._updated = settings.optimizer.update(self.graph, settings.foreach)
+        if graph.loss is not None and settings.optimizer != "none":
+            self._update, self._updated = settings.replay.update(self.graph, settings.foreach)
 
     def write_persistent(self, first: bool) -> None:
         """Keep storages beyond a step: weights, buffers, inputs, optimizer state, gradients not freed."""
@@ -164,15 +156,19 @@ class StepWriter:
         for index in filter(self._keeps_gradient, trainable):
             name = f"{values[index].name}.grad"
             self._parameter_gradients[index] = tape.keep(self._sizes[index], GRADIENTS, name)
-        if self._update is not None:
-            sizes = self._update.sizes
-            self._state[-1] = [tape.keep((sizes[k], 0, 0), STATE, _STATE) for k in self._update.states]
-            return
-        for index in trainable:
-            self._state[index] = [
-                tape.keep(self._sizes[index], STATE, f"{values[index].name}.{state}")
-                for state in _STATES[settings.optimizer]
-            ]
+        if (update := self._update) is not None:
+            for number in sorted(update.states, key=lambda k: update.owners[k]):  # as `remaining` lists them
+                self._own_state(number, tape.keep(update.sizes[number], STATE, self._state_name(number)))
+
+    def _own_state(self, number: int, storage: int) -> None:
+        """Count a state with its parameter (-1: with none alone)."""
+        assert self._update is not None
+        self._state.setdefault(self._update.owners[number], []).append(storage)
+
+    def _state_name(self, number: int) -> str:
+        assert self._update is not None
+        owner, kind = self._update.owners[number], self._update.states[number]
+        return f"{self.graph.values[owner].name}.{kind}" if owner >= 0 else _STATE
 
     def remaining(self) -> list[int]:
         """Return the storages that are alive for the next step, in the order in which it lists them."""
@@ -659,78 +655,27 @@ class StepWriter:
     # the optimizer ------------------------------------------------------------------------------------------
 
     def write_update(self, first: bool) -> None:
-        """Run the optimizer's step, and free the gradients where `zero_grad` does.
+        """Run the optimizer's step as PyTorch ran it, and free the gradients where `zero_grad` does.
 
-        The storages of an optimizer that was replayed are known. Those of named ones follow torch.optim:
-        weight decay goes into a copy of the gradient (not AdamW's); Adam forms the denominator
-        sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for all parameters at
-        once; the loop does one parameter after the other, its variables alive until the next parameter takes
-        their place. Missing state (first step) is allocated; momentum starts as a clone of the gradient.
+        Parameters without a gradient have neither state nor temporaries.
         """
         self.tape.phase, self.tape.owner = 2, 2 * len(self.graph.ops)
-        settings = self.settings
         trained = sorted(self._parameter_gradients)
-        decays = settings.weight_decay != 0 and settings.optimizer not in ("none", "adamw")
-        if self._update is not None:
-            self._replay_update(self._update, first)
-        elif settings.foreach:
-            self._update_together(trained, decays)
-        else:
-            self._update_one_by_one(trained, decays)
+        if (update := self._update) is not None:
+            owners = {-1, *trained}
+            numbers: dict[int, int] = {}
+            for event in update.first if first else update.later:
+                number = abs(event) - 1
+                if update.owners[number] not in owners:
+                    continue
+                if event < 0:
+                    self.tape.drop(numbers.pop(number))
+                elif number in update.states:
+                    storage = self.tape.new(update.sizes[number], STATE, self._state_name(number))
+                    self._own_state(number, storage)
+                else:
+                    numbers[number] = self.tape.new(update.sizes[number], TEMPORARY, "optimizer temporary")
         self._drop_all([self._parameter_gradients[i] for i in trained if not self._keeps_gradient(i)])
-
-    def _replay_update(self, update: UpdateFootprint, first: bool) -> None:
-        """Write the storages of a step that PyTorch ran on meta tensors."""
-        numbers: dict[int, int] = {}
-        for event in update.first if first else update.later:
-            if event > 0:
-                stays = event - 1 in update.states
-                category, label = (STATE, _STATE) if stays else (TEMPORARY, _OPTIMIZER_TEMPORARY)
-                numbers[event] = self.tape.new((update.sizes[event - 1], 0, 0), category, label)
-            else:
-                self.tape.drop(numbers.pop(-event))
-        if first:
-            self._state[-1] = [numbers[state + 1] for state in update.states]
-
-    def _start_state(self, parameters: list[int]) -> None:
-        """Allocate the state that parameters do not have yet."""
-        for index in parameters:
-            if index not in self._state:
-                self._state[index] = [
-                    self.tape.new(self._sizes[index], STATE, name)
-                    for name in _STATES[self.settings.optimizer]
-                ]
-
-    def _start_momentum(self, parameters: list[int]) -> None:
-        if self.settings.optimizer == "sgd-momentum":
-            self._start_state(parameters)
-
-    def _temporary(self, index: int) -> int:
-        return self.tape.new(self._sizes[index], TEMPORARY, _OPTIMIZER_TEMPORARY)
-
-    def _update_together(self, trained: list[int], decays: bool) -> None:
-        if self.settings.optimizer in _ADAMS:
-            self._start_state(trained)
-        decayed = [self._temporary(index) for index in trained] if decays else []
-        self._start_momentum(trained)
-        self._drop_all(decayed)
-        if self.settings.optimizer in _ADAMS:
-            self._drop_all([self._temporary(index) for index in trained])
-
-    def _update_one_by_one(self, trained: list[int], decays: bool) -> None:
-        if self.settings.optimizer in _ADAMS:
-            self._start_state(trained)
-        decayed: list[int] = []
-        denominator: list[int] = []
-        for index in trained:
-            self._drop_all(decayed)
-            decayed = [self._temporary(index)] if decays else []
-            self._start_momentum([index])
-            if self.settings.optimizer in _ADAMS:
-                root, quotient = self._temporary(index), self._temporary(index)
-                self._drop_all([root, *denominator])
-                denominator = [quotient]
-        self._drop_all([*decayed, *denominator])
 
 
 def _differentiated(op: Op, needs: Sequence[bool]) -> list[int]:
