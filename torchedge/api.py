@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ from torchedge.errors import DeviceError, InputError, check_function, check_path
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.training_steps import OPTIMIZERS, StepOptions, TrainingStep
+from torchedge.notices import noticed, stage
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import MemoryProfile
@@ -498,7 +500,7 @@ def export(
     precision: Literal["float32", "float16"] = "float32",
     tuner: Literal["fixed", "model"] | None = None,
     force: bool = False,
-    progress: Callable[[str], object] = lambda stage: None,
+    progress: Callable[[str], object] | None = None,
     **options: Unpack[StepOptions],
 ) -> Bundle:
     """Write a model as a folder of kernels, launches and weights that runs through OpenCL on a device.
@@ -517,13 +519,15 @@ def export(
     tuner: what chooses the kernels' schedules and layouts: "fixed" constants of the device class, or "model",
     TMModel's cost model, the default where the device's profile has coefficients of kernels, and for training
     steps on phones, with assumed ones.
-    progress: called with each stage.
+    progress: called with each stage; without it, an export of over three seconds reports them.
     Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators
     without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it),
     LimitError (which names a memory limit that works) and MissingExtraError.
     """
     from torchedge.bundles.exporting import Request, make_bundle
 
+    if progress is not None:
+        check_function("progress", progress)
     target = choose_device(device)
     request = Request(
         model,
@@ -538,7 +542,8 @@ def export(
         precision,
         tuner,
     )
-    return make_bundle(request, target, out, force=force, progress=progress)
+    with noticed(f"exporting for {target.name}") if progress is None else nullcontext():
+        return make_bundle(request, target, out, force=force, progress=progress or stage)
 
 
 def load_bundle(path: str | Path, *, trust: bool = False) -> Bundle:

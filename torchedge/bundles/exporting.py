@@ -106,7 +106,7 @@ def make_bundle(
     out: str | Path,
     *,
     force: bool = False,
-    progress: Callable[[str], object] = lambda stage: None,
+    progress: Callable[[str], object],
 ) -> Bundle:
     """Export a model for a device into the folder `out`, and read the bundle back.
 

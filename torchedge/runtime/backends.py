@@ -25,11 +25,11 @@ from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
 from torchedge.lowering.translation import translate
+from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.opencl.sharing import check_process
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
-from torchedge.runtime.notices import noticed
 from torchedge.runtime.program_caches import lowered
 from torchedge.runtime.tensor_memory import (
     KeptTensor,
@@ -177,7 +177,8 @@ def _compiled(
             _alive[run] = number
         return run
 
-    return compile_with_backward(module, examples, make, frozenset(all_rules()))
+    with noticed("tracing a compiled graph"):
+        return compile_with_backward(module, examples, make, frozenset(all_rules()))
 
 
 class _ByShape:
