@@ -152,10 +152,11 @@ _LOST = {"DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE", "INVALID_CONTEXT", "IN
 @contextmanager
 def translated(doing: str, *, nbytes: int = 0, device: ClDevice | None = None) -> Iterator[None]:
     """Raise the driver's errors as torchedge's; `doing` and `nbytes`, what it needs, name the request."""
-    cl = load_pyopencl()
     try:
         yield
-    except cl.Error as error:
+    except Exception as error:
+        if not isinstance(error, load_pyopencl().Error):
+            raise
         raise translation(error, doing, nbytes=nbytes, device=device) from error
 
 

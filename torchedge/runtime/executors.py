@@ -337,8 +337,9 @@ class Executor:
                 f"program {self.program.name} got {len(inputs)} inputs, expected {len(self._fed)} ({names})"
             )
         for tensor, array in zip(self._fed, inputs, strict=True):
-            self.memory.write(tensor, array)
+            self.memory.write(tensor, array, later=True)
         self._enqueue()
+        self.memory.settle()
         return [self.memory.read(tensor) for tensor in self._returned]
 
     @serialised
