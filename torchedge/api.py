@@ -138,8 +138,17 @@ def _request(
     request: CaptureRequest, step: TrainingStep | None, options: StepOptions
 ) -> tuple[CaptureRequest, StepSettings]:
     """Return a request and settings for a step that is given whole, by its fields, or both."""
-    asked = TrainingStep.of(step, options)
+    asked = TrainingStep.of(step, options, _mode_of(request.model, request.mode))
     return request_of(request, asked), _settings(asked, request.model)
+
+
+def _mode_of(model: Model, mode: Mode) -> Mode:
+    """Return the mode in which a model was captured, else the one that is asked for."""
+    if isinstance(model, LengthFamily):
+        return model.request.mode
+    if isinstance(model, ForwardGraph):
+        return "train" if model.training else "infer"
+    return mode
 
 
 def _settings(step: TrainingStep, model: object = None) -> StepSettings:
@@ -212,7 +221,8 @@ class Predictor:
         """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is {described(models)}; expected a list of modules or graphs")
-        chosen = TrainingStep.of(step, options)
+        modes = {_mode_of(m, mode) for m in models} or {mode}
+        chosen = TrainingStep.of(step, options, "infer" if modes == {"infer"} else "train")
         settings = _settings(chosen)
         asked = CaptureRequest(None, None, mode, example, input_size, batch_dim=batch_dim, device=self.device)
         requests = [request_of(replace(asked, model=m), chosen) for m in models]
@@ -297,6 +307,8 @@ def simulate(
         check_whole("evaluate", evaluate)
     elif empty_cache:
         raise InputError("empty_cache is given without evaluate; expected both: add evaluate, a batch size")
+    if evaluate is not None and mode == "infer":
+        raise InputError("evaluate is given without mode='train'; expected it between training steps alone")
     chosen = None if device is None else choose_device(device)
     asked = CaptureRequest(
         model,
@@ -533,7 +545,7 @@ def export(
         model,
         example,
         mode,
-        TrainingStep.of(step, options),
+        TrainingStep.of(step, options, mode),
         seed,
         name,
         plan,
