@@ -47,7 +47,7 @@ class CompiledKernels:
         hint = ""
         if self.context.device.platform in SELF_CACHING:
             hint = f" (if the driver knows no such kernel, its cache is damaged: empty {pocl_cache()})"
-        with translated(f"kernel {name}{hint}"):
+        with translated(f"kernel {name}{hint}", device=self.context.device):
             return self.context.cl.Kernel(self.programs[name], name)
 
 
@@ -174,21 +174,23 @@ def _raise_build_error(context: DeviceContext, sources: Mapping[str, str], error
             build_text(context, source, None)
         except context.cl.Error as own:
             log = str(own)
-            raise KernelBuildError(_build_error_text(name, source, log), kernel=name, log=log) from own
+            text = _build_error_text(name, source, log, context.device)
+            raise KernelBuildError(text, kernel=name, log=log) from own
     log = str(error)
     names = ", ".join(sources)
     raise KernelBuildError(
-        f"kernels {names} build one by one but not together: {' '.join(log.split())[:300]}; "
+        f"kernels {names} build one by one but not together on {context.device.described}: "
+        f"{' '.join(log.split())[:300]}; "
         "rename helper functions or macros that they define twice",
         log=log,
     ) from error
 
 
-def _build_error_text(name: str, source: str, log: str) -> str:
-    match = _ERROR.search(log)
+def _build_error_text(name: str, source: str, log: str, device: ClDevice) -> str:
+    match, end = _ERROR.search(log), f"correct its source, or update the driver: {device.described}"
     if match is None:
-        return f"kernel {name} does not build: {' '.join(log.split())[:400]}; correct its source"
+        return f"kernel {name} does not build: {' '.join(log.split())[:400]}; {end}"
     number, message = int(match[1] or match[3]), (match[2] or match[4]).strip()
     lines = source.splitlines()
     shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    return f"kernel {name} does not build, line {number}, `{shown}`: {message}; correct its source"
+    return f"kernel {name} does not build, line {number}, `{shown}`: {message}; {end}"

@@ -219,8 +219,8 @@ class StagingMemory:
 
     def __init__(self, context: DeviceContext, queue: Any, nbytes: int, what: str) -> None:
         cl, flags = context.cl, context.cl.mem_flags
-        self._context, self._queue = context, queue
-        with translated(what, nbytes=nbytes, device=context.device):
+        self._queue, self.device = queue, context.device
+        with translated(what, nbytes=nbytes, device=self.device):
             self._buffer = counted_buffer(context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, nbytes)
             ways = cl.map_flags.READ | cl.map_flags.WRITE
             mapped, _ = cl.enqueue_map_buffer(queue, self._buffer, ways, 0, (nbytes,), np.uint8)
@@ -233,7 +233,7 @@ class StagingMemory:
     def release(self) -> None:
         """Give the memory back; nothing may use `bytes` or copy from there any more."""
         if self._map is not None:
-            with translated("unmapping memory", device=self._context.device):
+            with translated("unmapping memory", device=self.device):
                 self._map.release(self._queue)
                 self._queue.finish()
             self._map = self._buffer = None

@@ -388,7 +388,7 @@ class Executor:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
         if not self._profile:
             raise InputError("this executor measures no times; create it with profile=True")
-        with translated("reading times"):
+        with translated("reading times", device=self.context.device):
             wait(self.context, self._queue)
             times = [(event.profile.start, event.profile.end) for event in self._events]
         launches = []
