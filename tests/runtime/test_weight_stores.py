@@ -109,7 +109,7 @@ def test_neighbours_in_the_source_are_read_together():
 
 
 def ring_of(nbytes):
-    return StagingRing(SimpleNamespace(bytes=np.zeros(nbytes, np.uint8)))
+    return StagingRing(SimpleNamespace(device=None, bytes=np.zeros(nbytes, np.uint8)))
 
 
 @given(st.integers(4, 20), st.lists(st.integers(1, 4), max_size=60))

@@ -106,7 +106,7 @@ def make_bundle(
     out: str | Path,
     *,
     force: bool = False,
-    progress: Callable[[str], object] = lambda stage: None,
+    progress: Callable[[str], object],
 ) -> Bundle:
     """Export a model for a device into the folder `out`, and read the bundle back.
 
@@ -224,10 +224,6 @@ def _check_request(request: Request) -> None:
             "without values; expected a model with its weights: load them first"
         )
     check_choice("mode", request.mode, get_args(Mode))
-    if request.step.changed and not request.train:
-        raise InputError(
-            f"{request.step.changed[0]} is given without mode='train'; expected it for a training step alone"
-        )
     check_choice("precision", request.precision, get_args(Precision))
     check_step(request.step, "export")
     streaming = [name for name in ("plan", "memory_limit") if getattr(request, name) is not None]

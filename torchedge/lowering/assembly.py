@@ -103,7 +103,7 @@ def lower_step(
     stored, shared = list(translation.stored.values()), layouts or {}
     placed = place_tensors(fused.groups, stored, inputs, shared)
     if device.half:
-        store_half(fused.groups, fused.outputs)
+        store_half(fused.groups, fused.outputs[: len(step.outputs)])
     if device.half_weights:
         updated = {node for node, _ in translation.updates}
         weights = [n for i, n in translation.stored.items() if step.values[i].role in _WEIGHTS]

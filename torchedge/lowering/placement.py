@@ -17,7 +17,7 @@ from torchedge.expressions.scalars import Read, Scalar, reads_of
 from torchedge.lowering.arenas import Lifetime, allocations, planned
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import axes_below, grain, in_memory_order, strides_of
-from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored
+from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored, nodes_below
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target
 from torchedge.opencl.platforms import ClDevice
@@ -124,14 +124,19 @@ def _as_written(shape: Sequence[int], element: Sequence[Index], strides: Mapping
     return Layout((*ones, *sorted(wide, key=lambda d: (-steps[d], d))))
 
 
-def store_half(groups: Sequence[FusionGroup], outputs: Collection[Node]) -> None:
-    """Store large intermediates of floats in half precision; arithmetic stays in single precision."""
+def store_half(groups: Sequence[FusionGroup], outputs: Sequence[Node]) -> None:
+    """Store large intermediates that outputs depend on in half precision; arithmetic stays in single.
+
+    No output depends on gradients: they stay in single precision, since half precision rounds those below
+    6e-8 to zero and nothing would show it.
+    """
+    forward = set(nodes_below(outputs))
     for group in groups:
         for node, target in group.stored.items():
             by_row = isinstance(node, RowsResult) and len(group.computed[node].element) == len(
                 node.rows.outer
             )
-            own = target is None and node not in outputs
+            own = target is None and node in forward and node not in outputs
             if own and node.dtype == "float32" and not by_row and node.numel >= SMALLEST:
                 node.dtype = "float16"
 

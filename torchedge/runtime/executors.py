@@ -337,8 +337,9 @@ class Executor:
                 f"program {self.program.name} got {len(inputs)} inputs, expected {len(self._fed)} ({names})"
             )
         for tensor, array in zip(self._fed, inputs, strict=True):
-            self.memory.write(tensor, array)
+            self.memory.write(tensor, array, later=True)
         self._enqueue()
+        self.memory.settle()
         return [self.memory.read(tensor) for tensor in self._returned]
 
     @serialised
@@ -387,7 +388,7 @@ class Executor:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
         if not self._profile:
             raise InputError("this executor measures no times; create it with profile=True")
-        with translated("reading times"):
+        with translated("reading times", device=self.context.device):
             wait(self.context, self._queue)
             times = [(event.profile.start, event.profile.end) for event in self._events]
         launches = []

@@ -90,7 +90,7 @@ class StagingBuffers:
         cl = context.cl
         self._cl, self._size = cl, nbytes // count // PAGE_BYTES * PAGE_BYTES
         self.nbytes = count * (self._size - PAGE_BYTES)  # a buffer may begin within a page
-        self._queue = context.new_queue(False, own=True)
+        self._queue, self._device = context.new_queue(False, own=True), context.device
         with translated("staging buffers", nbytes=nbytes, device=context.device):
             flags = cl.mem_flags.READ_ONLY | cl.mem_flags.ALLOC_HOST_PTR
             self.buffers = [counted_buffer(context, flags, self._size) for _ in range(count)]
@@ -105,7 +105,7 @@ class StagingBuffers:
     def open(self, at: int, events: Sequence[Any]) -> None:
         """Wait until a buffer is free, and map it."""
         ways = self._cl.map_flags.WRITE_INVALIDATE_REGION  # nothing is copied back
-        with translated("mapping a staging buffer"):
+        with translated("mapping a staging buffer", device=self._device):
             for event in events:
                 event.wait()
             mapped, _ = self._cl.enqueue_map_buffer(
@@ -131,7 +131,7 @@ class StagingBuffers:
     def release(self) -> None:
         """Give the memory back."""
         self.clear()
-        with translated("unmapping staging buffers"):
+        with translated("unmapping staging buffers", device=self._device):
             self._queue.finish()
         self.buffers = []
 
@@ -177,7 +177,7 @@ class KernelStore(StreamingStore):
 
     def _set(self, slot: BoundSlot, buffer: Any, numbers: Sequence[int]) -> None:
         arguments = [buffer, self._targets[slot.tensor], *map(np.uint32, numbers)]
-        with translated("setting the arguments of a slot"):
+        with translated("setting the arguments of a slot", device=self._context.device):
             for place, argument in enumerate(arguments, slot.first):
                 slot.kernel.set_arg(place, argument)
 

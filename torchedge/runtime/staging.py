@@ -77,7 +77,7 @@ class StagingRing:
 
     def open(self, at: int, events: Sequence[Any]) -> None:
         """Wait until a place is free."""
-        with translated("copying weights to the device"):
+        with translated("copying weights to the device", device=self._memory.device):
             for event in events:
                 event.wait()
 

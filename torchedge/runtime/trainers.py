@@ -21,11 +21,11 @@ from torchedge.graphs.training_steps import Loss, TrainerOptions, TrainingStep
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
+from torchedge.notices import noticed, stage
 from torchedge.opencl import ClDevice, open_context
 from torchedge.opencl.sharing import serialised
 from torchedge.runtime.executors import LOADED, SHARED, Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
-from torchedge.runtime.notices import noticed
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
@@ -266,7 +266,7 @@ class Trainer:
         programs = self._training.get(key)
         if programs is None:
             self._check_room([k for k in self._training if k[0] == key[0]], batch)
-            with noticed(f"making the training step of {self._title} for {_described(batch)}"):
+            with noticed(self._making("the training step", batch, self._training, self._state)):
                 programs = self._training[key] = self._capture_training(batch)
             self._forget_states(key[0])
         return programs
@@ -278,6 +278,7 @@ class Trainer:
         if known and _fit(known, weights):
             updating = self._opened_on(known[0], weights, None)
             return _Training(updating, self._opened_on(known[1], weights, updating) if known[1:] else None)
+        stage("capturing the model")
         with self._settings.as_captured(), _keywords_named(batch):
             captured = capture_step(
                 self._model,
@@ -331,12 +332,13 @@ class Trainer:
         inference = self._inferences.get(key)
         if inference is None:
             self._check_room([k for k in self._inferences if k[0] == key[0]], batch)
-            with noticed(f"making the inference of {self._title} for {_described(batch)}"):
+            with noticed(self._making("the inference", batch, self._inferences, self._state_in_eval)):
                 inference = self._inferences[key] = self._capture_inference(batch, loss)
             self._forget_states(key[0], self._inferences)
         return inference
 
     def _capture_inference(self, batch: _Batch, loss: Loss | None) -> _Inference:
+        stage("capturing the model")
         with _keywords_named(batch):
             captured = capture_step(
                 self._model,
@@ -440,6 +442,14 @@ class Trainer:
     @property
     def _title(self) -> str:
         return type(unwrapped(self._model)).__name__
+
+    def _making(self, what: str, batch: _Batch, programs: Mapping[Any, Any], state: Guard) -> str:
+        """Return what is made for a batch, and why it is made again."""
+        text = f"making {what} of {self._title} for {_described(batch)}"
+        if not programs:
+            return text
+        changes = "" if batch.shapes in [key[1] for key in programs] else "batches of this size are new"
+        return f"{text}, as {changes or ', '.join(map(str, state.changes[:2])) + ' changed'}"
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers that the first program holds, by name."""
