@@ -123,14 +123,14 @@ class Bundle:
             deciding = [f"{name} {manifest.files[name].sha256}" for name in sorted(contents)]
             programs = (program,) if accumulating is None else (program, accumulating)
             prove(folder / SOURCE, contents[SOURCE], programs, deciding)
+        header = read_header(weights)
+        check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
         plan: PlanFile | None = None
         schedule: StreamingSchedule | None = None
         if PLAN in contents:
             document = parse_json(folder / PLAN, contents[PLAN])
-            plan, schedule = read_schedule(folder / PLAN, document, program)
+            plan, schedule = read_schedule(folder / PLAN, document, program, header.places)
         _check_same(folder, manifest, program, accumulating, schedule)
-        header = read_header(weights)
-        check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
         state = (status.st_size, status.st_mtime_ns)
         return cls(folder.resolve(), manifest, program, accumulating, header, state, plan, schedule)
 
@@ -208,7 +208,7 @@ class Bundle:
             return None
         if schedule is not None and schedule.memory.total_bytes <= limit:
             return schedule
-        return schedule_apart(program, self.device, limit)
+        return schedule_apart(program, self.device, limit, self.header.places)
 
     @property
     def device(self) -> Device:
@@ -284,10 +284,7 @@ class Bundle:
         """Open the file as the source of a streaming run; raises ProfileError where it cannot be opened."""
         from torchedge.runtime.weight_sources import FileSource
 
-        places = {
-            name: (entry.start, entry.stop - entry.start) for name, entry in self.header.entries.items()
-        }
-        return FileSource(self.path / WEIGHTS, places, reads, state=self.weights_state)
+        return FileSource(self.path / WEIGHTS, self.header.places, reads, state=self.weights_state)
 
     def document(self) -> Document:
         """Return the manifest, and the counts of its program, as plain data."""

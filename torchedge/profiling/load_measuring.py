@@ -196,7 +196,7 @@ class LoadBench:
         elif way != "alone":
             number = self.next
             self.next = (number + 1) % len(self.buffers.buffers)
-            self.buffers.open(number, self.reading.pop(number, []))
+            self.buffers.open(number * self.buffers.part_bytes, self.reading.pop(number, []))
             ready, offset = self.buffers.hand_over(number, self.second)
             self.second.flush()
             numbers = map(np.uint32, slot_numbers(self.filled, 0, nbytes, offset))
