@@ -20,7 +20,6 @@ from torchedge.bundles.manifests import (
     ONNX,
     PLAN,
     PROGRAM,
-    SHARED,
     SOURCE,
     WEIGHTS,
     Manifest,
@@ -33,9 +32,10 @@ from torchedge.bundles.manifests import (
 )
 from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
-from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
+from torchedge.bundles.weights import check_weights, packed_weights, read_header
 from torchedge.devices import find_device
 from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path
+from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
@@ -350,7 +350,7 @@ class Runner:
             self.executor.load_packed(bundle.packed(_names(programs[0], RESIDENT_ROLES)))
             if len(programs) > 1:
                 self.accumulating = Executor(programs[1], shared=self.executor, checks=checks)
-                own = _names(programs[1], RESIDENT_ROLES) - _names(programs[0], SHARED)
+                own = _names(programs[1], RESIDENT_ROLES) - _names(programs[0], SHARED_ROLES)
                 self.accumulating.load_packed(bundle.packed(own))
         self._last = self.executor
         for name, value in bundle.manifest.hyperparameters.items():
@@ -536,7 +536,7 @@ def _check_same(
 def _updates(program: Program) -> bool:
     """Whether a program writes to a parameter, buffer or state."""
     return any(
-        access != "read" and program.tensors[index].role in SHARED
+        access != "read" and program.tensors[index].role in SHARED_ROLES
         for launch in program.launches
         for index, access in zip(launch.tensors, program.kernels[launch.kernel].access, strict=True)
     )

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from torchedge.errors import OpenCLError, ProfileError, clipped
+from torchedge.graphs import WEIGHT_ROLES
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.kernels.loading import (
     destination_of,
@@ -52,7 +53,7 @@ from torchedge.storage.journals import Row, continued
 from torchedge.streaming.capacities import LOADING_WAYS
 from torchedge.streaming.instances import Instance, Layer
 from torchedge.streaming.plans import always_next, preload_everything
-from torchedge.streaming.schedules import WEIGHT_ROLES, LaunchWork, make_schedule, weights_of, works_of
+from torchedge.streaming.schedules import LaunchWork, make_schedule, weights_of, works_of
 from torchedge.textures.layouts import PAGE_BYTES, Layout
 
 PROBE = "torchedge streaming 1"

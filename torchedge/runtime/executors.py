@@ -18,6 +18,7 @@ from torchedge.errors import (
     OpenCLError,
     did_you_mean,
 )
+from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
@@ -45,12 +46,6 @@ from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightSto
 from torchedge.storage.locks import cached_property
 from torchedge.streaming.commands import Slot, resolve, slots_of
 from torchedge.streaming.schedules import Loads, StreamingSchedule
-
-SHARED = frozenset({"parameter", "buffer", "state"})
-"""Roles of tensors that all programs of a model share by name."""
-
-LOADED = SHARED | {"constant"}
-"""Roles of tensors that have to be loaded before the first step; they stay from step to step."""
 
 _WORDS = 4
 
@@ -178,7 +173,7 @@ class Executor:
         flags = [t for t in self._tensors.values() if t.tensor.role == "output"]
         self._checked = [t for t in flags if t.tensor.indices or t.tensor.divisor]
         self._last_check = max(self._writing({t.tensor.name for t in self._checked}), default=-1)
-        self._awaited = [t for t in self._tensors.values() if t.tensor.role in LOADED] + [
+        self._awaited = [t for t in self._tensors.values() if t.tensor.role in RESIDENT_ROLES] + [
             self._tensors[name] for name in names(self.program.hyperparameters.values())
         ]
 
@@ -194,7 +189,7 @@ class Executor:
             if tensor.role != "intermediate"
             and not arena.holds(index)
             and tensor.name not in self._placed
-            and not (tensor.role in SHARED and tensor.name in theirs)
+            and not (tensor.role in SHARED_ROLES and tensor.name in theirs)
         ]
         needed = sum(tensor.nbytes for tensor in own) + total_bytes(arena) + staging
         # Beside the device's memory: outputs as arrays, and one tensor at a time on its way there.
@@ -236,7 +231,7 @@ class Executor:
                 )
             if tensor.name in self._placed:
                 tensors[tensor.name] = DeviceTensor(tensor, self._placed[tensor.name], written=True)
-            elif tensor.role in SHARED and tensor.name in theirs:
+            elif tensor.role in SHARED_ROLES and tensor.name in theirs:
                 check_same(tensor, theirs[tensor.name].tensor)
                 tensors[tensor.name] = theirs[tensor.name]
             else:

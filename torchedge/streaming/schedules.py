@@ -16,6 +16,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from torchedge.errors import PlanError
+from torchedge.graphs import WEIGHT_ROLES
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import in_place_pairs, lifetimes_of, live_bytes, planned, total_bytes
 from torchedge.lowering.assembly import ALIGNMENT
@@ -26,9 +27,6 @@ from torchedge.streaming.instances import Instance, Weight
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.verification import verify_plan
 from torchedge.textures.layouts import PAGE_BYTES
-
-WEIGHT_ROLES = frozenset({"parameter", "buffer", "constant"})
-"""Roles of the tensors of an inference that are loaded from a file."""
 
 LEAST_STAGING_BYTES = 16 * PAGE_BYTES
 
