@@ -11,9 +11,10 @@ plan passes the checker that shares nothing with the planner. The exit status is
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
+
+from harness import options_of
 
 from torchedge.errors import TorchedgeError
 from torchedge.lowering.arenas import planned, total_bytes
@@ -75,7 +76,7 @@ def networks(names: list[str], batch: int, target: str, alignment: int) -> bool:
 
 def main() -> None:
     """Plan, check, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), metavar="NAME")
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--target", default="cpu", help="cpu, gpu or mobile (default: %(default)s)")

@@ -13,7 +13,6 @@ other: a step that meets one shows errors near 1e-3, in ours or in PyTorch's flo
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from harness import options_of
 from torch import nn
 
 from torchedge.lowering.assembly import lower
@@ -168,7 +168,7 @@ def drift(found: Run, wanted: Run) -> float:
 def main() -> None:
     """Print the table."""
     known = cases()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("models", nargs="*", default=list(known), metavar="MODEL", help=", ".join(known))
     parser.add_argument("--device", help="OpenCL device: its number or a part of its name")
     parser.add_argument("--steps", type=int, default=50)

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from harness import options_of
 from lowering_accuracy import Fsrcnn
 from torch import nn
 
@@ -481,7 +482,7 @@ def show(row: dict, *, kernels: bool) -> None:
 
 def main() -> None:
     """Measure what is missing and print everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument(
         "names", nargs="*", help="cases, `networks` or `cases`; with tuners of their own: gpt=fixed,measured"
     )

@@ -32,6 +32,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from harness import options_of
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
@@ -292,7 +293,7 @@ def print_table(name: str, runs: list[Run]) -> bool:
 
 def main() -> None:
     """Compare the models asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--tinygrad", metavar="PYTHON", help="interpreter with tinygrad 0.14")
     parser.add_argument("--tinygrad-old", metavar="PYTHON", help="interpreter with tinygrad 0.10.3")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)

@@ -16,7 +16,6 @@ of the processor.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -25,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import get_args
 
-import oracle_path  # noqa: F401 - for oracles
+from harness import options_of
 from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import Tight, any_instance, random_instance, tight_instance
 
@@ -106,9 +105,7 @@ def run(draw: Callable[[int], Instance], seeds: range) -> bool:
 
 def main() -> None:
     """Draw, plan, verify, compare, count."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="instances (default 1000)")
     parser.add_argument("--first-seed", type=int, default=0)
     kind = parser.add_mutually_exclusive_group()
