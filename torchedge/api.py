@@ -72,7 +72,6 @@ __all__ = [
     "choose_device",
     "export",
     "features",
-    "load_bundle",
     "plan",
     "predict",
     "report",
@@ -539,19 +538,6 @@ def export(
         tuner,
     )
     return make_bundle(request, target, out, force=force, progress=progress)
-
-
-def load_bundle(path: str | Path, *, trust: bool = False) -> Bundle:
-    """Read a bundle that `export` wrote, and check everything in it; see `Bundle.run` and `train_step`.
-
-    Its kernels are those that its source is lowered to, or it is refused. trust: they may be others, such as
-    those of another version; they run as any program does.
-
-    Raises InputError and ProfileError for what is missing, damaged, changed or hostile.
-    """
-    from torchedge.bundles.bundle import Bundle
-
-    return Bundle.open(path, trust=trust)
 
 
 def choose_device(device: object) -> Device:

@@ -396,9 +396,13 @@ def test_a_signal_ends_a_command_in_order(number, monkeypatch, capsys):
             ended.append(True)
 
     monkeypatch.setattr("torchedge.devices.scan_profiles", ends)
-    assert main(["devices"]) == 128 + number and ended
+    before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP, and a command keeps to that
+    try:
+        assert main(["devices"]) == 128 + number and ended
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
     assert capsys.readouterr().err == f"torchedge: ended by {number.name}\n"
-    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_a_reader_that_has_gone():

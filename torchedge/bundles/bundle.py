@@ -425,6 +425,17 @@ class Runner:
         self.close()
 
 
+def load_bundle(path: str | Path, *, trust: bool = False) -> Bundle:
+    """Read a bundle that `export` wrote, and check everything in it; see `Bundle.run` and `train_step`.
+
+    Its kernels are those that its source is lowered to, or it is refused. trust: they may be others, such as
+    those of another version; they run as any program does.
+
+    Raises InputError and ProfileError for what is missing, damaged, changed or hostile.
+    """
+    return Bundle.open(path, trust=trust)
+
+
 def _names(program: Program, roles: Collection[str]) -> set[str]:
     return {tensor.name for tensor in program.tensors if tensor.role in roles}
 
