@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from harness import options_of
-from lowering_accuracy import Fsrcnn
+from oracles.step_networks import FSRCNN, GroupNormUNet
 from torch import nn
 
 if TYPE_CHECKING:
@@ -66,29 +66,6 @@ class Case:
     model: nn.Module
     batch: Batch
     loss: Loss
-
-
-class GroupNormUNet(nn.Module):
-    """A small UNet of two levels: convolutions, GroupNorm, SiLU."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.down = self._block(3, width), self._block(width, 2 * width)
-        self.middle, self.up = self._block(2 * width, 2 * width), self._block(3 * width, width)
-        self.last = nn.Conv2d(width, 3, 1)
-
-    @staticmethod
-    def _block(channels: int, filters: int) -> nn.Module:
-        layers: list[nn.Module] = []
-        for before in (channels, filters):
-            layers += [nn.Conv2d(before, filters, 3, padding=1), nn.GroupNorm(8, filters), nn.SiLU()]
-        return nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return pictures from pictures."""
-        wide = self.first(x)
-        deep = self.middle(self.down(nn.functional.max_pool2d(wide, 2)))
-        return self.last(self.up(torch.cat([nn.functional.interpolate(deep, scale_factor=2), wide], 1)))
 
 
 class Gpt(nn.Module):
@@ -186,7 +163,7 @@ def _unet(batch: int, side: int) -> Case:
 
 def _fsrcnn(batch: int, side: int) -> Case:
     return Case(
-        Fsrcnn(), (torch.randn(batch, 1, side, side), torch.randn(batch, 1, 2 * side, 2 * side)), _squares
+        FSRCNN(), (torch.randn(batch, 1, side, side), torch.randn(batch, 1, 2 * side, 2 * side)), _squares
     )
 
 
