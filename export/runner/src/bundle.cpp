@@ -41,17 +41,14 @@ void read_target(const Entry& entry, Bundle& bundle) {
 Status read_manifest(const File& folder, const std::string& expected, Bundle& bundle) {
   TE_TRY(file, folder.below("manifest.json"));
   TE_TRY(text, file.read_all(kMaxManifest));
-  TE_TRY(json, parse_json(file.name(), text));
-  Document document{file.name()};
-  Entry entry(document, json);
+  TE_TRY(document, Document::parse(file.name(), text));
+  Entry entry = document.root();
   entry.only({"schema", "model", "mode", "accumulation", "versions", "device", "inputs", "outputs", "hyperparameters",
               "memory", "onnx", "notes", "files", "sha256"});
   entry.at("schema").word({"torchedge-bundle-2"});
   bundle.sha256 = entry.at("sha256").sha256();
   TE_CHECK(document.status());
-  Json entries = json;
-  entries.erase("sha256");
-  if (sha256_of(canonical(entries)) != bundle.sha256) return Error{file.name() + ": has another SHA-256 than it says" + kAgain};
+  if (sha256_of(document.canonical_without("sha256")) != bundle.sha256) return Error{file.name() + ": has another SHA-256 than it says" + kAgain};
   if (!expected.empty() && expected != bundle.sha256)
     return Error{file.name() + ": has the SHA-256 " + bundle.sha256 + "; expected " + expected + ": it is another bundle"};
   bundle.model = entry.at("model").text();

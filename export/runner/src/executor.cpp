@@ -550,7 +550,7 @@ Status Executor::save(const std::string& path) {
     tensors.push_back({tensor.name, tensor.form.dtype, tensor.form.shape, [&](void* data) { return read(tensor, memory, data); }});
   }
   std::map<std::string, std::string> metadata = {{"schema", "torchedge-state-1"}, {"batches", std::to_string(batches_)}};
-  for (const auto& [name, value] : hyperparameters_) metadata["hyperparameter." + name] = canonical(Json(value));
+  for (const auto& [name, value] : hyperparameters_) metadata["hyperparameter." + name] = number_text(value);
   return write_tensors(path, std::move(tensors), metadata);
 }
 
@@ -578,9 +578,8 @@ Status Executor::load(const std::string& path) {
   std::map<std::string, double> numbers;
   for (const auto& [key, text] : header.metadata) {
     if (key != "batches" && key.rfind("hyperparameter.", 0) != 0) continue;
-    TE_TRY(json, parse_json(path + " (metadata)", "{\"value\":" + text + "}"));
-    Document document{path};
-    Entry value = Entry(document, json).at("value");
+    TE_TRY(document, Document::parse(path + " (metadata)", "{\"value\":" + text + "}"));
+    Entry value = document.root().at("value");
     if (key == "batches") batches = value.integer(0, INT64_MAX / 2);
     else numbers[key.substr(15)] = value.number();
     TE_CHECK(document.status());

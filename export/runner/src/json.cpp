@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 namespace torchedge {
 namespace {
@@ -102,14 +103,28 @@ bool printable(std::string_view text) {
 
 }  // namespace
 
-Result<Json> parse_json(const std::string& name, std::string_view text) {
+Document::Document(std::string name, std::unique_ptr<Json> json) : name_(std::move(name)), json_(std::move(json)) {}
+Document::Document(Document&&) = default;
+Document::~Document() = default;
+Entry Document::root() { return {this, json_.get(), ""}; }
+
+std::string Document::canonical_without(const std::string& key) const {
+  Json entries = *json_;
+  entries.erase(key);
+  return canonical(entries);
+}
+
+std::string number_text(double value) { return float_text(value); }
+std::string quoted(const std::string& text) { return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+Result<Document> Document::parse(const std::string& name, std::string_view text) {
   Builder builder;
   bool parsed = Json::sax_parse(text.begin(), text.end(), &builder);
   if (!parsed || !builder.error.empty())
     return Error{name + ": " + (builder.error.empty() ? "is not valid JSON" : builder.error) +
                  "; copy or export the bundle again"};
   if (!builder.root.is_object()) return Error{name + ": holds no JSON object; expected one: check the file"};
-  return std::move(builder.root);
+  return Document(name, std::make_unique<Json>(std::move(builder.root)));
 }
 
 std::string canonical(const Json& value) {
@@ -125,6 +140,8 @@ std::string canonical(const Json& value) {
   }
   return value.is_number_float() ? float_text(value.get<double>()) : value.dump(-1, ' ', true);
 }
+
+bool Entry::present() const { return value_ != nullptr && !value_->is_null(); }
 
 Entry Entry::find(const char* key) const {
   std::string where = where_.empty() ? key : where_ + "." + key;

@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,31 +16,45 @@ namespace torchedge {
 
 using Json = nlohmann::json;
 
-/// Parse an object of at most 32 levels and 2^22 values, no key twice; `name` stands in errors.
-Result<Json> parse_json(const std::string& name, std::string_view text);
+class Entry;
 
 /// Return JSON in ASCII with sorted keys and without spaces, numbers as Python writes them.
 std::string canonical(const Json& value);
 
-/// The first thing that is wrong in a document. After it every entry reads as zero, so that code that reads
-/// documents needs no branch an entry: it asks once, at the end.
-struct Document {
-  std::string name, error = "";
+/// A number or a text as JSON.
+std::string number_text(double value);
+std::string quoted(const std::string& text);
 
-  bool ok() const { return error.empty(); }
+/// A parsed document, and the first thing that is wrong in it. After that every entry reads as zero, so that code
+/// that reads documents needs no branch an entry: it asks once, at the end.
+class Document {
+ public:
+  /// Parse an object of at most 32 levels and 2^22 values, no key twice; `name` stands in errors.
+  static Result<Document> parse(const std::string& name, std::string_view text);
+  Document(Document&&);
+  ~Document();
+
+  Entry root();
+  bool ok() const { return error_.empty(); }
   void refuse(const std::string& where, const std::string& what) {
-    if (ok()) error = name + ": " + where + " " + what;
+    if (ok()) error_ = name_ + ": " + where + " " + what;
   }
-  Status status() const { return ok() ? Status() : Status(Error{error}); }
+  Status status() const { return ok() ? Status() : Status(Error{error_}); }
+  /// The canonical text without one of the entries.
+  std::string canonical_without(const std::string& key) const;
+
+ private:
+  Document(std::string name, std::unique_ptr<Json> json);
+
+  std::string name_, error_;
+  std::unique_ptr<Json> json_;
 };
 
 /// One value of a document, and where it stands.
 class Entry {
  public:
-  Entry(Document& document, const Json& value, std::string where = "") : Entry(&document, &value, std::move(where)) {}
-
   /// Whether it is there and not null.
-  bool present() const { return value_ != nullptr && !value_->is_null(); }
+  bool present() const;
   const std::string& where() const { return where_; }
   void refuse(const std::string& what) const { document_->refuse(where_.empty() ? "it" : where_, what); }
 
@@ -66,6 +81,7 @@ class Entry {
   std::vector<std::pair<std::string, Entry>> entries(size_t most) const;
 
  private:
+  friend class Document;
   Entry(Document* document, const Json* value, std::string where)
       : document_(document), value_(value), where_(std::move(where)) {}
   bool array(size_t most, size_t least) const;

@@ -42,6 +42,11 @@ Kernel read_kernel(const Entry& entry, const std::map<std::string, std::string>&
   entry.at("load_class").word({"elemental", "hierarchical", "reusable"});
   for (const Entry& access : entry.at("access").items(kMaxArguments))
     kernel.access.push_back(static_cast<Access>(access.word({"read", "write", "update"})));
+  if (auto pairs = entry.find("in_place"); pairs.present())
+    for (const Entry& pair : pairs.items(kMaxItems)) {
+      auto places = pair.integers(0, static_cast<int64_t>(kernel.access.size()) - 1, 2, 2);
+      if (places.size() == 2) kernel.in_place.emplace(places[0], places[1]);
+    }
   if (auto local = entry.find("local_bytes"); local.present()) kernel.local_bytes = local.integer(0, kMaxSize);
   if (auto sizes = entry.find("sizes"); sizes.present()) kernel.sizes = sizes.integer(0, kMaxArguments - 1);
   if (auto checks = entry.find("checks"); checks.present() && checks.boolean())
@@ -189,6 +194,12 @@ void check_contents(const Entry& entry, const Program& program) {
   for (size_t position = 0; position < program.launches.size(); ++position) {
     const Launch& launch = program.launches[position];
     const Kernel& kernel = program.kernels[launch.kernel];
+    // An operand of this launch in whose place argument k may not write.
+    auto disturbed = [&](int64_t owner, size_t k) {
+      for (size_t read = 0; read < launch.tensors.size(); ++read)
+        if (launch.tensors[read] == owner && read != k && !kernel.in_place.count({read, k})) return true;
+      return false;
+    };
     for (int phase = 0; phase < 2; ++phase)  // reads come before writes: a result may take an operand's place
       for (size_t k = 0; k < launch.tensors.size(); ++k) {
         int64_t index = launch.tensors[k];
@@ -199,7 +210,10 @@ void check_contents(const Entry& entry, const Program& program) {
         auto [begin, end] = range_of(index);
         auto first = owners.lower_bound(begin);
         if (first != owners.begin() && std::prev(first)->second.first > begin) --first;
-        while (first != owners.end() && first->first < end) first = owners.erase(first);
+        while (first != owners.end() && first->first < end) {
+          if (disturbed(first->second.second, k)) return lost(first->second.second, "launch " + std::to_string(position));
+          first = owners.erase(first);
+        }
         owners[begin] = {end, index};
       }
   }
@@ -255,9 +269,8 @@ std::vector<int64_t> Program::fed() const {
 
 Result<Program> read_program(const std::string& name, const std::string& text,
                              const std::map<std::string, std::string>& sources) {
-  TE_TRY(json, parse_json(name, text));
-  Document document{name};
-  Entry entry(document, json);
+  TE_TRY(document, Document::parse(name, text));
+  Entry entry = document.root();
   Program program;
   entry.only({"schema", "name", "tensors", "kernels", "launches", "inputs", "outputs", "arena", "hyperparameters",
               "target", "notes"});

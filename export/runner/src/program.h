@@ -42,6 +42,7 @@ struct Tensor {
 struct Kernel {
   std::string name, source;
   std::vector<Access> access;
+  std::set<std::pair<int64_t, int64_t>> in_place;  // an argument read and one written that may be the same memory
   int64_t sizes = 0, local_bytes = 0;
 };
 

@@ -237,12 +237,11 @@ Result<FileHeader> read_file_header(const File& file) {
     return Error{file.name() + ": announces a header of " + std::to_string(length) + " bytes" + again};
   std::string text(length, '\0');
   TE_CHECK(file.read(8, text.data(), length));
-  TE_TRY(json, parse_json(file.name() + " (header)", text));
-  Document document{file.name()};
+  TE_TRY(document, Document::parse(file.name() + " (header)", text));
   FileHeader header;
   header.begin = 8 + static_cast<int64_t>(length);
   std::vector<std::pair<int64_t, int64_t>> spans;
-  for (const auto& [name, entry] : Entry(document, json).entries(kMaxTensors)) {
+  for (const auto& [name, entry] : document.root().entries(kMaxTensors)) {
     if (name == "__metadata__") {
       for (const auto& [key, value] : entry.entries(1000)) header.metadata[key] = value.text(100000, 0);
       continue;
@@ -279,15 +278,16 @@ Status write_tensors(const std::string& path, std::vector<FileTensor> tensors,
   std::sort(tensors.begin(), tensors.end(), [](const FileTensor& a, const FileTensor& b) {
     return std::pair(-size_of(a.dtype), a.name) < std::pair(-size_of(b.dtype), b.name);
   });
-  auto quoted = [](const std::string& text) { return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace); };
   std::string header;
   int64_t end = 0, most = 0;
   for (const auto& [key, value] : metadata) header += (header.empty() ? "" : ",") + quoted(key) + ":" + quoted(value);
   if (!header.empty()) header = "\"__metadata__\":{" + header + "}";
   for (const FileTensor& tensor : tensors) {
     int64_t nbytes = product(tensor.shape) * size_of(tensor.dtype);
+    std::string sizes;
+    for (int64_t size : tensor.shape) sizes += (sizes.empty() ? "" : ",") + std::to_string(size);
     header += (header.empty() ? "" : ",") + quoted(tensor.name) + ":{\"dtype\":\"" + code_of(tensor.dtype) +
-              "\",\"shape\":" + Json(tensor.shape).dump() + ",\"data_offsets\":[" + std::to_string(end) + "," +
+              "\",\"shape\":[" + sizes + "],\"data_offsets\":[" + std::to_string(end) + "," +
               std::to_string(end + nbytes) + "]}";
     end += nbytes;
     most = std::max(most, nbytes);

@@ -3,6 +3,7 @@
 
 #include <mutex>
 #include <new>
+#include <nlohmann/json.hpp>
 
 #include "executor.h"
 
