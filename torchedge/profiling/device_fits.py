@@ -17,7 +17,7 @@ from torchedge.errors import InputError, ProfileError, check_choice
 from torchedge.graphs import Mode
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels
 from torchedge.profiling import profile_folders
-from torchedge.profiling.accuracy import NAMES, Score
+from torchedge.profiling.accuracy import NAMES, Score, StepFigure
 from torchedge.profiling.campaigns.expansion import PLAN
 from torchedge.profiling.campaigns.plans import LARGER, parse_plan, read_plan
 from torchedge.profiling.datasets import is_dataset, read_dataset
@@ -69,17 +69,15 @@ class _Silent:
     def step(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FigureFit:
-    """One fitted figure: Γ or Φ of training, γ or φ of inference.
+@dataclass(frozen=True)
+class FigureFit(StepFigure):
+    """One fitted figure.
 
     error: mean absolute error in % on networks held out (on pruning levels or points, where there is one
     network). coverage: % of held-out rows inside their 90 % intervals, NaN where it was not scored. worst:
     the network that errs most, "" where networks were not told apart. written: the profile holds the figure.
     """
 
-    mode: Mode
-    quantity: Quantity
     rows: int
     networks: int
     error: float
@@ -87,16 +85,6 @@ class FigureFit:
     worst: str
     verdict: Verdict
     written: bool
-
-    @property
-    def symbol(self) -> str:
-        """Γ, Φ, γ or φ."""
-        return NAMES[self.mode, self.quantity][0]
-
-    @property
-    def name(self) -> str:
-        """The figure in words, such as "training memory"."""
-        return NAMES[self.mode, self.quantity][1]
 
 
 @dataclass(frozen=True, slots=True)
