@@ -89,8 +89,8 @@ class Score:
 
 
 @dataclass(frozen=True)
-class StepFigure:
-    """A quantity of a mode: Γ or Φ of training, γ or φ of inference."""
+class JudgedFigure:
+    """A figure that is held against measurements: Γ or Φ of training, γ or φ of inference."""
 
     mode: Mode
     quantity: Quantity
@@ -105,15 +105,10 @@ class StepFigure:
         """The figure in words, such as "training memory"."""
         return NAMES[self.mode, self.quantity][1]
 
-    @property
-    def unit(self) -> str:
-        """MiB or ms."""
-        return NAMES[self.mode, self.quantity][2]
-
 
 @dataclass(frozen=True)
-class Comparison(StepFigure):
-    """One figure over R rows: labels, measured and predicted values, intervals (NaN: none)."""
+class Comparison(JudgedFigure):
+    """One quantity of one mode over R rows: labels, measured and predicted values, intervals (NaN: none)."""
 
     network: StringArray
     level: npt.NDArray[np.int64]
@@ -124,6 +119,11 @@ class Comparison(StepFigure):
     value: FloatArray
     low: FloatArray
     high: FloatArray
+
+    @property
+    def unit(self) -> str:
+        """MiB or ms."""
+        return NAMES[self.mode, self.quantity][2]
 
     @property
     def error(self) -> FloatArray:

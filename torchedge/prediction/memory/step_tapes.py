@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from torchedge.graphs import ForwardGraph, Op, Value
+from torchedge.graphs import FUNCTION_REGION, ForwardGraph, Op, Value
 from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, UpdateFootprint
 from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, Work, spec_of
@@ -206,6 +206,8 @@ class StepWriter:
         graph, tape = self.graph, self.tape
         regions: dict[int, _Region] = {}
         seen: dict[int, set[int]] = {}
+        ends = {op.region: position for position, op in enumerate(graph.ops) if op.region}
+        checkpoints = range(1, FUNCTION_REGION)  # those without re-entry
         for position, op in enumerate(graph.ops):
             tape.owner = position
             if op.region and op.grad and graph.loss is not None:
@@ -219,6 +221,10 @@ class StepWriter:
                 self._run(position, op, saving=False)
                 if op.stored:
                     self._store(op, region)
+                is_over = position == ends[op.region] and op.region in checkpoints
+                if is_over and self._run_again(region) == (0, 0):  # autograd keeps nothing that refers to it
+                    self._drop_all(region.inputs)
+                    region.inputs.clear()
             else:
                 self._run(position, op)
             for index in self._releases[position]:
@@ -576,20 +582,24 @@ class StepWriter:
     def _region_back(self, region: _Region, last: int) -> None:
         """Run a checkpoint region's forward again, then its backward.
 
-        Without re-entry the second run stops at the last tensor that autograd keeps, and frees its results;
-        with re-entry it runs to its end, keeps results and their gradients until its backward is complete
+        Without re-entry the second run begins when a node asks for a tensor that autograd keeps, which nodes
+        of casts and sums do not; it stops at the last such tensor, and frees its results. With re-entry it
+        runs to its end, keeps results and their gradients until its backward is complete
         (torch.utils.checkpoint), and gives parameters their gradients itself.
         """
         tape, graph = self.tape, self.graph
         reentrant = region.reentrant
         floor = len(self._records)
         storages: list[int] = []
-        runs = len(region.positions)
+        runs = end = len(region.positions)
         if reentrant:
             outputs = [output for position in region.positions for output in graph.ops[position].outputs]
             storages = [self._gradients[output] for output in outputs if output in self._gradients]
         else:
-            runs = self._run_again(region.positions)
+            runs, end = self._run_again(region)
+            for position in region.positions[end:]:
+                self._record_unrun(position, graph.ops[position])
+            self._run_back(floor)
         for storage in storages:
             tape.hold(storage)
         alive: set[int] = set()
@@ -602,7 +612,7 @@ class StepWriter:
                 if index in alive:
                     alive.discard(index)
                     tape.drop(self._storage[index])
-        for position in region.positions[runs:]:
+        for position in region.positions[runs:end]:
             self._record_unrun(position, graph.ops[position])
         results = [self._storage[index] for index in sorted(alive)]
         if not reentrant:
@@ -617,19 +627,20 @@ class StepWriter:
         self._pending_uses = uses
         self._drop_all([*storages, *results, *region.inputs])
 
-    def _run_again(self, positions: Sequence[int]) -> int:
-        """Return how many operators of a region run before the last tensor that autograd keeps is there.
+    def _run_again(self, region: _Region) -> tuple[int, int]:
+        """Return how many operators of a region run again, and how many up to the last that keeps a tensor.
 
-        An operator's inputs are kept before it runs, its outputs afterwards.
+        It runs if it keeps an output; its inputs are kept before it runs.
         """
+        positions = region.positions
         for end in range(len(positions), 0, -1):
             op = self.graph.ops[positions[end - 1]]
             if is_differentiated(op, self.differentiable):
                 footprint = self._footprint(op, self._needs(op))
                 known = {*footprint.tensors[: sum([index is not None for index in op.inputs])]}
                 if footprint.saved:
-                    return end - 1 + (op.inplace or not known.issuperset(footprint.saved))
-        return 0
+                    return end - 1 + (op.inplace or not known.issuperset(footprint.saved)), end
+        return 0, 0
 
     def _record_unrun(self, position: int, op: Op) -> None:
         """Record an operator that does not run again: its node of the first run keeps inputs at most."""
