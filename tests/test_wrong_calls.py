@@ -286,7 +286,3 @@ def test_a_wrong_call_is_one_sentence(case, monkeypatch, tmp_path):
         call()
     assert words in judged(str(caught.value))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_there_are_sixty():
-    assert len(WRONG) >= 60

@@ -24,7 +24,7 @@ from torchedge.devices import (
 from torchedge.errors import DeviceError, InputError, check_function, check_path, check_whole, described
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
-from torchedge.graphs.training_steps import OPTIMIZERS, StepOptions, TrainingStep
+from torchedge.graphs.training_steps import StepOptions, TrainingStep
 from torchedge.notices import noticed, stage
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import StepSettings
@@ -53,7 +53,7 @@ from torchedge.storage.amounts import Amount, mib_of
 from torchedge.streaming.capacities import LAMBDA
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
 from torchedge.tracing.model_variants import request_of
-from torchedge.tracing.optimizer_replays import OptimizerReplay, replay_of
+from torchedge.tracing.optimizer_replays import replay_of
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
 if TYPE_CHECKING:
@@ -155,8 +155,6 @@ def _settings(step: TrainingStep, model: object = None) -> StepSettings:
     optimizer: Any = step.optimizer
     if not isinstance(optimizer, str):
         optimizer = replay_of(optimizer, model)
-    elif optimizer not in OPTIMIZERS:
-        optimizer = OptimizerReplay(optimizer)
     return StepSettings(optimizer=optimizer, amp=step.amp, accumulation=step.accumulation)
 
 

@@ -8,12 +8,11 @@ from typing import Any, Literal, TypedDict
 
 from torchedge.errors import InputError, check_choice, check_whole, described, did_you_mean
 
-OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
-"""Optimizers whose steps are written by rules."""
-REPLAYED_OPTIMIZERS = (
-    "adafactor", "adagrad", "adadelta", "adamax", "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop",
+OPTIMIZERS = (
+    "none", "sgd", "sgd-momentum", "adam", "adamw", "adafactor", "adagrad", "adadelta", "adamax",
+    "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop",
 )  # fmt: skip
-"""Further names: PyTorch's own steps with its default options are replayed."""
+"""Names of optimizers: the steps of PyTorch's own are replayed with its default options."""
 AMP_DTYPES = ("bfloat16", "float16")
 DTYPES = ("float32", *AMP_DTYPES)
 _WORDS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
@@ -133,7 +132,7 @@ def _as_tuple(targets: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any pytree of 
 def _check_optimizer(optimizer: object) -> None:
     """Raise InputError unless an optimizer is one object with groups of parameters, or a name."""
     if isinstance(optimizer, str):
-        check_choice("optimizer", optimizer, (*OPTIMIZERS, *REPLAYED_OPTIMIZERS))
+        check_choice("optimizer", optimizer, OPTIMIZERS)
     elif isinstance(optimizer, (list, tuple, dict)):
         raise InputError(
             f"optimizer is a {type(optimizer).__name__} of {len(optimizer)}; expected one: for several, "

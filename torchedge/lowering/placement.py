@@ -7,7 +7,7 @@ one, on a processor it costs ten buffer reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -187,22 +187,24 @@ def _as_image(node: Node, layout: Layout, target: Target) -> Layout:
     return image
 
 
-def share_images(program: Program, pitch: int, alignment: int) -> Program:
-    """Return the program with its intermediate images made from the arena's buffer, planned again.
+def share_images(program: Program, pitch: int) -> Program:
+    """Return the program with its intermediate images made from the arena's buffer, which is still to plan.
 
-    Saves memory on devices that make images from buffers. pitch: rows are multiples of so many texels.
-    alignment: offsets are multiples of so many bytes.
+    Saves memory on devices that make images from buffers. pitch: rows are multiples of so many texels; 0: the
+    device makes none.
     """
 
-    def shared(tensor: StoredTensor) -> Layout:
+    def shared(tensor: StoredTensor) -> StoredTensor:
         layout = tensor.layout
         if tensor.role != "intermediate" or layout.storage != "image":
-            return layout
+            return tensor
         width, _ = layout.extent(tensor.shape)
-        image = replace(layout, storage="image_buffer", row_texels=-(-width // pitch) * pitch)
-        return image if image.row_texels <= MOST_PADDING * width else layout
+        texels = -(-width // pitch) * pitch
+        if texels > MOST_PADDING * width:
+            return tensor
+        return replace(tensor, layout=replace(layout, storage="image_buffer", row_texels=texels))
 
-    return _stored(program, shared, alignment)
+    return replace(program, tensors=tuple(map(shared, program.tensors))) if pitch else program
 
 
 def placed_for(
@@ -217,24 +219,14 @@ def placed_for(
     the device's largest. Kernels and packed weights stay the same. streamed: as `planned` takes them.
     """
 
-    def own(tensor: StoredTensor) -> Layout:
+    def apart(tensor: StoredTensor) -> StoredTensor:
         if tensor.layout.storage != "image_buffer" or device.image_from_buffer:
-            return tensor.layout
-        return replace(tensor.layout, storage="image", row_texels=0)
+            return tensor
+        return replace(tensor, layout=replace(tensor.layout, storage="image", row_texels=0))
 
-    if max(allocations(program.arena), default=0) > device.allocation_bytes:
-        arena = replace(program.arena, allocation_bytes=device.allocation_bytes)
-        program = planned(replace(program, arena=arena), alignment, streamed)
-    return _stored(program, own, alignment, streamed)
-
-
-def _stored(
-    program: Program,
-    place: Callable[[StoredTensor], Layout],
-    alignment: int,
-    streamed: Mapping[int, Lifetime] | None = None,
-) -> Program:
-    tensors = tuple([replace(tensor, layout=place(tensor)) for tensor in program.tensors])
-    if tensors == program.tensors:
+    arena, tensors = program.arena, tuple(map(apart, program.tensors))
+    if max(allocations(arena), default=0) > device.allocation_bytes:
+        arena = replace(arena, allocation_bytes=device.allocation_bytes)
+    if arena is program.arena and tensors == program.tensors:
         return program
-    return planned(replace(program, tensors=tensors), alignment, streamed)
+    return planned(replace(program, tensors=tensors, arena=arena), alignment, streamed)

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError
+from torchedge.graphs import SHARED_ROLES, WEIGHT_ROLES
 from torchedge.graphs.steps import Step
 from torchedge.graphs.training_steps import Loss, TrainerOptions, TrainingStep
 from torchedge.lowering.programs import Program
@@ -24,7 +25,7 @@ from torchedge.lowering.targets import Tuner, target_for
 from torchedge.notices import noticed, stage
 from torchedge.opencl import ClDevice, open_context
 from torchedge.opencl.sharing import serialised
-from torchedge.runtime.executors import LOADED, SHARED, Executor, ProgramReport, report_on
+from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
@@ -226,8 +227,8 @@ class Trainer:
         """What is held on the device, in bytes."""
         executors = self._executors()
         own = [t for e in executors for t in e.program.tensors if t.role in ("constant", "input", "output")]
-        shared = {t.name: t for e in executors for t in e.program.tensors if t.role in SHARED}
-        by_role = dict.fromkeys(SHARED, 0)
+        shared = {t.name: t for e in executors for t in e.program.tensors if t.role in SHARED_ROLES}
+        by_role = dict.fromkeys(SHARED_ROLES, 0)
         for tensor in shared.values():
             by_role[tensor.role] += tensor.nbytes
         arena = sum(executor.arena_bytes for executor in executors)
@@ -374,8 +375,7 @@ class Trainer:
         if self._first is None:
             return
         held = {tensor.name for tensor in self._first.program.tensors}
-        roles = ("parameter", "buffer", "state")
-        names = [v.name for v in step.values if v.role in roles and not v.name.startswith("random.")]
+        names = [v.name for v in step.values if v.role in SHARED_ROLES and not v.name.startswith("random.")]
         others = [name for name in names if name not in held]
         weights = self._named_weights()
         replaced = [n for n in names if n in weights and weights[n] is not self._held.get(n)]
@@ -472,12 +472,14 @@ class Trainer:
 
 def _shared_layouts(owner: Executor | None) -> dict[str, Layout]:
     """Return the layouts of the tensors that other programs share with an executor's, by name."""
-    return {} if owner is None else {t.name: t.layout for t in owner.program.tensors if t.role in SHARED}
+    return (
+        {} if owner is None else {t.name: t.layout for t in owner.program.tensors if t.role in SHARED_ROLES}
+    )
 
 
 def _fit(programs: Sequence[Program], weights: Mapping[str, torch.Tensor]) -> bool:
     """Whether a model has all that programs load, in the same form."""
-    loaded = [t for program in programs for t in program.tensors if t.role in LOADED and t.role != "state"]
+    loaded = [t for program in programs for t in program.tensors if t.role in WEIGHT_ROLES]
     forms = {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in weights.items()}
     return all(forms.get(tensor.name) == (tensor.shape, tensor.dtype) for tensor in loaded)
 
