@@ -51,8 +51,9 @@ from harness import options_of
 from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.manifests import digest_of, memory_of
 from torchedge.bundles.sources import SOURCES
-from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
+from torchedge.bundles.weights import write_weights
 from torchedge.errors import TorchedgeError
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl import compiling

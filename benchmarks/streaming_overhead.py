@@ -112,7 +112,7 @@ def measure(kib: int, options: argparse.Namespace, folder: Path) -> tuple[float,
             if number:
                 least[place] = min(least[place], time.perf_counter() - begun)
                 busy[place] = min(busy[place], time.thread_time() - ran)
-    reads = executors[1]._store._stream.reads
+    reads = executors[1]._store.log.reads
     copies = [copy for read in reads for copy in read.copies]
     for executor in executors:
         executor.close()

@@ -89,6 +89,10 @@ WRONG = {
     "unknown optimizer": ((*FINE, "--optimizer", "lion"), "adamw"),
     "unknown dtype": ((*FINE, "--amp", "int4"), "bfloat16"),
     "zero accumulation": ((*FINE, "--accumulation", "0"), "whole number"),
+    "accumulation of an inference": (
+        (*FINE, "--mode", "infer", "--accumulation", "4"),
+        "a training step alone",
+    ),
     "unknown mode": ((*FINE, "--mode", "test"), "'train', 'infer'"),
     "negative limit": ((*FINE, "--memory-limit", "-5"), "expected a number of MiB such as 4096"),
     "limit that is no number": ((*FINE, "--memory-limit", "nan"), "4GiB"),
