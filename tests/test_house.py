@@ -31,7 +31,7 @@ VERBS = {
     *("profile", "run", "search", "simulate", "train"),
 }
 OPTIONAL = {
-    *("diffusers", "matplotlib", "onnx", "pyopencl", "scipy", "sklearn", "timm", "torchvision"),
+    *("diffusers", "matplotlib", "onnx", "ortools", "pyopencl", "scipy", "sklearn", "timm", "torchvision"),
     *("transformers", "vit_pytorch"),
 }
 PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -125,7 +125,7 @@ def test_readers_do_jobs_in_order_and_hand_over_what_the_source_raises(faults):
                 raise ValueError(f"at {address}")
             into[:needed] = address
 
-    ring = StagingRing(SimpleNamespace(bytes=np.zeros(2**16, np.uint8)))
+    ring = StagingRing(SimpleNamespace(device=None, bytes=np.zeros(2**16, np.uint8)))
     readers = Readers(Source(), ring)
     reads = [FileRead(number, 2, 4096 * number, 0, ()) for number in range(8)]
     for number, read in enumerate(reads):
