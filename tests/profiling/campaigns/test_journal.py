@@ -67,8 +67,3 @@ def test_losses_that_were_seen_count_twice_only(tmp_path, witness):
                 journal.append({"row": "lost"})
         begin(journal, boot="last" if witness == "boot" else "a")
         assert journal.given_up() == [("net", "train", 1)]
-
-
-def test_unwritable_folder(tmp_path):
-    with pytest.raises(ProfileError, match="cannot be written"), CampaignJournal(tmp_path / "missing"):
-        pass
