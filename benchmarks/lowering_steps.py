@@ -261,20 +261,15 @@ def lowered_by(tuner: str, step: Step, arguments: argparse.Namespace) -> Variant
     from torchedge.devices import match_device
     from torchedge.errors import TorchedgeError
     from torchedge.lowering.assembly import lower
-    from torchedge.lowering.targets import TARGETS, device_class, with_tuner
+    from torchedge.lowering.targets import TARGETS, target_for, with_tuner
     from torchedge.opencl import compile_kernels, open_context
     from torchedge.runtime import Executor
     from torchedge.runtime.kernel_times import CachedTimes
 
     context = open_context()
     device, kind = context.device, tuner.removesuffix("-image")
-    own = device_class(device.kind, device.name, device.vendor, device.platform)
-    plain = TARGETS[arguments.target or own]
-    chosen = with_tuner(
-        plain,
-        match_device(device.name) if device.kind != "cpu" else None,
-        kind,
-    )
+    plain = TARGETS[arguments.target] if arguments.target else target_for(device, "fixed")
+    chosen = with_tuner(plain, match_device(device.name) if device.kind != "cpu" else None, kind)
     if kind != tuner:
         chosen = replace(chosen, storage="image")
     times = CachedTimes(context)
@@ -464,7 +459,11 @@ def main() -> None:
         "names", nargs="*", help="cases, `networks` or `cases`; with tuners of their own: gpt=fixed,measured"
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON lines: figures by case and tuner")
-    parser.add_argument("--target", default="", help="device class to lower for, by default the device's")
+    parser.add_argument(
+        "--target",
+        default="",
+        help="device class to lower for, without limits; by default the device's own target",
+    )
     parser.add_argument("--tuners", nargs="+", default=["fixed"], help="fixed, model, measured; -image")
     parser.add_argument("--small", action="store_true", help="sizes that suit a processor")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are lowered and compiled at once")
