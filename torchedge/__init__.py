@@ -16,14 +16,13 @@ if TYPE_CHECKING:
         capture_lengths,
         export,
         features,
-        load_bundle,
         plan,
         predict,
         report,
         search,
         simulate,
     )
-    from torchedge.bundles.bundle import Bundle
+    from torchedge.bundles.bundle import Bundle, load_bundle
     from torchedge.devices import Device, find_device, list_devices
     from torchedge.errors import (
         CaptureError,
@@ -112,14 +111,13 @@ _HOMES = {
         "capture_lengths",
         "export",
         "features",
-        "load_bundle",
         "plan",
         "predict",
         "report",
         "search",
         "simulate",
     ),
-    "torchedge.bundles.bundle": ("Bundle",),
+    "torchedge.bundles.bundle": ("Bundle", "load_bundle"),
     "torchedge.devices": ("Device", "find_device", "list_devices"),
     "torchedge.errors": (
         "CaptureError",

@@ -255,7 +255,7 @@ def test_memory_is_what_the_executor_takes(training):
 
 def test_running_a_bundle_loads_no_torch(inference, tmp_path):
     code = (
-        "import sys, numpy, torchedge.bundles.bundle as b; bundle = b.Bundle.open(sys.argv[1]); "
+        "import sys, numpy, torchedge; bundle = torchedge.load_bundle(sys.argv[1]); "
         "bundle.run(numpy.zeros((2, 3, 8, 8), 'f4')); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(inference)], check=True)

@@ -48,6 +48,9 @@ def run_both(bundle, arrays, tmp_path):
     for k, batch in enumerate(batches):
         for entry, array in zip(bundle.manifest.outputs, bundle.run(*batch), strict=True):
             assert array.tobytes() == again.pop(f"{k}.{entry.name}").tobytes(), f"step {k}: {entry.name}"
+    if bundle.schedule is not None:
+        assert bundle.schedule.streamed
+        assert again["bytes"] <= bundle.manifest.memory.total_bytes
     return again
 
 

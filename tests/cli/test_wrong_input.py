@@ -104,6 +104,10 @@ WRONG = {
     "unknown optimizer": ((*FINE, "--optimizer", "lion"), "adamw"),
     "unknown dtype": ((*FINE, "--amp", "int4"), "bfloat16"),
     "zero accumulation": ((*FINE, "--accumulation", "0"), "whole number"),
+    "accumulation of an inference": (
+        (*FINE, "--mode", "infer", "--accumulation", "4"),
+        "a training step alone",
+    ),
     "unknown mode": ((*FINE, "--mode", "test"), "'train', 'infer'"),
     "negative limit": ((*FINE, "--memory-limit", "-5"), "expected a number of MiB such as 4096"),
     "limit that is no number": ((*FINE, "--memory-limit", "nan"), "4GiB"),
@@ -396,9 +400,13 @@ def test_a_signal_ends_a_command_in_order(number, monkeypatch, capsys):
             ended.append(True)
 
     monkeypatch.setattr("torchedge.devices.scan_profiles", ends)
-    assert main(["devices"]) == 128 + number and ended
+    before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP, and a command keeps to that
+    try:
+        assert main(["devices"]) == 128 + number and ended
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
     assert capsys.readouterr().err == f"torchedge: ended by {number.name}\n"
-    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_a_reader_that_has_gone():

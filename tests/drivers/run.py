@@ -7,8 +7,9 @@
 
 At hand is every device of the loader's drivers, rusticl on llvmpipe where Mesa has it, and Oclgrind, a
 simulator that reports accesses out of bounds, uninitialised values and data races; its log has to stay empty.
-Each device gets a process of its own, for a driver that crashes ends it. The exit status is 1 if any test
-failed on any device, and 2 if fewer devices than --least are at hand.
+Each device gets a process of its own, for a driver that crashes ends it. A driver that builds no kernel on
+this processor is named with its fault and not tested. The exit status is 1 if any test failed on any device,
+or fewer devices than --least can be tested.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Driver:
     name: str
     platform: str
     version: str
-    probe: str
+    fault: str
     environment: Mapping[str, str]
 
     @property
@@ -73,8 +74,7 @@ def listed(environment: Mapping[str, str]) -> list[Driver]:
         return []
     devices = json.loads(run.stdout)
     return [
-        Driver(d["index"], d["name"], d["platform"], d["driver"], str(d.get("probe", "")), environment)
-        for d in devices
+        Driver(d["index"], d["name"], d["platform"], d["driver"], d["fault"], environment) for d in devices
     ]
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     )
     parser.add_argument("--list", action="store_true", help="print the devices and stop")
     parser.add_argument("--only", default="", help="a word of the device's name, platform or driver")
-    parser.add_argument("--least", type=int, default=1, help="devices that must be at hand")
+    parser.add_argument("--least", type=int, default=1, help="devices that must be usable")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -158,10 +158,12 @@ def main() -> None:
         rows, status = [("device", "platform", "driver", "passed", "failed", "skipped", "reports")], 0
         for driver in drivers:
             row = (driver.name, driver.platform, driver.version)
-            if given.list:
-                rows.append((*row, driver.probe, "", "", ""))
-                continue
             print(f"== {driver.name} ({driver.platform} {driver.version})", flush=True)
+            if driver.fault:
+                print(f"   cannot be used here: {driver.fault}", flush=True)
+            if driver.fault or given.list:
+                rows.append((*row, "", "", "", ""))
+                continue
             result = tested(driver, folder, given.pytest)
             for line in result.failures:
                 print(f"   {line}", flush=True)
@@ -171,8 +173,9 @@ def main() -> None:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    if len(drivers) < given.least:
-        raise SystemExit(f"{len(drivers)} devices are at hand; expected at least {given.least}")
+    usable = sum(not driver.fault for driver in drivers)
+    if usable < given.least:
+        raise SystemExit(f"{usable} devices can be tested; expected at least {given.least}")
     sys.exit(status)
 
 

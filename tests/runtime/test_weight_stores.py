@@ -14,22 +14,11 @@ from oracles.small_programs import program, tensor
 pytest.importorskip("pyopencl")
 
 from torchedge.runtime.staging import Readers, StagingRing
-from torchedge.runtime.weight_reads import WeightRead, plan_reads
-from torchedge.streaming.schedules import Transfer
+from torchedge.streaming.commands import plan_reads, ring_places, whole_pages
+from torchedge.streaming.schedules import FileRead, Transfer
 from torchedge.textures.layouts import PAGE_BYTES, Layout
 
 LAYOUTS = [Layout((0, 1)), Layout((0, 1), "image", 1), Layout((1, 0), "image", 1, "block-4", 2)]
-
-
-class Content:
-    """A source of bytes; tensors lie at the places given."""
-
-    def __init__(self, places, alignment):
-        self.places, self.alignment = places, alignment
-
-    def address(self, name, nbytes):
-        assert self.places[name][1] == nbytes
-        return self.places[name][0]
 
 
 @st.composite
@@ -45,8 +34,8 @@ def stored_tensors(draw):
 
 
 @pytest.mark.slow
-@given(stored_tensors(), st.sampled_from([1, 4096]), st.sampled_from([4, 8, 100]), st.booleans(), st.data())
-def test_reads_bring_every_byte_to_its_place(tensors, alignment, pages, join, data):
+@given(stored_tensors(), st.sampled_from([4, 8, 100]), st.booleans(), st.data())
+def test_reads_bring_every_byte_to_its_place(tensors, pages, join, data):
     made = program(tensors, [], [], [], [])
     chance = np.random.default_rng(0)
     packed = [t.layout.pack(chance.random(t.shape).astype(t.dtype)) for t in tensors]
@@ -64,37 +53,36 @@ def test_reads_bring_every_byte_to_its_place(tensors, alignment, pages, join, da
     groups.sort(key=lambda group: group[0])
     most = pages * PAGE_BYTES
     transfers = [(n, [t for k, t in groups if k == n]) for n in range(3)]
-    reads = plan_reads(made, transfers, Content(places, alignment), most, join=join)
+    reads = plan_reads(made, transfers, places, most, join=join)
     first = {index: min(k for k, t in groups if t.tensor == index) for index in range(len(tensors))}
     arrived = [np.zeros_like(array) for array in packed]
     counts, begins, latest = ([np.zeros(array.nbytes, int) for array in packed] for _ in range(3))
     for launch, transfer in groups:
         latest[transfer.tensor][transfer.start : transfer.stop] = launch
     for read in reads:
-        assert read.address % alignment == 0 and read.needed <= read.nbytes <= most
-        assert read.nbytes % PAGE_BYTES == 0 and read.copies
-        staging = np.frombuffer(content[read.address : read.address + read.needed], np.uint8)
+        assert read.offset % PAGE_BYTES == 0 and whole_pages(read.nbytes) <= most and read.copies
+        staging = np.frombuffer(content[read.offset : read.offset + read.nbytes], np.uint8)
         for copy in read.copies:
-            assert copy.launch >= first[copy.tensor]  # the weight has memory from there on
+            assert copy.after >= first[copy.tensor]  # the weight has memory from there on
             piece = staging[copy.at : copy.at + copy.nbytes]
             target = arrived[copy.tensor]
             if len(copy.place) == 1:
                 target.view(np.uint8)[copy.place[0] : copy.place[0] + copy.nbytes] = piece
                 counts[copy.tensor][copy.place[0] : copy.place[0] + copy.nbytes] += 1
-                begins[copy.tensor][copy.place[0] : copy.place[0] + copy.nbytes] = copy.launch
+                begins[copy.tensor][copy.place[0] : copy.place[0] + copy.nbytes] = copy.after
             else:
                 x, y, width, height = copy.place
                 target[y : y + height, x : x + width] = piece.view(target.dtype).reshape(height, width, 4)
                 shape = (*target.shape[:2], -1)
                 counts[copy.tensor].reshape(shape)[y : y + height, x : x + width] += 1
-                begins[copy.tensor].reshape(shape)[y : y + height, x : x + width] = copy.launch
+                begins[copy.tensor].reshape(shape)[y : y + height, x : x + width] = copy.after
     for index, (before, after) in enumerate(zip(packed, arrived, strict=True)):
         np.testing.assert_array_equal(before, after)
         assert (counts[index] == 1).all()
         assert (begins[index] <= latest[index]).all() if join else (begins[index] == latest[index]).all()
-    launches = [copy.launch for read in reads for copy in read.copies]
+    launches = [copy.after for read in reads for copy in read.copies]
     assert launches == sorted(launches)
-    assert join or all(len({copy.launch for copy in read.copies}) == 1 for read in reads)
+    assert join or all(len({copy.after for copy in read.copies}) == 1 for read in reads)
 
 
 def test_neighbours_in_the_source_are_read_together():
@@ -102,34 +90,29 @@ def test_neighbours_in_the_source_are_read_together():
     places = {f"w{k}": (4000 * k, 4000) for k in range(4)} | {"w4": (10**6, 4000), "w5": (10**6 + 4000, 4000)}
     made = program(tensors, [], [], [], [])
     whole = [Transfer(k, 0, 4000) for k in range(6)]
-    reads = plan_reads(made, [(0, whole[:3]), (1, whole[3:])], Content(places, 1), 2**16)
-    assert [(read.address, read.needed, len(read.copies)) for read in reads] == [
-        (0, 12000, 3), (12000, 4000, 1), (10**6, 8000, 2)
+    reads = plan_reads(made, [(0, whole[:3]), (1, whole[3:])], places, 2**16, join=False)
+    assert [(read.offset, read.nbytes, len(read.copies)) for read in reads] == [
+        (0, 12000, 3), (8192, 7808, 1), (999424, 8576, 2)
     ]  # fmt: skip
-
-
-def ring_of(nbytes):
-    return StagingRing(SimpleNamespace(bytes=np.zeros(nbytes, np.uint8)))
 
 
 @given(st.integers(4, 20), st.lists(st.integers(1, 4), max_size=60))
 def test_places_in_staging_memory_do_not_overlap(pages, sizes):
-    places = ring_of(pages).places(sizes)
-    taken = [range(place.at, place.at + nbytes) for place, nbytes in zip(places, sizes, strict=True)]
+    places = ring_places(sizes, pages)
+    taken = [range(at, at + nbytes) for (at, _), nbytes in zip(places, sizes, strict=True)]
     assert all(span.start >= 0 and span.stop <= pages for span in taken)
-    assert all(before.after <= after.after for before, after in pairwise(places))
-    for number, place in enumerate(places):
-        for other in range(place.after, number):  # may still be there
+    assert all(before[1] <= after[1] for before, after in pairwise(places))
+    for number, (_, freed) in enumerate(places):
+        for other in range(freed, number):  # may still be there
             assert taken[other].stop <= taken[number].start or taken[number].stop <= taken[other].start
-        if number and place.after > places[number - 1].after:  # what is waited for is in the way
-            other = taken[place.after - 1]
+        if number and freed > places[number - 1][1]:  # what is waited for is in the way
+            other = taken[freed - 1]
             assert other.start < taken[number].stop and taken[number].start < other.stop
 
 
 def test_a_ring_uses_all_of_its_memory():
-    places = ring_of(4).places([1, 1, 1, 1, 2, 1, 4])
-    assert [place.at for place in places] == [0, 1, 2, 3, 0, 2, 0]
-    assert [place.after for place in places] == [0, 0, 0, 0, 2, 3, 6]
+    places = ring_places([1, 1, 1, 1, 2, 1, 4], 4)
+    assert places == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 2), (2, 3), (0, 6)]
 
 
 @pytest.mark.parametrize("faults", [(), (2,), (0, 5)])
@@ -142,11 +125,11 @@ def test_readers_do_jobs_in_order_and_hand_over_what_the_source_raises(faults):
                 raise ValueError(f"at {address}")
             into[:needed] = address
 
-    ring = ring_of(16)
+    ring = StagingRing(SimpleNamespace(bytes=np.zeros(2**16, np.uint8)))
     readers = Readers(Source(), ring)
-    reads = [WeightRead(number, 2, 2, ()) for number in range(8)]
+    reads = [FileRead(number, 2, 4096 * number, 0, ()) for number in range(8)]
     for number, read in enumerate(reads):
-        readers.submit(number, read, 2 * number, [])
+        readers.submit(number, read, [])
     seen, failed = set(), []
     for _ in reads:
         try:
@@ -155,10 +138,10 @@ def test_readers_do_jobs_in_order_and_hand_over_what_the_source_raises(faults):
             failed.append(str(error))
         else:
             seen.add(number)
-            assert start <= end and (ring.view(2 * number, 0, 2) == number).all()
+            assert start <= end and (ring.view(4096 * number, 2) == number).all()
     assert sorted(failed) == [f"at {address}" for address in faults]
     assert seen == set(range(8)) - set(faults) and readers.next_done(wait=False) is None
-    readers.submit(0, reads[1], 0, [])
+    readers.submit(0, reads[1], [])
     readers.cancel()
     assert readers.next_done(wait=False) is None
     readers.close()

@@ -86,14 +86,17 @@ UpdateCost = tuple[float, float]
 """What an optimizer costs relative to SGD with momentum: memory accesses and calls."""
 
 _UPDATES = {
-    "none": (0, 0), "sgd": (6, 2), "sgd-momentum": (11, 4), "adam": (20, 10),
+    "none": (0, 0), "sgd": (6, 2), "sgd-momentum": (11, 4), "adam": (20, 10), "adamw": (20, 10),
 }  # fmt: skip
-_FUSED_UPDATES = {"sgd": (4, 1), "sgd-momentum": (5, 1), "adam": (7, 2)}
+_FUSED_UPDATES = {"sgd": (4, 1), "sgd-momentum": (5, 1), "adam": (7, 2), "adamw": (7, 2)}
 """Reads and writes of a parameter's element, and calls over all parameters: the multi-tensor steps of
 torch.optim line by line, with weight decay. Other optimizers count as Adam does."""
 _GRADIENT_CALLS = 4
 """Calls for each parameter whatever the optimizer: autograd stores its gradient, the optimizer looks up the
 gradient and its state, zero_grad drops the gradient."""
+
+
+TIMED_OPTIMIZERS = tuple(_UPDATES)
 
 
 def update_cost(settings: StepSettings) -> UpdateCost:
