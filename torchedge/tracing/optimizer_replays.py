@@ -219,7 +219,10 @@ def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -
         optimizer = _emptied(replay.template, {id(p): new for p, new in zip(old, parameters, strict=True)})
     fused = _configure(optimizer, foreach)
     for place in places:
-        parameters[place].grad = torch.empty_like(parameters[place])
+        shape, dtype, _, _ = replay.parameters[place]
+        parameters[place].grad = torch.empty(
+            shape, dtype=dtype, device="meta"
+        )
     run = _UpdateRun()
     try:
         with _disable_current_modes(), run:
@@ -304,6 +307,13 @@ def _paged(p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(0) if p.numel() >= _LEAST_PAGED else torch.zeros_like(p, dtype=dtype)
 
 
+_ALIKE = frozenset(
+    [torch.ops.aten.clone.default, torch.ops.aten._foreach_sqrt.default, torch.ops.aten.zeros_like.default]
+)
+"""Operators whose results are as their only operand, or as each of its tensors."""
+_PLAIN = {"pin_memory": False, "memory_format": torch.preserve_format}
+
+
 class _UpdateRun(StorageLog):
     """Follows an optimizer's storages. Operators in place are skipped: they allocate nothing."""
 
@@ -314,6 +324,14 @@ class _UpdateRun(StorageLog):
             return self.value
         if func._schema.is_mutable:
             return (kwargs or {}).get("out", args[0]) if func._schema.returns else None
+        if func in _ALIKE:  # PyTorch's own meta kernels of these are in Python
+            like = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            plain = (kwargs or {}).items() <= _PLAIN.items()
+            if plain and all(t.is_meta and t.is_contiguous() for t in like):
+                made = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in like]
+                for tensor in made:
+                    self.follow(tensor)
+                return made if like is args[0] else made[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def names_of_states(self, optimizer: Any, parameters: Sequence[Any]) -> dict[int, tuple[int, str]]:
