@@ -220,9 +220,7 @@ def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -
     fused = _configure(optimizer, foreach)
     for place in places:
         shape, dtype, _, _ = replay.parameters[place]
-        parameters[place].grad = torch.empty(
-            shape, dtype=dtype, device="meta"
-        )
+        parameters[place].grad = torch.empty(shape, dtype=dtype, device="meta")
     run = _UpdateRun()
     try:
         with _disable_current_modes(), run:
