@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchedge.errors import KernelBuildError
-from torchedge.notices import noticed, stage
+from torchedge.notices import stage
 from torchedge.opencl.binary_caches import BinaryCache, default_cache, key_of
 from torchedge.opencl.build_processes import TrialRun, build_in_processes, end_waiting, process_count
 from torchedge.opencl.contexts import DeviceContext, translated
@@ -68,16 +68,6 @@ def compile_kernels(
     Raises:
         KernelBuildError: names the kernel and shows the line of the compiler's first error.
     """
-    with noticed(f"building {len(sources):,} kernels"):
-        return _compiled(context, sources, cache, trials)
-
-
-def _compiled(
-    context: DeviceContext,
-    sources: Mapping[str, str],
-    cache: BinaryCache | Literal["auto"] | None,
-    trials: Sequence[TrialRun],
-) -> CompiledKernels:
     check_process()
     binaries = cache_for(context.device) if cache == "auto" else cache
     groups: dict[str, dict[str, str]] = {}

@@ -25,6 +25,7 @@ from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
+from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.build_processes import TrialRun
 from torchedge.opencl.compiling import CompiledKernels
@@ -155,7 +156,8 @@ class Executor:
             slots = slots_of(self.program, loads) if loading == "slot" else {}
         kernels = self._kernels(schedule, whole_arena)
         trials = _trials(self.program, kernels) if schedule is None else []
-        compiled = compile_kernels(self.context, _sources(self.program, kernels, slots), trials=trials)
+        with noticed(f"building the kernels of {self.program.name}"):
+            compiled = compile_kernels(self.context, _sources(self.program, kernels, slots), trials=trials)
         self._gauge = memory_gauge(self.context) if self._profile and schedule is not None else None
         self._before_bytes = 0 if self._gauge is None else self._gauge.read()
         self._tensors = self._residents({} if shared is None else shared._tensors)
