@@ -21,10 +21,13 @@ class _Work:
     what: str
     stage: str = ""
     said: float = field(default_factory=time.perf_counter)
+    named: bool = False
 
     def say(self) -> None:
-        self.said = time.perf_counter()
-        _say(f"{self.what}: {self.stage} ..." if self.stage else f"{self.what} ...")
+        """Say the stage, the first time behind what is being made."""
+        begin = " " if self.named else self.what + ":" * bool(self.stage)
+        _say(" ".join(filter(None, (begin, self.stage, "..."))))
+        self.said, self.named = time.perf_counter(), True
 
 
 _CURRENT: ContextVar[_Work | None] = ContextVar("work that lasts", default=None)

@@ -10,7 +10,7 @@ from torch import nn
 import torchedge
 from torchedge.devices import find_device, list_devices, prediction_provenance
 from torchedge.prediction.latency.roofline import fitting_prior, product_rates
-from torchedge.prediction.profiles import load_models
+from torchedge.prediction.profiles import CHANNELS_LAST, MATRICES, load_models, read_relative
 
 PRECISIONS = (None, "float16", "bfloat16")
 SCALED = ("nvidia-a100", "rtx-4090", "jetson-orin-nano", "adreno-750", "apple-m2", "raspberry-pi-5")
@@ -190,3 +190,34 @@ def test_the_prior_of_a_fit_takes_no_ratio_of_peaks():
     assert product_rates(device)[0] > product_rates(device)[1]
     figures = {name: figure for name, figure in device.figures.items() if name != "peak_tf32_gflops"}
     np.testing.assert_array_equal(fitting_prior(device), fitting_prior(replace(device, figures=figures)))
+
+
+def test_convolutions_attain_a_smaller_part_of_larger_matrix_units():
+    device = find_device("nvidia-h200")
+    rates = [product_rates(device, precision) for precision in (None, "bfloat16")]
+    peaks = [device.value(f"peak_{name}_gflops") for name in ("tf32", "bf16_matrix")]
+    assert all(attained < 0.4 * peak for (attained, _), peak in zip(rates, peaks, strict=True))
+    assert rates[1][0] == pytest.approx(2 * rates[0][0], rel=0.01)  # half as many bytes to move
+    assert rates[0][1] == device.value("peak_fp32_gflops") and rates[1][1] == peaks[1]
+    plain = find_device("jetson-tx2")  # no matrix units: every product at the vector units' peak
+    assert product_rates(plain) == (plain.value("peak_fp32_gflops"),) * 2
+    assert product_rates(plain, "float16") == (plain.value("peak_fp16_gflops"),) * 2
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_kinds_of_steps_are_scaled_with_their_device(mode):
+    """Of a device with the relative's own figures each kind has the relative's products."""
+    relative = read_relative(find_device("nvidia-a100"), mode)
+    same = replace(
+        relative.device, profile={"relative": relative.device.name}, fingerprint=f"as unseen, {mode}"
+    )
+    models = load_models(same, mode)
+    kinds = {(MATRICES, None)} if mode == "infer" else {(MATRICES, None), (CHANNELS_LAST, None)}
+    assert set(relative.kinds) == kinds
+    np.testing.assert_allclose(
+        models.latency.matrices.coefficients, relative.kinds[MATRICES, None].coefficients
+    )
+    np.testing.assert_allclose(models.latency.coefficients, relative.latency.coefficients)
+    if mode == "train":
+        last = load_models(same, mode, None, True).latency
+        np.testing.assert_allclose(last.coefficients, relative.kinds[CHANNELS_LAST, None].coefficients)

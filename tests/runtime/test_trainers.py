@@ -304,7 +304,7 @@ def test_making_a_program_is_noticed_once_it_lasts(monkeypatch, caplog, after, l
     for text, size in zip(ends, (8, 4), strict=False):
         reason = ", as batches of this size are new" * (size == 4)
         assert f"Sequential for float32[{size}, 6], int64[{size}]{reason} took" in text
-    stages = [r.getMessage().rpartition(": ")[2] for r in caplog.records if "[4, 6]" in r.getMessage()]
+    stages = [r.getMessage().rpartition(": ")[2] for r in caplog.records]
     assert not lines or {"capturing", "building"} <= {stage.split()[0] for stage in stages}
 
 
@@ -315,7 +315,7 @@ def test_a_terminal_shows_the_stages_of_an_export(monkeypatch, capsys, tmp_path,
     options = {"device": "adreno", "onnx": False}
     torchedge.export(mlp(), torch.randn(8, 6), out=tmp_path / "a", **options)
     told = capsys.readouterr().err
-    for words in ("torchedge: exporting for adreno", ": capture ...", ": lower ...", " took "):
+    for words in ("torchedge: exporting for adreno", "capture ...", "  lower ...", " took "):
         assert (words in told) == terminal
     torchedge.export(mlp(), torch.randn(8, 6), out=tmp_path / "b", progress=lambda name: None, **options)
     assert not capsys.readouterr().err

@@ -15,7 +15,6 @@ from torchedge.textures.model import (
     predict_reuse,
     thrashing,
     thread_latency,
-    work_groups,
 )
 from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES, KernelWork, ReadWork
 
@@ -66,11 +65,6 @@ def test_equation_2_steps_once_the_lines_exceed_the_cache(live, factor):
 def test_equation_4_gives_the_waves_of_an_adreno_640(vec4, waves):
     """The register steps that ArchProbe measured on it: 24 and 12 waves."""
     assert occupancy(vec4 * 16, ADRENO) == waves
-
-
-def test_equation_5_rounds_up_in_each_dimension():
-    assert work_groups([100, 65], [4, 1], [8, 16]) == 4 * 5
-    assert work_groups([np.array([100, 128]), 65], [4, 1], [8, 16]).tolist() == [20, 20]
 
 
 def test_equation_6_counts_groups_that_fit_a_unit():

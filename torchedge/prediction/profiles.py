@@ -94,11 +94,17 @@ def _loaded(
     # Equal devices may lie in several folders (a copy, a user's own fit): the folder is part of the key.
     other: Mode = "infer" if mode == "train" else "train"
     fitted, derived = read_models(device, mode), read_models(device, other)
-    models = complete_models(device, mode, fitted, derived, read_relative(device, mode))
-    kinds = read_kinds(device) if mode == "train" else {}
-    convolved = _of_kind(models, device, kinds, CONVOLUTIONS, precision)
+    relative = read_relative(device, mode)
+    models = complete_models(device, mode, fitted, derived, relative)
+    kinds: Mapping[Kind, LatencyModel] = read_kinds(device) if mode == "train" else {}
+    word = models.latency_provenance
+    if kinds:
+        word = _provenance(device, KINDS_TABLE)
+    elif relative is not None and not any(m is not None and m.latency is not None for m in (fitted, derived)):
+        kinds = {kind: relative.scaled_to(device, model) for kind, model in relative.kinds.items()}
+    convolved = _of_kind(models, word, kinds, CONVOLUTIONS, precision)
     if channels_last:
-        convolved = _of_kind(convolved, device, kinds, CHANNELS_LAST, precision)
+        convolved = _of_kind(convolved, word, kinds, CHANNELS_LAST, precision)
         if not any(products == CHANNELS_LAST for products, _ in kinds):
             convolved = replace(convolved, notes=(*convolved.notes, _UNMEASURED_LAYOUT))
     predicted = under_precision(convolved, device, precision)
@@ -106,7 +112,7 @@ def _loaded(
     host = given.value / measured if given is not None and measured is not None else 1.0
     latency = replace(predicted.latency, host=host)
     if any(products == MATRICES for products, _ in kinds):
-        matrices = under_precision(_of_kind(models, device, kinds, MATRICES, precision), device, precision)
+        matrices = under_precision(_of_kind(models, word, kinds, MATRICES, precision), device, precision)
         latency = replace(latency, matrices=replace(matrices.latency, host=host))
     return replace(predicted, latency=latency)
 
@@ -173,7 +179,7 @@ def _kind_name(kind: Kind) -> str:
 
 def _of_kind(
     models: StepModels,
-    device: Device,
+    provenance: Provenance,
     kinds: Mapping[Kind, LatencyModel],
     products: str,
     precision: str | None,
@@ -182,7 +188,6 @@ def _of_kind(
     halves = [] if precision is None else AMP_DTYPES
     for known in (precision, *halves, None):
         if (products, known) in kinds:
-            provenance = _provenance(device, KINDS_TABLE)
             return replace(models, latency=kinds[products, known], latency_provenance=provenance)
         if known == models.latency.amp:
             break
@@ -405,7 +410,7 @@ def complete_models(
             latency = _assumed_latency(known_latency.coefficients, known_latency.amp)
         elif relative is not None:
             origins["latency"] = "relative"
-            latency = relative.scaled_to(device)
+            latency = relative.scaled_to(device, relative.latency)
         else:
             origins["latency"] = "analytic"
             latency = _assumed_latency(prior_mean(device), excess=matrix_excess(device))
@@ -420,17 +425,23 @@ def complete_models(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relative:
-    """A measured device of the same kind, from whose latency an unmeasured device's is scaled."""
+    """A measured device of the same kind, from whose latency an unmeasured device's is scaled.
+
+    kinds: its latency of kinds of steps in float32. Those in half precision say little about other devices:
+    libraries fill another part of each device's matrix units.
+    """
 
     device: Device
     latency: LatencyModel
+    kinds: Mapping[Kind, LatencyModel]
 
-    def scaled_to(self, device: Device) -> LatencyModel:
-        """Return the latency of a device by the ratio of both devices' figures, without the forest."""
-        precision = self.latency.amp
+    def scaled_to(self, device: Device, latency: LatencyModel) -> LatencyModel:
+        """Return one of its models for a device by the ratio of both devices' figures, without the forest."""
+        precision = latency.amp
         shift = prior_mean(device, precision) - prior_mean(self.device, precision)
+        shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
         excess = matrix_excess(device, precision) - matrix_excess(self.device, precision)
-        return _assumed_latency(self.latency.coefficients + shift, precision, excess)
+        return _assumed_latency(latency.coefficients + shift, precision, excess)
 
 
 def read_relative(device: Device, mode: Mode) -> Relative | None:
@@ -445,11 +456,23 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
     other: Mode = "infer" if mode == "train" else "train"
     for models in (read_models(source, mode), read_models(source, other)):
         if models is not None and models.latency is not None:
-            return Relative(source, models.latency)
+            kinds = {kind: model for kind, model in read_kinds(source).items() if kind[1] is None}
+            if mode == "infer":
+                kinds = {k: _inferred(m, models.latency) for k, m in kinds.items() if k[0] == MATRICES}
+            return Relative(source, models.latency, kinds)
     raise ProfileError(
         f"{device.folder / 'device.toml'}: profile.relative is {str(name)[:40]!r}, whose latency was not "
         "measured; name a device with a fitted latency"
     )
+
+
+def _inferred(kind: LatencyModel, inference: LatencyModel) -> LatencyModel:
+    """Return a kind of training steps as inference: its products, the passes and the host of inference."""
+    coefficients = kind.coefficients.copy()
+    for place, name in enumerate(COEFFICIENT_NAMES):
+        if name.startswith(("launch_", "pass_")) or name in ("step", "overlap"):
+            coefficients[place] = inference.coefficients[place]
+    return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
 
 
 def _assumed_latency(

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from torchedge.opencl.contexts import translated
 from torchedge.opencl.memory import StagingMemory
 from torchedge.runtime.weight_sources import WeightSource
-from torchedge.streaming.commands import whole_pages
+from torchedge.streaming.commands import PARTS, whole_pages
 from torchedge.streaming.schedules import FileRead
 
 Bytes = npt.NDArray[np.uint8]
 
-READERS = 2
+READERS = PARTS - 1
 """Reader threads: one waits for the disk while the other starts the next read."""
 
 

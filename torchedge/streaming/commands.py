@@ -19,11 +19,9 @@ from torchedge.errors import InputError, LoweringError
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.kernels.loading import VECTOR_BYTES, destination_of, with_slot
 from torchedge.lowering.programs import Kernel, Program, StoredTensor
+from torchedge.streaming.rates import REQUEST_BYTES
 from torchedge.streaming.schedules import Copy, FileRead, Loads, StreamingSchedule, Transfer, weight_uses
 from torchedge.textures.layouts import LANES, PAGE_BYTES
-
-MOST_READ_BYTES = 2**22
-"""Largest single read: beyond it, disks are not faster."""
 
 MOST_GAP_BYTES = 2**16
 """Bytes between two tensors of a file that are read along rather than skipped."""
@@ -48,7 +46,7 @@ def resolve(
     program, staging = schedule.program, schedule.staging_bytes
     part = staging // PARTS // PAGE_BYTES * PAGE_BYTES
     ring = staging - PAGE_BYTES  # the host's memory may begin within a page
-    most = min(MOST_READ_BYTES, part - PAGE_BYTES if by_kernels else ring // PARTS // PAGE_BYTES * PAGE_BYTES)
+    most = min(REQUEST_BYTES, part - PAGE_BYTES if by_kernels else ring // PARTS // PAGE_BYTES * PAGE_BYTES)
 
     def placed(groups: Iterable[tuple[int, Sequence[Transfer]]]) -> tuple[FileRead, ...]:
         reads = plan_reads(program, groups, places, most, join=not by_kernels)

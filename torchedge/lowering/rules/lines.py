@@ -120,11 +120,11 @@ def _join(kind: _Kind, before: Scalar, within: Scalar) -> Scalar:
     return apply(functions[kind], before, within)
 
 
-def log_add(a: Scalar, b: Scalar, exponential: str = "exp", scale: float = 1.0) -> Scalar:
+def log_add(a: Scalar, b: Scalar) -> Scalar:
     """Return larger + log(1 + exp(smaller - larger)); two equal infinities are themselves."""
     larger = apply("maximum", a, b)
     difference = -apply("abs", a - b)
-    spread = larger + apply("log1p", apply(exponential, difference)) * scale
+    spread = larger + apply("log1p", apply("exp", difference))
     return where(apply("isinf", a) & a.equals(b), a, spread)
 
 

@@ -102,23 +102,31 @@ _HALVED = frozenset(
 )
 """Coefficients that count bytes of products, which half precision halves."""
 
+VECTOR_SHARE = 0.4
+"""The part of a convolution's time on vector units that remains on matrix units (Amdahl's law): they move and
+transform tensors, in half precision half as many bytes. Fitted to single convolutions in float32 on five GPUs
+without TF32, against an H200's with it (`benchmarks/accuracy/unseen_gpus.py share`)."""
+
 MATRIX_EXCESS = "matrix_excess"
 _MATRIX = frozenset(f"matrix_{phase}" for phase in PHASES)
 
 
 def product_rates(device: Device, precision: str | None = None) -> tuple[float, float]:
-    """Return the peak GFLOP/s of convolutions and of matrix products: PyTorch's defaults on the device.
+    """Return the GFLOP/s of convolutions and of matrix products: PyTorch's defaults on the device.
 
     precision: None for float32, where cuDNN takes TF32 for convolutions and cuBLAS does not for matrix
-    products. A device whose figures give no rate for a precision has the next slower one.
+    products. A device whose figures give no rate for a precision has the next slower one. Matrix products
+    have the peak, convolutions the part of it that they attain (`VECTOR_SHARE`).
     """
     full = _figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS)
-    if precision is None:
-        return max(full, _figure(device, "peak_tf32_gflops", full)), full
     half = _figure(device, "peak_fp16_gflops", full) if precision == "float16" else full
-    name = "peak_fp16_matrix_gflops" if precision == "float16" else "peak_bf16_matrix_gflops"
-    rate = max(half, _figure(device, name, half))
-    return rate, rate
+    name = {None: "peak_tf32_gflops", "float16": "peak_fp16_matrix_gflops"}.get(
+        precision, "peak_bf16_matrix_gflops"
+    )
+    peak = max(half, _figure(device, name, half))
+    moving = min(full if precision is None else 2 * full, peak)
+    attained = 1 / ((1 - VECTOR_SHARE) / peak + VECTOR_SHARE / moving)
+    return max(half, attained), full if precision is None else peak
 
 
 def prior_mean(device: Device, precision: str | None = None) -> npt.NDArray[np.float64]:

@@ -1,0 +1,306 @@
+"""Latency on GPUs that nobody measured, scaled from the H200's: the figures of docs/transfer.md.
+
+    python benchmarks/accuracy/unseen_gpus.py kernels|share|networks DATA [--rows N] [--every N] [--peaks]
+
+DATA is the folder that holds gpu-kernels, pytorch-gpu-benchmark and rtx3090-train. `kernels` predicts single
+kernels of five GPUs in float32. `share` fits `VECTOR_SHARE` to their convolutions, each GPU left out in
+turn. `networks` predicts whole training steps of seven GPUs, none of which anything was fitted to. `--peaks`
+shows the rule before: rates in the ratio of peaks, and one set of coefficients for all steps. Each takes one
+to three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import statistics
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from public_tables import STEP_SETTINGS, load_timm_model
+
+from torchedge import capture, find_device
+from torchedge.devices import Device
+from torchedge.graphs import Mode
+from torchedge.prediction.analysis import analyse
+from torchedge.prediction.latency import roofline
+from torchedge.prediction.latency.model import LatencyModel, Times
+from torchedge.prediction.latency.roofline import named, pack, work_times
+from torchedge.prediction.latency.workload import LAUNCHES, PASSES, Workload, count_work
+from torchedge.prediction.memory.autocast import lower_precision
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.profiles import (
+    CHANNELS_LAST,
+    MATRICES,
+    complete_models,
+    read_relative,
+    under_precision,
+)
+from torchedge.profiling.latency_fitting import one_thread
+from torchedge.tracing.sources import load_model
+
+FloatArray = npt.NDArray[np.float64]
+
+CARDS: Mapping[str, Mapping[str, float]] = {
+    name: dict(
+        zip(
+            ("peak_fp32_gflops", "bandwidth_gb_s", "peak_tf32_gflops", "peak_fp16_gflops",
+             "peak_fp16_matrix_gflops"), figures, strict=False,
+        )
+    )
+    for name, figures in {
+        "NVIDIA A100-PCIE-40GB": (19500, 1555),
+        "NVIDIA A100 80GB PCIe": (19500, 1935),
+        "Tesla V100-PCIE-32GB": (14000, 900),
+        "Tesla P100-PCIE-16GB": (9300, 732),
+        "Tesla T4": (8100, 320),
+        "Tesla P4": (5500, 192),
+        "a100-sxm4-40gb": (19500, 1555, 156000),
+        "gtx1080ti": (11340, 484),
+        "rtx2080ti": (13450, 616, 13450, 26900, 107600),
+        "titanrtx": (16312, 672, 16312, 32600, 130500),
+        "titanv": (14900, 653, 14900, 29800, 110000),
+        "titanxp": (12150, 548),
+    }.items()
+}  # fmt: skip
+"""Published figures of cards: GFLOP/s in float32, GB/s, then GFLOP/s of TF32, half and half matrix units. The
+kernels of the first six were measured without TF32."""
+
+SHARES = np.round(np.arange(0.0, 0.81, 0.05), 2)
+FLOOR = 4.0
+"""Kernels count that take this many times as long as the shortest of their operator and GPU: the others time
+launches."""
+PASS_OF = {"ln": "norm", "softmax": "norm", "gelu": "activation", "relu": "activation", "tanh": "activation",
+           "add": "binary", "mul": "binary", "addu": "binary", "mulu": "binary"}  # fmt: skip
+
+
+def card(name: str) -> Device:
+    """Return a device of which the figures in `CARDS` alone are known, scaled from the H200."""
+    like = find_device("nvidia-v100")
+    given = like.figures["peak_fp32_gflops"]
+    figures = {n: f for n, f in like.figures.items() if not n.startswith(("peak_", "bandwidth_"))}
+    figures |= {n: replace(given, value=float(value)) for n, value in CARDS[name].items()}
+    return replace(
+        like, name=name, figures=figures, profile={"relative": "nvidia-h200"}, fingerprint=f"card {name}"
+    )
+
+
+def scaled(device: Device, mode: Mode, kind: str | None = None, precision: str | None = None) -> LatencyModel:
+    """Return the latency scaled from a device's relative, of a kind where that has one."""
+    relative = read_relative(device, mode)
+    assert relative is not None
+    if kind is not None:
+        relative = replace(relative, latency=relative.kinds.get((kind, None), relative.latency))
+    return under_precision(complete_models(device, mode, None, None, relative), device, precision).latency
+
+
+@contextmanager
+def vector_share(share: float) -> Iterator[None]:
+    """Scale with another share."""
+    shipped = roofline.VECTOR_SHARE
+    roofline.VECTOR_SHARE = share
+    try:
+        yield
+    finally:
+        roofline.VECTOR_SHARE = shipped
+
+
+# single kernels ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels of one operator on one GPU: work of each, its batch size and its time in ms, both (R,)."""
+
+    work: Sequence[Workload]
+    batch: FloatArray
+    ms: FloatArray
+
+
+def read_kernels(data: Path, operator: str, rows: int) -> dict[str, Kernels]:
+    """Return kernels by GPU: every so many of the operator's, those that are not bound by their launch."""
+    with gzip.open(data / "gpu-kernels" / f"{operator}.csv.gz", "rt") as lines:
+        table = list(csv.DictReader(lines))
+    drawn = np.random.default_rng(0).permutation(len(table))[:rows]
+    by_gpu: dict[str, list[dict[str, str]]] = {}
+    for place in sorted(drawn.tolist()):
+        by_gpu.setdefault(table[place]["device"], []).append(table[place])
+    kernels = {}
+    for gpu, chosen in by_gpu.items():
+        least = FLOOR * min(float(row["ms"]) for row in chosen)
+        chosen = [row for row in chosen if float(row["ms"]) >= least]
+        times, batches = (np.array([float(row[column]) for row in chosen]) for column in ("ms", "b"))
+        kernels[gpu] = Kernels([work_of(operator, row) for row in chosen], batches, times)
+    return kernels
+
+
+def work_of(operator: str, row: Mapping[str, str]) -> Workload:
+    """Return the work of one kernel, with the gradients of both factors of a product."""
+    size = {name: float(value) for name, value in row.items() if name not in ("device", "kernel_name", "ms")}
+    passes, products = np.zeros((len(PASSES), 2)), np.zeros((0, 13))
+    if operator == "conv":
+        after = (size["size"] + 2 * size["padding"] - size["kernel"]) // size["stride"] + 1
+        shape = (size["in_channels"], size["out_channels"], size["kernel"] ** 2, size["stride"])
+        products = np.array([[*shape, size["size"] ** 2, after**2, 1, 1, 1, 1, 0, 1, 1]])
+    elif operator in PASS_OF:
+        passes[PASSES.index(PASS_OF[operator]), 0] = size["h"]
+    else:
+        products = np.array([[size["k"], size["n"], 1, 1, size["m"], size["m"], 1, 1, 1, 1, 1, 1, 1]])
+    return Workload(products, np.zeros((0, 9)), passes, np.zeros(len(LAUNCHES)), True)
+
+
+def kernel_errors(kernels: Kernels, model: LatencyModel, mode: Mode) -> FloatArray:
+    """Return (R,) the log of predicted over measured; of training a third of all three products."""
+    work = [replace(w, training=mode == "train") for w in kernels.work]
+    rows = pack(work, np.arange(len(work)), kernels.batch)
+    busy = work_times(rows, named(model.coefficients, model.excess)).busy
+    return np.asarray(np.log(busy / (3 if mode == "train" else 1) / kernels.ms))
+
+
+def print_errors(name: str, errors: FloatArray, more: str = "") -> None:
+    """Print the number of rows, their mean error and the bias in the median, %."""
+    mean, bias = np.mean(np.abs(np.exp(errors) - 1)), np.exp(np.median(errors)) - 1
+    print(f"{name:<44}{len(errors):>6}{100 * mean:>9.1f}{100 * bias:>+9.1f}{more}")
+
+
+def kernels(data: Path, rows: int, peaks: bool) -> None:
+    """Print the error of every operator on every GPU, for training and inference."""
+    print(f"{'operator, GPU, mode':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}")
+    for operator in ("linear", "bmm", "conv", *PASS_OF):
+        kind = None if operator == "conv" or peaks else MATRICES
+        for gpu, chosen in read_kernels(data, operator, rows).items():
+            for mode in ("train", "infer"):
+                with vector_share(0.0 if peaks else roofline.VECTOR_SHARE):
+                    model = scaled(card(gpu), mode, kind)
+                print_errors(f"{operator}, {gpu}, {mode}", kernel_errors(chosen, model, mode))
+
+
+def share(data: Path, rows: int) -> None:
+    """Print the share that makes convolutions err least, and what it gives on the GPU left out."""
+    biases: dict[str, FloatArray] = {}
+    for gpu, chosen in read_kernels(data, "conv", rows).items():
+        errors = []
+        for tried in SHARES:
+            with vector_share(float(tried)):
+                models = {mode: scaled(card(gpu), mode) for mode in ("train", "infer")}
+            errors.append([np.median(kernel_errors(chosen, models[mode], mode)) for mode in models])
+        biases[gpu] = np.array(errors)  # (shares, modes)
+    print(f"{'GPU left out':<28}{'share':>6}{'training, %':>13}{'inference, %':>14}   ratio of peaks, %")
+    for gpu in (*biases, None):
+        others = np.stack([b for name, b in biases.items() if name != gpu])
+        best = int(np.abs(others).mean(axis=(0, 2)).argmin())
+        if gpu is None:
+            print(f"{'none':<28}{SHARES[best]:>6.2f}")
+        else:
+            bias, before = (100 * (np.exp(biases[gpu][i]) - 1) for i in (best, 0))
+            cells = f"{SHARES[best]:>6.2f}{bias[0]:>+13.0f}{bias[1]:>+14.0f}"
+            print(f"{gpu:<28}{cells}   {before[0]:+.0f}, {before[1]:+.0f}")
+
+
+# whole networks ---------------------------------------------------------------------------------------------
+
+
+def networks(data: Path, every: int, peaks: bool) -> None:
+    """Print the errors of training steps by GPU, precision and layout."""
+    print(f"{'GPU, precision':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}  inside, %")
+    with vector_share(0.0 if peaks else roofline.VECTOR_SHARE):
+        _torchvision(data, peaks)
+        _timm(data, every, peaks)
+
+
+def _torchvision(data: Path, peaks: bool) -> None:
+    labels: dict[tuple[str, str, str], list[float]] = {}
+    with open(data / "pytorch-gpu-benchmark" / "train_ms.csv") as lines:
+        for row in csv.DictReader(lines):
+            labels.setdefault((row["precision"], row["gpu"], row["model"]), []).append(
+                float(row["ms_median"])
+            )
+    works: dict[tuple[str, str | None], Workload] = {}
+    for name in sorted({model for _, _, model in labels}):
+        graph = capture(load_model(name)[0], input_size=(3, 224, 224), mode="train", name=name)
+        for amp in (None, "float16"):
+            settings = StepSettings(optimizer="none", amp=amp)
+            works[name, amp] = analyse(graph).work_under(settings)
+    for precision, amp in (("fp32", None), ("fp16", "float16")):
+        for gpu in (name for name in CARDS if name[0].islower()):
+            if amp is not None and "peak_fp16_matrix_gflops" not in CARDS[gpu]:
+                continue  # cards whose half precision is slower than float32, or is not published here
+            names = [n for p, g, n in labels if (p, g) == (precision, gpu)]
+            measured = np.array([statistics.median(labels[precision, gpu, n]) for n in names])
+            work, batch = [works[n, amp] for n in names], np.full(len(names), 12.0)
+            times = _predict(card(gpu), work, batch, amp, None, peaks)
+            _print_times(f"{gpu}, {precision}", times, measured)
+
+
+def _timm(data: Path, every: int, peaks: bool) -> None:
+    with open(data / "rtx3090-train" / "steps.csv") as lines:
+        table = {(row["model"], row["layout"]): row for row in csv.DictReader(lines)}
+    works = {}
+    for name in sorted({name for name, _ in table})[::every]:
+        row = table.get((name, "nchw"))
+        found = "no row" if row is None else load_timm_model(
+            name, int(float(row["image_size"])), float(row["param_count_m"])
+        )  # fmt: skip
+        if not isinstance(found, str):
+            works[name] = count_work(lower_precision(found.graph, STEP_SETTINGS))
+    device = replace(find_device("rtx-3090"), profile={"relative": "nvidia-h200"}, fingerprint="as unseen")
+    for layout, kind in (("nchw", None), ("nhwc", CHANNELS_LAST)):
+        rows = [
+            (works[name], row) for (name, where), row in table.items() if name in works and where == layout
+        ]
+        work, batch = [w for w, _ in rows], np.array([float(row["batch_size"]) for _, row in rows])
+        measured = np.array([float(row["step_ms"]) for _, row in rows])
+        times = _predict(device, work, batch, "float16", kind, peaks)
+        matrices = np.array([w.of_matrices for w in work])
+        for what, chosen in (("convolutions", ~matrices), ("matrices", matrices)):
+            part = replace(times, value=times.value[chosen], low=times.low[chosen], high=times.high[chosen])
+            _print_times(f"rtx-3090, float16 autocast, {layout}, {what}", part, measured[chosen])
+
+
+def _predict(
+    device: Device,
+    work: Sequence[Workload],
+    batch: FloatArray,
+    precision: str | None,
+    kind: str | None,
+    peaks: bool,
+) -> Times:
+    model = scaled(device, "train", None if peaks else kind, precision)
+    matrices = None if peaks else scaled(device, "train", MATRICES, precision)
+    return replace(model, matrices=matrices).predict(work, np.arange(len(work)), batch)
+
+
+def _print_times(name: str, times: Times, measured: FloatArray) -> None:
+    inside = np.mean((times.low <= measured) & (measured <= times.high))
+    print_errors(name, np.log(times.value / measured), f"{100 * inside:>11.0f}")
+
+
+def main() -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("kernels", "share", "networks"))
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--rows", type=int, default=8000, help="single kernels an operator, of all GPUs")
+    parser.add_argument("--every", type=int, default=4, help="take one in so many networks of rtx3090-train")
+    parser.add_argument("--peaks", action="store_true", help="scale by the ratio of peaks, without kinds")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    with one_thread():
+        if arguments.what == "kernels":
+            kernels(arguments.data, arguments.rows, arguments.peaks)
+        elif arguments.what == "share":
+            share(arguments.data, arguments.rows)
+        else:
+            networks(arguments.data, arguments.every, arguments.peaks)
+
+
+if __name__ == "__main__":
+    main()
