@@ -19,3 +19,11 @@ def default_device(folder: Path) -> tuple[str, dict[str, str]]:
         (folder / "runtime.icd").write_text(f"{library}\n")
         variables[VENDORS] = str(folder)
     return f"{device.platform} {device.name}", variables
+
+
+def loader() -> dict[str, str]:
+    """Return the variable that names pyopencl's own OpenCL loader, which finds the drivers from PyPI."""
+    import pyopencl
+
+    libraries = sorted((Path(pyopencl.__file__).parent / ".libs").glob("libOpenCL*.so*"))
+    return {"TORCHEDGE_OPENCL": str(libraries[0])} if libraries else {}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from bundles.conftest import batch, copied, inference, model, reseal, training  # noqa: F401 - fixtures
-from drivers.processes import default_device
+from drivers.processes import default_device, loader
 
 from torchedge.storage.tensors import read_tensors, write_tensors
 
@@ -33,14 +33,6 @@ DRIVERS = (
 SANITIZERS = ("-D", "TORCHEDGE_SANITIZE=ON")
 
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-def loader() -> dict[str, str]:
-    """Return the variable that names pyopencl's own OpenCL loader, which finds the drivers from PyPI."""
-    import pyopencl
-
-    libraries = sorted((Path(pyopencl.__file__).parent / ".libs").glob("libOpenCL*.so*"))
-    return {"TORCHEDGE_OPENCL": str(libraries[0])} if libraries else {}
 
 
 @dataclass(frozen=True)
