@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Minutes of `make fuzz`, over all formats; INPUTS=300 ends each format after so many, the same in every run.
 MINUTES ?= 10
 
-.PHONY: picture help demo test test-slow test-all test-drivers fuzz check format wheel clean
+.PHONY: picture help demo test test-slow test-all test-drivers fuzz check format runner wheel clean
 
 help:
 	@echo "make demo       predict the training step of a ResNet-50 on a Jetson TX2"
@@ -24,6 +24,7 @@ help:
 	@echo "make check      ruff, mypy and import-linter"
 	@echo "make picture    draw the report of docs/images again (needs chromium)"
 	@echo "make format     let ruff rewrite what it can"
+	@echo "make runner     build the native runner into build/runner/ (needs cmake, a C++17 compiler, nlohmann-json, OpenSSL)"
 	@echo "make wheel      build sdist and wheel into dist/"
 	@echo "make clean      remove the environment, caches and builds"
 
@@ -61,6 +62,13 @@ picture: $(VENV)/dev.stamp
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
+
+# Needs no Python. Debian: apt-get install g++ cmake nlohmann-json3-dev libssl-dev; what is missing CMake fetches.
+runner:
+	@command -v cmake >/dev/null || { echo "make: no cmake found; install it (Debian: apt-get install g++ cmake nlohmann-json3-dev libssl-dev)" >&2; exit 1; }
+	cmake -S export/runner -B build/runner
+	cmake --build build/runner --parallel
+	@echo "build/runner/torchedge-run --help; docs/runner.md"
 
 wheel: $(VENV)/dev.stamp
 	rm -rf dist

@@ -2,28 +2,22 @@
 
     python benchmarks/arena_quality.py                                # training steps of torchvision's models
     python benchmarks/arena_quality.py --networks resnet18 vit_b_16 --alignment 128
-    python benchmarks/arena_quality.py --made-up                      # instances without networks
 
 For each training step (cross entropy, SGD with momentum): launches, intermediates, the bytes of all of them,
 the largest set alive at once, the planned arena, the ratio of both and the seconds that planning took. Every
-plan passes the checker that shares nothing with the planner. Made-up instances: training steps with random
-sizes, random lifetimes, and rectangles cut into pieces, for which an arena without a gap exists. The exit
-status is 1 where an arena of a training step is more than 5 % above its bound.
+plan passes the checker that shares nothing with the planner. The exit status is 1 where an arena is more than
+5 % above its bound.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 import time
 
-import numpy as np
-import oracle_path  # noqa: F401 - for oracles
-from oracles.arena_plans import cut_rectangle, training_lifetimes
+from harness import options_of
 
 from torchedge.errors import TorchedgeError
-from torchedge.lowering.arenas import Lifetime, plan_arena, planned, total_bytes
+from torchedge.lowering.arenas import planned, total_bytes
 from torchedge.lowering.programs import Program
 
 NETWORKS = ("resnet18", "mobilenet_v2", "resnet50", "densenet121", "efficientnet_b0", "googlenet",
@@ -80,54 +74,15 @@ def networks(names: list[str], batch: int, target: str, alignment: int) -> bool:
     return fine
 
 
-def random_lifetimes(count: int, seed: int) -> tuple[dict[int, int], dict[int, Lifetime]]:
-    """Return sizes over four orders of magnitude, and lifetimes of which about eight meet."""
-    chance = np.random.default_rng(seed)
-    starts, lives = chance.integers(0, count, count), chance.geometric(8 / count, count)
-    sizes = dict(enumerate((2 ** chance.uniform(4, 20, count)).astype(int).tolist()))
-    return sizes, {i: (int(a), int(a + n)) for i, (a, n) in enumerate(zip(starts, lives, strict=True))}
-
-
-def made_up(alignment: int) -> bool:
-    """Print a line for each kind and size of instance; return whether training steps stay in the limit."""
-    kinds = {
-        "training step": (training_lifetimes, (20, 100, 400, 900)),
-        "random": (random_lifetimes, (100, 500, 2000)),
-        "cut rectangle": (lambda n, seed: cut_rectangle(n, seed)[:2], (20, 50, 100, 500, 2000)),
-    }
-    print(f"{'instance':16} {'tensors':>7} {'mean ratio':>10} {'worst':>6} {'longest s':>9}")
-    fine = True
-    for kind, (make, counts) in kinds.items():
-        for count in counts:
-            ratios, times, tensors = [], [], 0
-            for seed in range(5):
-                sizes, lifetimes = make(count, seed)
-                began = time.perf_counter()
-                arena = plan_arena(sizes, lifetimes, alignment)
-                times.append(time.perf_counter() - began)
-                ratios.append(arena.nbytes / arena.live_bytes)
-                tensors = len(sizes)
-            fine &= kind != "training step" or max(ratios) <= MOST
-            print(
-                f"{kind:16} {tensors:7} {statistics.mean(ratios):10.4f} {max(ratios):6.3f} {max(times):9.2f}"
-            )
-    return fine
-
-
 def main() -> None:
     """Plan, check, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), metavar="NAME")
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--target", default="cpu", help="cpu, gpu or mobile (default: %(default)s)")
     parser.add_argument("--alignment", type=int, default=512, help="bytes")
-    parser.add_argument("--made-up", action="store_true", help="instances that are no networks")
     given = parser.parse_args()
-    if given.made_up:
-        fine = made_up(1)
-    else:
-        fine = networks(given.networks, given.batch_size, given.target, given.alignment)
-    sys.exit(0 if fine else 1)
+    sys.exit(not networks(given.networks, given.batch_size, given.target, given.alignment))
 
 
 if __name__ == "__main__":

@@ -46,12 +46,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import options_of
 
 from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.manifests import digest_of, memory_of
 from torchedge.bundles.sources import SOURCES
-from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
+from torchedge.bundles.weights import write_weights
 from torchedge.errors import TorchedgeError
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl import compiling
@@ -420,9 +422,7 @@ class Child:
 
 def main() -> int:
     """Run mutants in children and print the counts; 1 where one ended badly."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--count", type=int, default=10**9, help="mutants at most")
     parser.add_argument("--ran", type=int, default=10**9, help="stop when so many have been run")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop after so long")

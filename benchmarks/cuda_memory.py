@@ -8,14 +8,15 @@ CUDA, torchvision and timm.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import multiprocessing
+import itertools
 import statistics
 import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from harness import apart, options_of
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +72,8 @@ def build(name: str) -> torch.nn.Module:
     return models.get_model(name, weights=None, **options)
 
 
-def run_one(name: str, batch: int, row: dict, profile: str | None) -> None:
-    """Measure and simulate one network; fills `row`."""
+def run_one(name: str, batch: int, profile: str | None) -> dict[str, float]:
+    """Measure and simulate one network."""
     import torch
 
     import torchedge
@@ -102,20 +103,18 @@ def run_one(name: str, batch: int, row: dict, profile: str | None) -> None:
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
-    row.update(
-        allocated_mib=torch.cuda.max_memory_allocated() / 2**20,
-        reserved_mib=torch.cuda.max_memory_reserved() / 2**20,
-        simulated_allocated_mib=simulated.allocated_mib,
-        simulated_reserved_mib=simulated.reserved_mib,
-        step_ms=statistics.median(times[2:]),
-    )
+    return {
+        "allocated_mib": torch.cuda.max_memory_allocated() / 2**20,
+        "reserved_mib": torch.cuda.max_memory_reserved() / 2**20,
+        "simulated_allocated_mib": simulated.allocated_mib,
+        "simulated_reserved_mib": simulated.reserved_mib,
+        "step_ms": statistics.median(times[2:]),
+    }
 
 
 def main() -> int:
     """Run every network that is not in the table yet, then print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("cuda_memory.csv"))
     parser.add_argument("--batch-sizes", default="8,32")
     parser.add_argument(
@@ -125,24 +124,18 @@ def main() -> int:
     batches = [int(b) for b in arguments.batch_sizes.split(",")]
     done = list(csv.DictReader(arguments.out.open())) if arguments.out.exists() else []
     known = {(r["network"], int(r["batch"])) for r in done}
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        for name in NETWORKS:
-            for batch in batches:
-                if (name, batch) in known:
-                    continue
-                row = manager.dict()
-                worker = context.Process(target=run_one, args=(name, batch, row, arguments.device))
-                worker.start()
-                worker.join(timeout=120)
-                if not row:
-                    print(f"{name} at {batch}: failed", file=sys.stderr)
-                    continue
-                done.append({"network": name, "batch": batch, **dict(row)})
-                with arguments.out.open("w", newline="") as file:
-                    writer = csv.DictWriter(file, FIELDS)
-                    writer.writeheader()
-                    writer.writerows(done)
+    for name, batch in itertools.product(NETWORKS, batches):
+        if (name, batch) in known:
+            continue
+        row = apart(run_one, name, batch, arguments.device, seconds=120)
+        if isinstance(row, str):
+            print(f"{name} at {batch}: {row}", file=sys.stderr)
+            continue
+        done.append({"network": name, "batch": batch, **row})
+        with arguments.out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS)
+            writer.writeheader()
+            writer.writerows(done)
     report(done)
     return 0
 

@@ -12,12 +12,12 @@ apart. The last line has the geometric means.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
+from harness import options_of
 from lowering_steps import NETWORKS, Case, cases, copy_of
 
 import torchedge
@@ -51,9 +51,7 @@ def row(case: Case, devices: list[str], rounds: int) -> tuple[tuple[float, ...],
 
 def main() -> None:
     """Print a line for each network."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("devices", nargs=2, help="parts of names")
     parser.add_argument("networks", nargs="*", default=NETWORKS)
     parser.add_argument("--rounds", type=int, default=15)

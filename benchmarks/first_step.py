@@ -32,6 +32,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from harness import options_of
+
 
 def processor_seconds() -> float:
     """Return the processor time of this process and of those that it started and that have ended."""
@@ -216,9 +218,7 @@ def inference(clock: Clock, name: str, batch_size: int, side: int, device: str |
 
 def main() -> int:
     """Run both processes of each model and print what each took."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--side", type=int, default=224, help="height and width of the images")

@@ -9,7 +9,6 @@ fastest begins with the errors that the profile holds of other cases; --learn FI
 
 from __future__ import annotations
 
-import argparse
 import io
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import options_of
 
 from torchedge.cli.benchmarking import print_summary
 from torchedge.devices import find_device
@@ -136,7 +136,7 @@ def search_again(rows: Sequence[dict[str, Any]], errors: KernelErrors) -> None:
 
 def main() -> None:
     """Print how the present model does on measured cases, by the coefficients of a profile."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument(
         "rows", type=Path, nargs="+", help="folders of `torchedge bench kernels --out`, or .jsonl.gz"
     )

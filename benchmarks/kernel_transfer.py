@@ -10,9 +10,8 @@ is judged is how much a choice suffers where coefficients are assumed.
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
+from harness import options_of
 
 from torchedge.devices import find_device
 from torchedge.lowering.inference import target_of_device
@@ -24,7 +23,7 @@ from torchedge.textures.coefficients import coefficients_of
 
 def main() -> None:
     """Print a table of regrets: a row for each truth, a column for each chooser."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("devices", nargs="+", help="devices whose coefficients choose and judge")
     parser.add_argument("--every", type=int, default=6, help="take each so many-th shape")
     given = parser.parse_args()

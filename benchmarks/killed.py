@@ -9,7 +9,6 @@ lost, nothing is half, and the result is that of a process that nobody killed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -23,18 +22,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT)]
+import torch
+from harness import options_of
+from oracles.fake_campaigns import Silent, plan_of, prepare, run_fake
+from torch import nn
 
-import torch  # noqa: E402
-from oracles.fake_campaigns import Silent, plan_of, prepare, run_fake  # noqa: E402
-from torch import nn  # noqa: E402
-
-import torchedge  # noqa: E402
-from torchedge.opencl.binary_caches import BinaryCache  # noqa: E402
-from torchedge.profiling.profile_folders import PartFit, write_profile  # noqa: E402
-from torchedge.storage.journals import read_rows  # noqa: E402
-from torchedge.textures.coefficients import coefficients_of  # noqa: E402
+import torchedge
+from torchedge.opencl.binary_caches import BinaryCache
+from torchedge.profiling.profile_folders import PartFit, write_profile
+from torchedge.storage.journals import read_rows
+from torchedge.textures.coefficients import coefficients_of
 
 Tell = Callable[[object], None]
 
@@ -220,7 +217,7 @@ def forked(work: Callable[[Tell], None], seconds: float | None) -> tuple[list[ob
 
 def main() -> int:
     """Kill, check and print a table; return 1 if anything was lost or half."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -13,7 +13,6 @@ other: a step that meets one shows errors near 1e-3, in ours or in PyTorch's flo
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from harness import options_of
+from oracles.step_networks import FSRCNN
 from torch import nn
 
 from torchedge.lowering.assembly import lower
@@ -37,26 +38,6 @@ VANISHING = 1e-9
 
 Arrays = Mapping[str, np.ndarray]
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-class Fsrcnn(nn.Module):
-    """FSRCNN(56, 12, 4) for twice the size: Dong et al., Accelerating the super-resolution CNN (2016)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        middle: list[nn.Module] = []
-        for _ in range(4):
-            middle += [nn.Conv2d(12, 12, 3, padding=1), nn.PReLU(12)]
-        self.body = nn.Sequential(
-            *(nn.Conv2d(1, 56, 5, padding=2), nn.PReLU(56), nn.Conv2d(56, 12, 1), nn.PReLU(12)),
-            *middle,
-            *(nn.Conv2d(12, 56, 1), nn.PReLU(56)),
-            nn.ConvTranspose2d(56, 1, 9, stride=2, padding=4, output_padding=1),
-        )
-
-    def forward(self, low: torch.Tensor) -> torch.Tensor:
-        """Return images of twice the size."""
-        return self.body(low)
 
 
 @dataclass(frozen=True)
@@ -94,7 +75,7 @@ def cases() -> dict[str, Case]:
     return {
         "mobilenet_v2": Case(lambda: calm(models.mobilenet_v2()), cross, images),
         "resnet18": Case(models.resnet18, cross, lambda: images(2)),
-        "fsrcnn": Case(Fsrcnn, nn.MSELoss(), lambda: (torch.rand(4, 1, 24, 24), torch.rand(4, 1, 48, 48))),
+        "fsrcnn": Case(FSRCNN, nn.MSELoss(), lambda: (torch.rand(4, 1, 24, 24), torch.rand(4, 1, 48, 48))),
         "vit": Case(vit, cross, images),
     }
 
@@ -168,7 +149,7 @@ def drift(found: Run, wanted: Run) -> float:
 def main() -> None:
     """Print the table."""
     known = cases()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("models", nargs="*", default=list(known), metavar="MODEL", help=", ".join(known))
     parser.add_argument("--device", help="OpenCL device: its number or a part of its name")
     parser.add_argument("--steps", type=int, default=50)

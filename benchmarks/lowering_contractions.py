@@ -12,7 +12,6 @@ whichever is faster. Both: the best of several runs. Every result is held agains
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from harness import options_of
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
@@ -180,7 +180,7 @@ def _theirs(x: torch.Tensor, layer: torch.nn.Conv2d, repeats: int) -> dict[str, 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--target", default="cpu", help="device class to lower for: cpu, gpu or mobile")
     parser.add_argument("--size", type=int, default=512, help="of the matrices")
     parser.add_argument("--batch", type=int, default=1, help="of the convolutions")

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from harness import options_of
+
 CHILD = """
 import json, sys, time
 start, stages = time.process_time(), []
@@ -68,7 +70,7 @@ def measure(arguments: argparse.Namespace, out: Path) -> tuple[dict[str, object]
 
 def main() -> None:
     """Print one table a run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--model", default="resnet50", help="a torchvision name (default resnet50)")
     parser.add_argument("--device", default="adreno")
     parser.add_argument("--batch-size", type=int, default=1)

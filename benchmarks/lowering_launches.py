@@ -7,12 +7,12 @@ Networks are those of torchvision (at 224 px) and of FlashMem, on the meta devic
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from harness import options_of
 
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.targets import TARGETS
@@ -37,7 +37,7 @@ def network(name: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]
 
 def main() -> None:
     """Print one line a network."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), metavar="NETWORK")
     parser.add_argument("--target", choices=sorted(TARGETS), default="cpu")
     options = parser.parse_args()

@@ -14,7 +14,6 @@ expecttest. The exit status is 1 where less than 95 % pass.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import sys
 import threading
@@ -24,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-import oracle_path  # noqa: F401 - for oracles
+from harness import options_of
 from oracles.operator_samples import (
     Outcome,
     Tally,
@@ -148,7 +147,7 @@ def print_totals(tallies: list[Tally]) -> bool:
 
 def main() -> None:
     """Check the entries asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("names", nargs="*", help="entries of op_db (default: all with float32 samples)")
     parser.add_argument("--samples", type=int, help="of an entry, spread over all of them")
     parser.add_argument("--jobs", type=int, default=1, help="processes")

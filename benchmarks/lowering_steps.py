@@ -3,18 +3,17 @@
     python benchmarks/lowering_steps.py --out steps.jsonl  # everything, on the first OpenCL device
     python benchmarks/lowering_steps.py --out steps.jsonl networks  # networks at batch 16 x 224 px
     python benchmarks/lowering_steps.py --out steps.jsonl --tuners fixed model measured --jobs 4 networks
-    python benchmarks/lowering_steps.py --out steps.jsonl fsrcnn=measured,exhaustive  # and every schedule
     python benchmarks/lowering_steps.py --out small.jsonl --small  # small sizes, for a processor
 
 Each case runs in a process of its own; `--jobs` of them lower and compile by one tuner at once, then one
 after the other measures, before the next tuner begins. Rows that are in --out already are only printed, so
 that a run that was cut goes on where it ended.
 The optimizer is SGD with momentum, float32. torchedge, by each tuner: medians of the steps' wall time, of the
-time in which the host hands the launches over (the fixed one also with parts of the arena as arguments), and
-of the sum of the kernels' own times; seconds to lower and to compile, beside the other jobs; numbers of
-kernels and launches; how far the first loss is from PyTorch's, and all first gradients from those in float64
-(norm of the errors over norm). PyTorch: the median wall time of a step, on CUDA with TF32 off where it is
-there. Below a case stand its kinds of kernels and its slowest launches.
+time in which the host hands the launches over, and of the sum of the kernels' own times; seconds to lower and
+to compile, beside the other jobs; numbers of kernels and launches; how far the first loss is from PyTorch's,
+and all first gradients from those in float64 (norm of the errors over norm). PyTorch: the median wall time of
+a step, on CUDA with TF32 off where it is there. Below a case stand its kinds of kernels and its slowest
+launches.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from lowering_accuracy import Fsrcnn
+from harness import options_of
+from oracles.step_networks import FSRCNN, GroupNormUNet
 from torch import nn
 
 if TYPE_CHECKING:
@@ -66,29 +66,6 @@ class Case:
     model: nn.Module
     batch: Batch
     loss: Loss
-
-
-class GroupNormUNet(nn.Module):
-    """A small UNet of two levels: convolutions, GroupNorm, SiLU."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.down = self._block(3, width), self._block(width, 2 * width)
-        self.middle, self.up = self._block(2 * width, 2 * width), self._block(3 * width, width)
-        self.last = nn.Conv2d(width, 3, 1)
-
-    @staticmethod
-    def _block(channels: int, filters: int) -> nn.Module:
-        layers: list[nn.Module] = []
-        for before in (channels, filters):
-            layers += [nn.Conv2d(before, filters, 3, padding=1), nn.GroupNorm(8, filters), nn.SiLU()]
-        return nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return pictures from pictures."""
-        wide = self.first(x)
-        deep = self.middle(self.down(nn.functional.max_pool2d(wide, 2)))
-        return self.last(self.up(torch.cat([nn.functional.interpolate(deep, scale_factor=2), wide], 1)))
 
 
 class Gpt(nn.Module):
@@ -186,7 +163,7 @@ def _unet(batch: int, side: int) -> Case:
 
 def _fsrcnn(batch: int, side: int) -> Case:
     return Case(
-        Fsrcnn(), (torch.randn(batch, 1, side, side), torch.randn(batch, 1, 2 * side, 2 * side)), _squares
+        FSRCNN(), (torch.randn(batch, 1, side, side), torch.randn(batch, 1, 2 * side, 2 * side)), _squares
     )
 
 
@@ -280,29 +257,19 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def lowered_by(tuner: str, step: Step, arguments: argparse.Namespace) -> Variant:
-    """Return a step's program, compiled. tuner: fixed, model, measured or exhaustive, "-image" for textures.
-
-    Exhaustive: all schedules of the kernels that take the share --covered of the predicted time are timed, in
-    the layouts of the target's storage.
-    """
+    """Return a step's program, compiled. tuner: fixed, model or measured, with "-image" for textures."""
     from torchedge.devices import match_device
     from torchedge.errors import TorchedgeError
-    from torchedge.lowering import trials, tuning
     from torchedge.lowering.assembly import lower
-    from torchedge.lowering.targets import TARGETS, device_class, with_tuner
+    from torchedge.lowering.targets import TARGETS, target_for, with_tuner
     from torchedge.opencl import compile_kernels, open_context
     from torchedge.runtime import Executor
     from torchedge.runtime.kernel_times import CachedTimes
 
     context = open_context()
     device, kind = context.device, tuner.removesuffix("-image")
-    own = device_class(device.kind, device.name, device.vendor, device.platform)
-    plain = TARGETS[arguments.target or own]
-    chosen = with_tuner(
-        plain,
-        match_device(device.name) if device.kind != "cpu" else None,
-        "measured" if kind == "exhaustive" else kind,
-    )
+    plain = TARGETS[arguments.target] if arguments.target else target_for(device, "fixed")
+    chosen = with_tuner(plain, match_device(device.name) if device.kind != "cpu" else None, kind)
     if kind != tuner:
         chosen = replace(chosen, storage="image")
     times = CachedTimes(context)
@@ -317,14 +284,7 @@ def lowered_by(tuner: str, step: Step, arguments: argparse.Namespace) -> Variant
             return times(kernels)
 
     began = time.perf_counter()
-    timed = kind in ("measured", "exhaustive")
-    more, covered = trials.MORE, tuning.COVERED
-    if kind == "exhaustive":
-        trials.MORE, tuning.COVERED = 10**6, arguments.covered
-    try:
-        program = lower(step, chosen, timer=timer if timed else None)
-    finally:
-        trials.MORE, tuning.COVERED = more, covered
+    program = lower(step, chosen, timer=timer if kind == "measured" else None)
     ended = time.perf_counter()
     Executor(program).close()
     return Variant(tuner, program, ended - began, time.perf_counter() - ended)
@@ -351,14 +311,10 @@ def measure_variant(
                 kinds[-1][t.kind] += t.ns / 1e6
             each.append([t.ns / 1e6 for t in times])
         device = executor.context.device.name
-    walls, hosts = [], []
-    for whole in (None, False) if variant.tuner == "fixed" else (None,):
-        with Executor(program, whole_arena=whole) as executor:
-            executor.load(weights)
-            executor.run(*arrays)
-            wall, host = _launched(executor)
-            walls.append(wall)
-            hosts.append(host)
+    with Executor(program) as executor:
+        executor.load(weights)
+        executor.run(*arrays)
+        wall, host = _launched(executor)
     medians = [statistics.median(column) for column in zip(*each, strict=True)]
     launches = program.launches
     slowest = sorted(range(len(launches)), key=lambda k: -medians[k])[:LISTED]
@@ -367,10 +323,8 @@ def measure_variant(
         "device": device,
         "loss": loss,
         "gradients_off": gradients_off(states, exact),
-        "wall_ms": walls[0],
-        "host_ms": hosts[0],
-        "parts_ms": walls[1:],
-        "parts_host_ms": hosts[1:],
+        "wall_ms": wall,
+        "host_ms": host,
         "kernels_ms": statistics.median(sums),
         "lower_s": variant.lower_s,
         "compile_s": variant.compile_s,
@@ -481,13 +435,9 @@ def copy_of(case: Case) -> Case:
 def show(row: dict, *, kernels: bool) -> None:
     """Print one row, with its kinds of kernels and slowest launches."""
     off = abs(row["loss"] - row["torch_loss"]) / max(1e-9, abs(row["torch_loss"]))
-    parts = "".join(
-        f", with parts of the arena {wall:.2f} and {host:.2f} ms"
-        for wall, host in zip(row["parts_ms"], row["parts_host_ms"], strict=True)
-    )
     print(
         f"{row['name']} on {row['device']}, {row['tuner']}: {row['wall_ms']:.2f} ms "
-        f"({row['kernels_ms']:.2f} ms in kernels, {row['host_ms']:.2f} ms of the host{parts}), "
+        f"({row['kernels_ms']:.2f} ms in kernels, {row['host_ms']:.2f} ms of the host), "
         f"PyTorch {row['torch_ms']:.2f} ms ({row['torch']}), {row['wall_ms'] / row['torch_ms']:.2f} times; "
         f"{row['kernels']} kernels, {row['launches']} launches, {row['images']} images, "
         f"lowered in {row['lower_s']:.1f} s, compiled in {row['compile_s']:.1f} s; loss off by {off:.0e}, "
@@ -504,19 +454,20 @@ def show(row: dict, *, kernels: bool) -> None:
 
 def main() -> None:
     """Measure what is missing and print everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument(
         "names", nargs="*", help="cases, `networks` or `cases`; with tuners of their own: gpt=fixed,measured"
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON lines: figures by case and tuner")
-    parser.add_argument("--target", default="", help="device class to lower for, by default the device's")
     parser.add_argument(
-        "--tuners", nargs="+", default=["fixed"], help="fixed, model, measured, exhaustive; -image"
+        "--target",
+        default="",
+        help="device class to lower for, without limits; by default the device's own target",
     )
+    parser.add_argument("--tuners", nargs="+", default=["fixed"], help="fixed, model, measured; -image")
     parser.add_argument("--small", action="store_true", help="sizes that suit a processor")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are lowered and compiled at once")
     parser.add_argument("--seconds", type=float, default=240, help="longest time of all cases")
-    parser.add_argument("--covered", type=float, default=1.0, help="share of the time, of `exhaustive`")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -560,7 +511,6 @@ class Child:
         self.name, self._tuners, self._place = name, tuners, 0
         command = [sys.executable, __file__, "--out", str(arguments.out), "--child", name]
         command += ["--target", arguments.target, *["--small"] * arguments.small]
-        command += ["--covered", str(arguments.covered)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             [*command, "--tuners", *tuners],

@@ -6,12 +6,11 @@ python benchmarks/memory_oracle.py [--networks NAME ...] [--batch-sizes 2 16] [-
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
-import oracle_path  # noqa: F401 - for oracles
 import torch
+from harness import options_of
 from oracles.checkpointed import CHECKPOINTED
 from oracles.eager_memory import run_training
 from oracles.fake_cpu import run_training_on_fake_cpu
@@ -27,7 +26,7 @@ MIB = 2**20
 
 def main() -> None:
     """Run the comparison and print one line a network and batch size."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--networks", nargs="*", default=[*NETWORKS, *CHECKPOINTED])
     parser.add_argument("--batch-sizes", nargs="*", type=int, default=[2, 16])
     parser.add_argument("--optimizer", default="sgd-momentum", choices=list(OPTIMIZERS))

@@ -10,15 +10,14 @@ other runs it on the CPU and reads the allocations that PyTorch's profiler recor
 
 from __future__ import annotations
 
-import argparse
 import gc
 import resource
 import warnings
 from typing import Any
 
 import numpy as np
-import oracle_path  # noqa: F401 - for oracles
 import torch
+from harness import options_of
 from oracles.operator_memory import Comparison, compare, differentiable_operators, largest, samples_of
 
 SIZES = (64, 16, 5)
@@ -27,7 +26,7 @@ SIZES = (64, 16, 5)
 
 def main() -> None:
     """Print one line an operator (all, or those beyond 2 %), and how many are within 2 %."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--operators", nargs="*", help="names of op_db; all differentiable ones by default")
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--size", type=int, default=64)

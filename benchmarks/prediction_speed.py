@@ -8,7 +8,6 @@ transformers.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import statistics
 import subprocess
@@ -18,6 +17,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from harness import apart
 
 
 def median_ms(function: Callable[[int], object], times: int) -> float:
@@ -233,9 +234,7 @@ def main(device: str = "jetson-tx2") -> None:
     line("what", "measured", "target")
     measure_vision(device)
     measure_language("nvidia-h200")
-    fresh = multiprocessing.get_context("spawn").Process(target=measure_lengths, args=("nvidia-h200",))
-    fresh.start()
-    fresh.join()
+    apart(measure_lengths, "nvidia-h200")
     measure_many(device)
     measure_cost(device)
 

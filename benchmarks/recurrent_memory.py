@@ -11,7 +11,6 @@ in percent, by kind and dtype.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import itertools
 import json
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import options_of
 
 import torchedge
 from torchedge.ops import Call, spec_of
@@ -206,7 +206,7 @@ def run_steps() -> None:
 
 def main() -> None:
     """Measure, or read what was measured, and print the errors."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--out", type=Path, help="JSON lines to write")
     parser.add_argument("--read", type=Path, help="JSON lines of an earlier run, plain or compressed")
     parser.add_argument("--steps", action="store_true", help="run whole training steps; needs CUDA")

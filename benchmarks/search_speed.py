@@ -12,7 +12,6 @@ process.
 
 from __future__ import annotations
 
-import argparse
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import options_of
 
 SHARES = {
     "training_memory": ("train", "memory", 3735 / 5838),
@@ -118,9 +118,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def main() -> None:
     """Search, then work out random candidates; print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--device", default="jetson-tx2")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=500)

@@ -11,11 +11,12 @@ predictions and measurements; its exit status is 1 where a measurement is above 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from harness import options_of
 
 MEASURED = {
     "training_memory": ("train", "memory_mib", "memory", "MiB"),
@@ -69,9 +70,7 @@ def compare(winner: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
 
 def main() -> None:
     """Write the job or print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("folder", type=Path, help="the --out folder of the search")
     parser.add_argument("--jobs", type=Path, help="file to write the probe's job to")
     parser.add_argument("--rows", type=Path, help="what the probe wrote")

@@ -7,10 +7,10 @@ vit-pytorch; nothing is downloaded.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import statistics
 from dataclasses import dataclass, replace
+
+from harness import apart, options_of
 
 from torchedge.devices import find_device
 from torchedge.lowering.inference import lower_model
@@ -140,11 +140,10 @@ def print_rates() -> None:
 
 def main() -> None:
     """Look at every model in a fresh process and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(PAPER_MODELS), default=list(PAPER_MODELS))
     names = parser.parse_args().only
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        models = pool.map(inspect_model, names, chunksize=1)
+    models = [apart(inspect_model, name) for name in names]
     print_models(models)
     print_ratio(models)
     print_rates()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-import oracle_path  # noqa: F401 - for oracles
+from harness import options_of
 from oracles.faulty_files import write_file
 from oracles.small_programs import pointwise, program, tensor
 from oracles.streaming_programs import data_of, instance_of, packed_data
@@ -39,7 +39,7 @@ FLOAT = 4
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--device", help="OpenCL device, as in `torchedge devices --opencl`")
     parser.add_argument("--launches", type=int, default=200)
     parser.add_argument("--kib", type=int, nargs="+", default=[4, 16, 64, 256], help="sizes of weights")
@@ -112,7 +112,7 @@ def measure(kib: int, options: argparse.Namespace, folder: Path) -> tuple[float,
             if number:
                 least[place] = min(least[place], time.perf_counter() - begun)
                 busy[place] = min(busy[place], time.thread_time() - ran)
-    reads = executors[1]._store._stream.reads
+    reads = executors[1]._store.log.reads
     copies = [copy for read in reads for copy in read.copies]
     for executor in executors:
         executor.close()

@@ -16,15 +16,15 @@ The exit status is 1 where a target is missed.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
+
+from harness import apart, options_of, print_rows
 
 from torchedge.devices import find_device
 from torchedge.storage import write_json
@@ -118,49 +118,27 @@ def plan_model(name: str, arguments: argparse.Namespace) -> Planned:
     )
 
 
-def _report(sender: Connection, name: str, arguments: argparse.Namespace) -> None:
-    try:
-        sender.send(plan_model(name, arguments))
-    except Exception as error:
-        sender.send(f"{type(error).__name__}: {error}")
-
-
-def apart(name: str, arguments: argparse.Namespace) -> Planned | str:
-    """Plan a model in a forked process: nothing heavy is imported before, so that the peak is its own."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(sender, name, arguments))
-    process.start()
-    sender.close()
-    try:
-        planned: Planned | str = receiver.recv()
-    except EOFError:
-        planned = "ended without a result"
-    finally:
-        process.join()
-    return planned
-
-
 def print_plans(plans: Sequence[Planned]) -> None:
     """Print what planning took, and what it proved."""
     titles = ("model", "launches", "weights", "MiB", "chunks", "lower, s", "plan, s")
     titles += ("of the processor, s", "status", "gap, %", "relaxed", "peak memory, MiB")
-    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
-    for p in plans:
-        cells = (
+    rows = [
+        (
             *(p.model, f"{p.launches:,}", f"{p.weights:,}", f"{p.weight_bytes / MIB:,.0f}", f"{p.chunks:,}"),
             *(f"{p.lower_s:.1f}", f"{p.plan_s:.1f}", f"{p.processor_s:.1f}", p.status),
             *("-" if p.gap is None else f"{100 * p.gap:.2f}", f"{p.relaxation:.3g}", f"{p.memory_mib:,.0f}"),
         )
-        print(f"| {' | '.join(cells)} |")
+        for p in plans
+    ]
+    print_rows(titles, rows)
 
 
 def print_runs(plans: Sequence[Planned]) -> None:
     """Print predicted latency and memory, and how many times more the other strategies take."""
     titles = ("model", "latency, ms", "initialisation", "waiting", "allocated, MiB")
     others = ("preload-all", *NAIVE)
-    titles += tuple(f"{key}: latency, times | memory, times" for key in others)
-    print(f"\n| {' | '.join(titles)} |\n|{'---|' * (len(titles) + len(others))}")
+    titles += tuple(f"{key}: {what}, times" for key in others for what in ("latency", "memory"))
+    rows = []
     times: dict[str, list[float]] = {}
     for p in plans:
         cells = [p.model, f"{p.latency_ms['plan']:,.0f}", f"{p.initialisation_ms:,.0f}"]
@@ -169,9 +147,10 @@ def print_runs(plans: Sequence[Planned]) -> None:
             for what in (p.latency_ms, p.allocated):
                 times.setdefault(f"{key} {what is p.allocated}", []).append(what[key] / what["plan"])
                 cells.append(f"{what[key] / what['plan']:.2f}")
-        print(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     means = [f"{statistics.geometric_mean(column):.2f}" for column in times.values()]
-    print(f"| geometric mean |  |  |  |  | {' | '.join(means)} |")
+    print()
+    print_rows(titles, [*rows, ["geometric mean", "", "", "", "", *means]])
 
 
 def judge(plans: Sequence[Planned]) -> bool:
@@ -194,9 +173,7 @@ def judge(plans: Sequence[Planned]) -> bool:
 
 def main() -> None:
     """Plan, print the tables, judge them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="NAME")
     parser.add_argument("--device", default="adreno-750")
     parser.add_argument("--harder", action="store_true", help="take a device of lower capacities")
@@ -210,7 +187,8 @@ def main() -> None:
     plans = []
     for place, name in enumerate(arguments.models, 1):
         print(f"{place} of {len(arguments.models)}: {name}", file=sys.stderr, flush=True)
-        planned = apart(name, arguments)
+        # Forked: nothing heavy is imported before, so that the peak is its own.
+        planned = apart(plan_model, name, arguments, method="fork")
         if isinstance(planned, str):
             print(f"{name}: {planned}", file=sys.stderr)
         else:

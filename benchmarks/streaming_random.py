@@ -1,7 +1,7 @@
 """Hold the planner against exhaustive search on random tiny instances, or try it on ones of any size.
 
     python benchmarks/streaming_random.py                       # 1,000 tiny instances
-    python benchmarks/streaming_random.py --count 5000 --first-seed 10000 --strategy lc-opg
+    python benchmarks/streaming_random.py --count 5000 --first-seed 10000
     python benchmarks/streaming_random.py --any-size --count 2000
     python benchmarks/streaming_random.py --tight --count 50
 
@@ -9,15 +9,13 @@ Every plan goes through the verifier. If an instance is tiny, its objective, its
 that it has no plan are held against exhaustive search. Instances of any size have 1 to 100,000 layers and
 weights of up to 10^9 chunks, with all options. Tight ones have little room in flight: 7 to 36 layers and 43
 to 56 weights of up to 100 chunks, with either residency, and 2 layers with 300 weights of 10^6 to 10^9
-chunks; so many of each of the three kinds are drawn. Without --strategy the exit status is 1 where a plan is
-refused, an OPTIMAL one is not the best, a bound is above the optimum, a FEASIBLE one is below it, or a plan
-takes more than 12 s of the processor. A strategy for comparison may miss the optimum and break the limits:
-it is only counted.
+chunks; so many of each of the three kinds are drawn. The exit status is 1 where a plan is refused, an OPTIMAL
+one is not the best, a bound is above the optimum, a FEASIBLE one is below it, or a plan takes more than 12 s
+of the processor.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -26,12 +24,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import get_args
 
-import oracle_path  # noqa: F401 - for oracles
+from harness import options_of
 from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import Tight, any_instance, random_instance, tight_instance
 
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.solving.planner import solve
 from torchedge.streaming.verification import verify_plan
 
 NEAR = 1e-9
@@ -77,14 +76,8 @@ def judge(instance: Instance, plan: OverlapPlan, seconds: float) -> list[str]:
     return said
 
 
-def run(
-    solve: Callable[[Instance], OverlapPlan],
-    draw: Callable[[int], Instance],
-    seeds: range,
-    *,
-    report: bool,
-) -> bool:
-    """Plan instances and print what is counted of the plans, each mismatch too if `report`; True: none."""
+def run(draw: Callable[[int], Instance], seeds: range) -> bool:
+    """Plan instances and print what is counted of the plans, and each mismatch; True: none."""
     counts: Counter[str] = Counter()
     times: list[tuple[float, int]] = []
     gaps: list[tuple[float, int]] = []
@@ -98,7 +91,7 @@ def run(
             gaps.append((plan.gap, seed))
         said = judge(instance, plan, took)
         counts.update(said)
-        if report and set(said) & set(MISMATCHES):
+        if set(said) & set(MISMATCHES):
             problems = "; ".join(verify_plan(instance, plan).problems)
             print(f"seed {seed}: {', '.join(said[1:])}; {took:.1f} s; {problems}", flush=True)
     for name in COUNTS:
@@ -112,22 +105,13 @@ def run(
 
 def main() -> None:
     """Draw, plan, verify, compare, count."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="instances (default 1000)")
     parser.add_argument("--first-seed", type=int, default=0)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--any-size", action="store_true", help="draw instances of all sizes, not tiny ones")
     kind.add_argument("--tight", action="store_true", help="draw instances with little room in flight")
-    parser.add_argument("--strategy", help="one of overlap_strategies in place of the solver")
     arguments = parser.parse_args()
-    if arguments.strategy is None:
-        from torchedge.streaming.solving.planner import solve
-    else:
-        from overlap_strategies import STRATEGIES
-
-        solve = STRATEGIES[arguments.strategy]
     draws: dict[str, Callable[[int], Instance]] = {
         "": any_instance if arguments.any_size else random_instance
     }
@@ -137,8 +121,8 @@ def main() -> None:
     matches = True
     for title, draw in draws.items():
         print(title, end="\n" if title else "", flush=True)
-        matches &= run(solve, draw, seeds, report=arguments.strategy is None)
-    sys.exit(arguments.strategy is None and not matches)
+        matches &= run(draw, seeds)
+    sys.exit(not matches)
 
 
 if __name__ == "__main__":

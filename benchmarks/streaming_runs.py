@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -30,11 +28,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import apart, options_of, read_rows, write_rows
 
 import torchedge
 from torchedge.bundles.bundle import Bundle, Runner
 from torchedge.devices import Device, Figure, Provenance, find_device
-from torchedge.errors import LimitError, TorchedgeError
+from torchedge.errors import LimitError
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.profiling.load_measuring import host_us
 from torchedge.runtime.weight_sources import Reads
@@ -391,14 +390,6 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def child(name: str, options: argparse.Namespace, send: Any) -> None:  # noqa: ANN401 - a pipe's end
-    """Run one model in a process of its own."""
-    try:
-        send.send((bits if options.bits else case)(name, options))
-    except (TorchedgeError, MemoryError, ImportError) as error:
-        send.send({"model": name, "error": f"{type(error).__name__}: {error}"})
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the figures as a table, and geometric means of the ratios."""
     lines = [
@@ -441,7 +432,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure the models of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("models", nargs="+", help="NAME[@BATCH[xTOKENS]] of FlashMem's or torchvision's")
     parser.add_argument("--device", default="local-cpu", help="profile to lower and plan for")
     parser.add_argument("--opencl", help="OpenCL device to run on")
@@ -457,21 +448,14 @@ def main() -> None:
     options.json = options.json or f"streaming_{'bits' if options.bits else 'runs'}.jsonl"
     Path(options.folder).mkdir(parents=True, exist_ok=True)
     file, shown = Path(options.json), bits_table if options.bits else table
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    rows = read_rows(file)
     for name in options.models:
         if any(row["model"] == name and "error" not in row for row in rows):
             continue
-        receive, send = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("spawn").Process(target=child, args=(name, options, send))
-        process.start()
-        send.close()
-        try:
-            row = receive.recv()
-        except EOFError:
-            row = {"model": name, "error": "the process ended without a result"}
-        process.join()
+        row = apart(bits if options.bits else case, name, options)
+        row = {"model": name, "error": row} if isinstance(row, str) else row
         rows = [*[r for r in rows if r["model"] != name], row]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(file, rows)
         print(shown([row]), flush=True)
     print(shown(rows))
 

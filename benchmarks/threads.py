@@ -9,7 +9,6 @@ PyTorch's settings are compared with those before.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
 import hashlib
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import options_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -184,7 +184,7 @@ def schedule(operations: dict[str, tuple[int, Any]], count: int, seed: int) -> l
 
 def main() -> int:
     """Run the operations and print a table; return 1 if anything differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What tinygrad does in `benchmarks/lowering_tinygrad.py` and `lowering_matmul.py`, which start it.
+"""What tinygrad does in `benchmarks/lowering_tinygrad.py`, which starts it.
 
     DEV=CL python benchmarks/tinygrad_models.py resnet18 START.npz --opencl libOpenCL.so.1
 
@@ -6,8 +6,7 @@ Runs in an environment of its own, with tinygrad and numpy and nothing else; the
 0.10 and 0.14. Layers bear torchvision's names, so that START.npz (parameters and buffers, `images`, `labels`)
 gives it PyTorch's start. Each line read from the standard input is a number of steps to make; each line
 written is JSON: the seconds of each step and its results. A training step is TinyJit's replay of loss,
-backward and SGD with momentum, and ends when its result, the loss, is on the host; one of `matmul` ends when
-the device is done with the product of START's `a` and `b`, and its result is the last element.
+backward and SGD with momentum, and ends when its result, the loss, is on the host.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ MODELS = {"resnet18": ResNet18, "mobilenet_v2": MobileNetV2}
 
 
 def training(name: str, start: dict[str, np.ndarray]):  # noqa: ANN201
-    """Return a function that makes one training step, and one that makes a number of what it returns."""
+    """Return a function that makes one training step and returns its loss."""
     from tinygrad import Tensor, TinyJit, nn
 
     turn_training_on()
@@ -163,7 +162,7 @@ def training(name: str, start: dict[str, np.ndarray]):  # noqa: ANN201
         loss.backward()
         return loss.realize(*optimizer.schedule_step())
 
-    return lambda: step(images, labels).item(), float
+    return lambda: step(images, labels).item()
 
 
 def turn_training_on() -> None:
@@ -178,48 +177,28 @@ def turn_training_on() -> None:
         TRAINING.value = 1
 
 
-def multiplication(start: dict[str, np.ndarray]):  # noqa: ANN201
-    """Return a function that multiplies once, and one that makes a number of what it returns."""
-    from tinygrad import Device, Tensor, TinyJit
-
-    a, b = Tensor(start["a"]).realize(), Tensor(start["b"]).realize()
-    device = Device[Device.DEFAULT]
-
-    @TinyJit
-    def product(x, y):  # noqa: ANN001, ANN202
-        return (x @ y).realize()
-
-    def step():  # noqa: ANN202
-        found = product(a, b)
-        device.synchronize()
-        return found
-
-    return step, lambda found: float(found.numpy()[-1, -1])
-
-
-def serve(step, number) -> None:  # noqa: ANN001
+def serve(step) -> None:  # noqa: ANN001
     """Make as many steps as each line of the standard input asks for; write what they took."""
     for line in sys.stdin:
         seconds, results = [], []
         for _ in range(int(line)):
             began = time.perf_counter()
-            found = step()
+            results.append(step())
             seconds.append(time.perf_counter() - began)
-            results.append(number(found))
         print(json.dumps({"seconds": seconds, "results": results}), flush=True)
 
 
 def main() -> None:
     """Build what is asked for and serve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("job", choices=[*MODELS, "matmul"])
-    parser.add_argument("start", help=".npz with parameters, buffers, images, labels; or with a, b")
+    parser.add_argument("job", choices=MODELS)
+    parser.add_argument("start", help=".npz with parameters, buffers, images, labels")
     parser.add_argument("--opencl", help="libOpenCL.so to load")
     arguments = parser.parse_args()
     point_to_opencl(arguments.opencl)
     with np.load(arguments.start, allow_pickle=False) as arrays:
         start = dict(arrays)
-    serve(*(multiplication(start) if arguments.job == "matmul" else training(arguments.job, start)))
+    serve(training(arguments.job, start))
 
 
 if __name__ == "__main__":

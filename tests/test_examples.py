@@ -185,7 +185,7 @@ def test_digits_are_learnt_through_opencl_as_in_pytorch(run, tmp_path, way):
 
 
 def _need_streaming(*packages):
-    for package in ("matplotlib", "ortools", "scipy", *packages):
+    for package in ("matplotlib", "scipy", *packages):
         pytest.importorskip(package)
 
 

@@ -90,16 +90,6 @@ def test_no_module_bears_the_name_of_a_public_function():
     assert not clashes, "rename the module (modules are nouns): importing it would replace the function"
 
 
-def test_every_class_has_a_name_of_its_own():
-    """One word has one meaning; what integrates one thing into several frameworks shares its name."""
-    homes = {}
-    for path in set(PACKAGE.rglob("*.py")) - set((PACKAGE / "integrations").iterdir()):
-        for node in ast.parse(text_of(path)).body:
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
-    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
-
-
 def test_no_package_hides_a_submodule_behind_a_name_of_its_own():
     clashes = []
     for init in PACKAGE.rglob("__init__.py"):

@@ -34,7 +34,7 @@ DRAWN = re.compile(r"[#…│─━]+")
 
 
 TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES = (
-    f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "own-devices", "messages")
+    f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "campaigns", "messages")
 )
 SLOW = {"A callback of transformers", "A callback of Lightning", "accelerate", "Measure this machine"}
 SLOW |= {"torch.compile", "Several optimizers: a GAN", "Making and running one", "Plan a model"}
@@ -70,6 +70,7 @@ TASKS = {
     "export a training step": ("docs/bundles.md", "Making and running one"),
     "plan the streaming of weights": ("docs/streaming.md", "Plan a model"),
     "measure this machine and fit a profile": (OWN, "Measure this machine"),
+    "write a plan of one's own": (OWN, "Plans"),
     "it does not fit": (MESSAGES, "The answer is no"),
     "a name is wrong": (MESSAGES, "Names"),
     "an input is wrong": (MESSAGES, "Inputs and settings"),

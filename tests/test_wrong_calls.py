@@ -86,6 +86,29 @@ WRONG = {
         InputError,
         "expected a whole number from 1 to 2147",
     ),
+    **{
+        f"{name} of an inference": (
+            lambda name=name, value=value: predict(mode="infer", **{name: value}),
+            InputError,
+            f"{name} is given without mode='train'; expected it for a training step alone",
+        )
+        for name, value in {
+            "accumulation": 4,
+            "optimizer": "adamw",
+            "loss": torch.nn.MSELoss(),
+            "checkpointing": True,
+        }.items()
+    },
+    "accumulation of a captured inference": (
+        lambda: torchedge.predict(torchedge.capture(NET, example=X, mode="infer"), 4, accumulation=4),
+        InputError,
+        "accumulation is given without mode='train'",
+    ),
+    "an evaluation within an inference": (
+        lambda: torchedge.simulate(NET, 4, example=X, mode="infer", evaluate=4),
+        InputError,
+        "evaluate is given without mode='train'",
+    ),
     "a mode": (lambda: predict(mode="eval"), InputError, "mode is 'eval'; expected one of train, infer"),
     "a size": (lambda: predict(input_size=8), InputError, "input_size is 8; expected whole numbers"),
     "a size in words": (lambda: predict(input_size="3x8x8"), InputError, "like (3, 224, 224)"),
@@ -263,7 +286,3 @@ def test_a_wrong_call_is_one_sentence(case, monkeypatch, tmp_path):
         call()
     assert words in judged(str(caught.value))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_there_are_sixty():
-    assert len(WRONG) >= 60

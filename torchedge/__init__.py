@@ -16,14 +16,13 @@ if TYPE_CHECKING:
         capture_lengths,
         export,
         features,
-        load_bundle,
         plan,
         predict,
         report,
         search,
         simulate,
     )
-    from torchedge.bundles.bundle import Bundle
+    from torchedge.bundles.bundle import Bundle, load_bundle
     from torchedge.devices import Device, find_device, list_devices
     from torchedge.errors import (
         CaptureError,

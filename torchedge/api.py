@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +24,8 @@ from torchedge.devices import (
 from torchedge.errors import DeviceError, InputError, check_function, check_path, check_whole, described
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
-from torchedge.graphs.training_steps import OPTIMIZERS, StepOptions, TrainingStep
+from torchedge.graphs.training_steps import StepOptions, TrainingStep
+from torchedge.notices import noticed, stage
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import MemoryProfile
@@ -51,7 +53,7 @@ from torchedge.storage.amounts import Amount, mib_of
 from torchedge.streaming.capacities import LAMBDA
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
 from torchedge.tracing.model_variants import request_of
-from torchedge.tracing.optimizer_replays import OptimizerReplay, replay_of
+from torchedge.tracing.optimizer_replays import replay_of
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
 if TYPE_CHECKING:
@@ -135,8 +137,17 @@ def _request(
     request: CaptureRequest, step: TrainingStep | None, options: StepOptions
 ) -> tuple[CaptureRequest, StepSettings]:
     """Return a request and settings for a step that is given whole, by its fields, or both."""
-    asked = TrainingStep.of(step, options)
+    asked = TrainingStep.of(step, options, _mode_of(request.model, request.mode))
     return request_of(request, asked), _settings(asked, request.model)
+
+
+def _mode_of(model: Model, mode: Mode) -> Mode:
+    """Return the mode in which a model was captured, else the one that is asked for."""
+    if isinstance(model, LengthFamily):
+        return model.request.mode
+    if isinstance(model, ForwardGraph):
+        return "train" if model.training else "infer"
+    return mode
 
 
 def _settings(step: TrainingStep, model: object = None) -> StepSettings:
@@ -144,8 +155,6 @@ def _settings(step: TrainingStep, model: object = None) -> StepSettings:
     optimizer: Any = step.optimizer
     if not isinstance(optimizer, str):
         optimizer = replay_of(optimizer, model)
-    elif optimizer not in OPTIMIZERS:
-        optimizer = OptimizerReplay(optimizer)
     return StepSettings(optimizer=optimizer, amp=step.amp, accumulation=step.accumulation)
 
 
@@ -209,7 +218,8 @@ class Predictor:
         """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is {described(models)}; expected a list of modules or graphs")
-        chosen = TrainingStep.of(step, options)
+        modes = {_mode_of(m, mode) for m in models} or {mode}
+        chosen = TrainingStep.of(step, options, "infer" if modes == {"infer"} else "train")
         settings = _settings(chosen)
         asked = CaptureRequest(None, None, mode, example, input_size, batch_dim=batch_dim, device=self.device)
         requests = [request_of(replace(asked, model=m), chosen) for m in models]
@@ -294,6 +304,8 @@ def simulate(
         check_whole("evaluate", evaluate)
     elif empty_cache:
         raise InputError("empty_cache is given without evaluate; expected both: add evaluate, a batch size")
+    if evaluate is not None and mode == "infer":
+        raise InputError("evaluate is given without mode='train'; expected it between training steps alone")
     chosen = None if device is None else choose_device(device)
     asked = CaptureRequest(
         model,
@@ -497,7 +509,7 @@ def export(
     precision: Literal["float32", "float16"] = "float32",
     tuner: Literal["fixed", "model"] | None = None,
     force: bool = False,
-    progress: Callable[[str], object] = lambda stage: None,
+    progress: Callable[[str], object] | None = None,
     **options: Unpack[StepOptions],
 ) -> Bundle:
     """Write a model as a folder of kernels, launches and weights that runs through OpenCL on a device.
@@ -516,19 +528,21 @@ def export(
     tuner: what chooses the kernels' schedules and layouts: "fixed" constants of the device class, or "model",
     TMModel's cost model, the default where the device's profile has coefficients of kernels, and for training
     steps on phones, with assumed ones.
-    progress: called with each stage.
+    progress: called with each stage; without it, an export of over three seconds reports them.
     Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators
     without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it),
     LimitError (which names a memory limit that works) and MissingExtraError.
     """
     from torchedge.bundles.exporting import Request, make_bundle
 
+    if progress is not None:
+        check_function("progress", progress)
     target = choose_device(device)
     request = Request(
         model,
         example,
         mode,
-        TrainingStep.of(step, options),
+        TrainingStep.of(step, options, mode),
         seed,
         name,
         plan,
@@ -537,7 +551,8 @@ def export(
         precision,
         tuner,
     )
-    return make_bundle(request, target, out, force=force, progress=progress)
+    with noticed(f"exporting for {target.name}") if progress is None else nullcontext():
+        return make_bundle(request, target, out, force=force, progress=progress or stage)
 
 
 def choose_device(device: object) -> Device:

@@ -1,6 +1,6 @@
 """Accuracy on the Jetson TX2 data of the perf4sight paper, beside the paper's own method: docs/accuracy.md.
 
-    python benchmarks/accuracy/tx2.py DATA/jetson-tx2 [--ablation] [--json]
+    python benchmarks/accuracy/tx2.py DATA/jetson-tx2 [--ablation]
 
 Fits on pruning levels 0, 30, 50, 70 and 90 and predicts the other levels, as perf4sight does: each network
 from its own rows (own), all from resnet18, mobilenetv2 and squeezenet (basis), each from the other five
@@ -12,13 +12,11 @@ randomised trees on perf4sight's 56 features. Takes eight minutes on one core; -
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -321,30 +319,6 @@ def percent(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.0f}"
 
 
-def document(report: Report) -> dict[str, Any]:
-    """Return the report as plain data."""
-
-    def tables(scores: Scores) -> dict[str, dict[str, Any]]:
-        out: dict[str, dict[str, Any]] = {}
-        for (figure, protocol), reached in scores.items():
-            table: dict[str, Any] = {"mean": reached.mean, "networks": dict(reached.error)}
-            if reached.coverage:
-                table["coverage"] = {"mean": reached.mean_coverage, "networks": dict(reached.coverage)}
-            out.setdefault(figure, {})[protocol] = table
-        return out
-
-    return {
-        "dataset": report.dataset,
-        "dataset_sha256": report.digest,
-        "ours": tables(report.ours),
-        "published": tables(report.published),
-        "fits": asdict(report.fits),
-        "requirements": [{**asdict(verdict), "met": verdict.met} for verdict in report.verdicts],
-        "ablation": [{"method": name, **table} for name, table in report.ablation],
-        "problems": list(report.problems),
-    }
-
-
 def main() -> None:
     """Score and print."""
     parser = argparse.ArgumentParser(
@@ -353,15 +327,10 @@ def main() -> None:
     parser.add_argument("dataset", type=Path, metavar="DATASET")
     parser.add_argument("--device", default=None, help="measured device (default: the folder's name)")
     parser.add_argument("--ablation", action="store_true", help="also score our method with parts left out")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     device = device_of(arguments.dataset, arguments.device)
-    report = score_dataset(arguments.dataset, device, ablation=arguments.ablation)
-    if arguments.json:
-        print(json.dumps(document(report), indent=2))
-    else:
-        print_report(report)
+    print_report(score_dataset(arguments.dataset, device, ablation=arguments.ablation))
 
 
 if __name__ == "__main__":

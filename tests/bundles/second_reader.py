@@ -3,10 +3,9 @@
     python tests/bundles/second_reader.py BUNDLE INPUTS.npz OUTPUTS.npz [DEVICE]
 
 INPUTS holds arrays called `STEP.NAME`, the inputs of each step by name; OUTPUTS gets the outputs likewise,
-and of a bundle that trains what parameters, buffers and states hold at the end, as `state.NAME`. DEVICE: a
-part of the names of its platform and its own. Intermediates lie in the arena where the device takes its
-places, else in memory of their own: the numbers are the same. Weights that a plan streams are all loaded
-before the first step.
+of a bundle that trains what parameters, buffers and states hold at the end, as `state.NAME`, and the bytes of
+the device's memory as `bytes`. DEVICE: a part of the names of its platform and its own. Intermediates lie in
+the arena where the device takes its places, else in memory of their own: the numbers are the same.
 """
 
 import hashlib
@@ -87,23 +86,26 @@ class Device:
         self.context = cl.Context([self.device])
         self.queue = cl.CommandQueue(self.context)
         self.alignment = self.device.mem_base_addr_align // 8
-        extensions = self.device.extensions.split()
-        self.over_buffers = (
-            "cl_khr_image2d_from_buffer" in extensions and self.device.type & cl.device_type.GPU
-        )
-        self.built = {}
+        extension = "cl_khr_image2d_from_buffer" in self.device.extensions.split()
+        self.over_buffers = extension and self.device.type & cl.device_type.GPU
+        self.built, self.nbytes = {}, 0
 
     def buffer(self, nbytes):
+        self.nbytes += nbytes
         return cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(nbytes, 1))
+
+    def image(self, width, height, dtype):
+        self.nbytes += width * height * LANES * np.dtype(dtype).itemsize
+        form = cl.ImageFormat(cl.channel_order.RGBA, CHANNELS[dtype])
+        return cl.create_image(self.context, cl.mem_flags.READ_WRITE, form, shape=(width, height))
 
     def memory(self, layout, buffer=None):
         """Return memory for a tensor: new, or over a buffer."""
         if not layout.image:
             return buffer or self.buffer(layout.empty().nbytes)
-        form = cl.ImageFormat(cl.channel_order.RGBA, CHANNELS[str(layout.dtype)])
         if buffer is None:
-            shape = (layout.width, layout.height)
-            return cl.create_image(self.context, cl.mem_flags.READ_WRITE, form, shape=shape)
+            return self.image(layout.width, layout.height, str(layout.dtype))
+        form = cl.ImageFormat(cl.channel_order.RGBA, CHANNELS[str(layout.dtype)])
         described = cl.ImageDescriptor()
         described.image_type, described.shape = cl.mem_object_type.IMAGE2D, (layout.width, layout.height)
         pitch = max(layout.width, layout.row_texels) * LANES * layout.dtype.itemsize
@@ -131,8 +133,10 @@ class Device:
 class Program:
     """The tensors of a program on a device, and its launches with their arguments set."""
 
-    def __init__(self, device, entry, texts, shared):
-        self.device, self.entry, self.tensors = device, entry, entry["tensors"]
+    def __init__(self, device, entry, texts, shared, file, plan):
+        self.device, self.entry, self.tensors = device, entry | plan, entry["tensors"]
+        self.file, self.staging = file, np.empty(plan.get("staging_bytes", 0), np.uint8)
+        self.loads = plan.get("loads", {"preload": [], "run": [], "waits": [0] * len(entry["launches"])})
         self.layouts = [Layout(tensor) for tensor in self.tensors]
         self.parts = {}
         self.memory = self.placed(shared)
@@ -153,7 +157,7 @@ class Program:
         begins = np.cumsum([0, *arena.get("pieces", [])])[:-1] if arena.get("pieces") else np.array([0])
         sizes = arena.get("pieces") or [arena["nbytes"]]
         pieces = [device.buffer(nbytes) for nbytes in sizes] if arena["nbytes"] else []
-        images = [self.slot(*slot) for slot in arena["slots"]]
+        images = [device.image(*slot) for slot in arena["slots"]]
         for index, (tensor, layout) in enumerate(zip(self.tensors, self.layouts, strict=True)):
             if index in slots:
                 memory[index] = images[slots[index]]
@@ -164,10 +168,6 @@ class Program:
             else:
                 memory[index] = device.memory(layout)
         return memory
-
-    def slot(self, width, height, dtype):
-        form = cl.ImageFormat(cl.channel_order.RGBA, CHANNELS[dtype])
-        return cl.create_image(self.device.context, cl.mem_flags.READ_WRITE, form, shape=(width, height))
 
     def part(self, pieces, begins, offset, layout):
         """Return a part of the arena; memory of its own for what the device does not take there."""
@@ -194,21 +194,20 @@ class Program:
         """Return the outputs of a step."""
         for name, array in inputs.items():
             self.write(name, array)
-        for kernel, size, local in self.calls:
+        copies, copied = self.copies(self.loads["run"]), 0
+        for (kernel, size, local), needed in zip(self.calls, self.loads["waits"], strict=True):
+            while copied < needed:
+                copied = next(copies)
             cl.enqueue_nd_range_kernel(self.device.queue, kernel, size, local)
         for index, tensor in enumerate(self.tensors):
-            if (
-                tensor["role"] == "output"
-                and (tensor.get("indices") or tensor.get("divisor"))
-                and self.at(index)
-            ):
+            flag = tensor["role"] == "output" and (tensor.get("indices") or tensor.get("divisor"))
+            if flag and self.at(index):
                 raise SystemExit(f"{tensor['name']}: a computed index or divisor is out of range")
         return [self.at(index) for index in self.entry["outputs"]]
 
     def index(self, name):
-        return next(
-            k for k, t in enumerate(self.tensors) if t["name"] == name and t["role"] != "intermediate"
-        )
+        resident = [tensor["name"] if tensor["role"] != "intermediate" else "" for tensor in self.tensors]
+        return resident.index(name)
 
     def at(self, index):
         layout = self.layouts[index]
@@ -217,51 +216,67 @@ class Program:
     def write(self, name, array):
         index = self.index(name)
         bound, layout = self.tensors[index].get("indices"), self.layouts[index]
-        if (
-            bound
-            and not (
-                (array == bound.get("ignored")) | ((array >= bound["low"]) & (array < bound["high"]))
-            ).all()
-        ):
-            raise SystemExit(f"{name}: an index is out of range")
+        if bound:
+            inside = (array >= bound["low"]) & (array < bound["high"]) | (array == bound.get("ignored"))
+            if not inside.all():
+                raise SystemExit(f"{name}: an index is out of range")
         self.device.write(self.memory[index], layout.pack(np.asarray(array, layout.dtype)))
 
+    def copies(self, reads):
+        """Do reads and their copies in order; yield the number of copies so far after each."""
+        copied, queue = 0, self.device.queue
+        for read in reads:
+            content = self.file[read["offset"] : read["offset"] + read["nbytes"]]
+            self.staging[read["at"] : read["at"] + read["nbytes"]] = content
+            for copy in read["copies"]:
+                content, place = self.staging[copy["at"] : copy["at"] + copy["nbytes"]], copy["place"]
+                image = len(place) == 4
+                where = {"origin": place[:2], "region": place[2:]} if image else {"dst_offset": place[0]}
+                cl.enqueue_copy(queue, self.memory[copy["tensor"]], content, is_blocking=True, **where)
+                yield (copied := copied + 1)
+
     def load(self, weights):
-        """Write what a weights file holds, and the fill of states that it does not."""
+        """Write what the weights file holds, and the fill of states that it does not."""
+        list(self.copies(self.loads["preload"]))
+        reads = [*self.loads["preload"], *self.loads["run"]]
+        planned = {copy["tensor"] for read in reads for copy in read["copies"]}
         for index, (tensor, layout) in enumerate(zip(self.tensors, self.layouts, strict=True)):
-            if tensor["role"] in ("parameter", "buffer", "state", "constant"):
+            if index not in planned and tensor["role"] in ("parameter", "buffer", "state", "constant"):
                 packed = layout.empty()
                 if tensor["name"] in weights:
                     data = weights[tensor["name"]]
-                    packed.reshape(-1)[: len(data) // packed.itemsize] = np.frombuffer(data, packed.dtype)
+                    packed.reshape(-1)[: len(data) // packed.itemsize] = data.view(packed.dtype)
                 elif tensor["role"] == "state":
                     packed = layout.pack(np.full(tensor["shape"], tensor.get("fill", 0), layout.dtype))
                 self.device.write(self.memory[index], packed)
 
 
 def read_bundle(folder):
-    """Return (manifest, programs, kernels' texts, weights' bytes by name); every file is what was hashed."""
+    """Return (manifest, programs, kernels' texts, plan, weights' file, its tensors), all as hashed."""
     manifest = json.loads((folder / "manifest.json").read_text())
     entries = {key: value for key, value in manifest.items() if key != "sha256"}
     text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
     assert hashlib.sha256(text.encode()).hexdigest() == manifest["sha256"], "manifest.json was changed"
-    contents = {name: (folder / name).read_bytes() for name in manifest["files"]}
+    contents = {name: np.memmap(folder / name, np.uint8, "r") for name in manifest["files"]}
     for name, file in manifest["files"].items():
         assert hashlib.sha256(contents[name]).hexdigest() == file["sha256"], f"{name} was changed"
-    programs = [json.loads(contents[n]) for n in ("program.json", "accumulating.json") if n in contents]
-    texts = {Path(n).stem: data.decode() for n, data in contents.items() if n.endswith(".cl")}
+    names = [name for name in ("program.json", "accumulating.json") if name in contents]
+    programs = [json.loads(bytes(contents[name])) for name in names]
+    texts = {Path(n).stem: bytes(data).decode() for n, data in contents.items() if n.endswith(".cl")}
     data = contents["weights.safetensors"]
-    begin = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:begin])
+    begin = 8 + int.from_bytes(bytes(data[:8]), "little")
+    header = json.loads(bytes(data[8:begin]))
     spans = {n: entry["data_offsets"] for n, entry in header.items() if n != "__metadata__" and n[0] != "~"}
-    return manifest, programs, texts, {n: data[begin + a : begin + b] for n, (a, b) in spans.items()}
+    plan = json.loads(bytes(contents.get("streaming_plan.json", b"{}")))
+    weights = {name: data[begin + start : begin + end] for name, (start, end) in spans.items()}
+    return manifest, programs, texts, plan, data, weights
 
 
 def main(folder, inputs, outputs, name=""):
     """Run the steps of INPUTS."""
-    manifest, entries, texts, weights = read_bundle(Path(folder))
+    manifest, entries, texts, plan, file, weights = read_bundle(Path(folder))
     device, shared = Device(name), {}
-    programs = [Program(device, entry, texts, shared) for entry in entries]
+    programs = [Program(device, entry, texts, shared, file, plan) for entry in entries]
     for program in reversed(programs):
         program.load(weights)
         for name, index in program.entry.get("hyperparameters", {}).items():
@@ -276,7 +291,7 @@ def main(folder, inputs, outputs, name=""):
     for index, tensor in enumerate(programs[0].tensors):
         if manifest["mode"] == "train" and tensor["role"] in ("parameter", "buffer", "state"):
             results[f"state.{tensor['name']}"] = programs[0].at(index)
-    np.savez(outputs, **results)
+    np.savez(outputs, bytes=device.nbytes + len(programs[0].staging), **results)
     for program in programs:
         program.close()
 

@@ -5,17 +5,16 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
+from oracles.opencl_devices import with_figures
 from torch import nn
 
 import torchedge
 from torchedge.bundles import exporting, onnx_models
 from torchedge.bundles.bundle import Bundle
-from torchedge.devices import Figure, Provenance
 from torchedge.errors import (
     CaptureError,
     DeviceError,
@@ -81,16 +80,6 @@ def test_images_of_phones_share_the_arena(tmp_path, device):
     np.testing.assert_allclose(bundle.run(x)[0], expected, rtol=1e-3, atol=1e-5)
 
 
-def smaller(name, **figures):
-    """A device whose profile gives other figures."""
-    device = torchedge.find_device(name)
-    changed = {
-        key: Figure(value, device.figures[key].unit, Provenance.ASSUMED, "made up")
-        for key, value in figures.items()
-    }
-    return replace(device, figures=MappingProxyType({**device.figures, **changed}))
-
-
 @pytest.mark.parametrize(
     ("figures", "message"),
     [
@@ -101,7 +90,7 @@ def smaller(name, **figures):
 def test_what_is_beyond_a_device_is_named(model, batch, tmp_path, figures, message):
     with pytest.raises(DeviceError, match=message):
         torchedge.export(
-            model, batch[0], out=tmp_path / "b", device=smaller("adreno-740", **figures), onnx=False
+            model, batch[0], out=tmp_path / "b", device=with_figures("adreno-740", **figures), onnx=False
         )
     assert not list(tmp_path.iterdir())
 
@@ -118,7 +107,7 @@ def deep():
     [("adreno-740", {"memory_mib": 4, "max_allocation_mib": 1.25}), ("local-cpu", {"memory_mib": 4})],
 )
 def test_a_model_three_times_the_memory_of_a_device_exports_and_runs(deep, tmp_path, name, figures):
-    device, x = smaller(name, **figures), torch.randn(1, 512)
+    device, x = with_figures(name, **figures), torch.randn(1, 512)
     with pytest.raises(DeviceError, match=r"program Sequential takes 12\d{6} bytes, .* memory_limit"):
         torchedge.export(deep, x, out=tmp_path / "whole", device=device, onnx=False)
     with pytest.raises(DeviceError, match=r"takes at most 4194304 .*; plan it within a lower memory_limit"):
@@ -143,7 +132,7 @@ def test_a_model_three_times_the_memory_of_a_device_exports_and_runs(deep, tmp_p
 def test_a_device_with_little_gets_small_kernels_and_a_bundle_for_more_is_refused_there(
     model, batch, tmp_path
 ):
-    small = smaller("adreno-740", max_work_group_size=8, local_memory_kib=2)
+    small = with_figures("adreno-740", max_work_group_size=8, local_memory_kib=2)
     bundle = torchedge.export(model, batch[0], out=tmp_path / "small", device=small, onnx=False)
     assert max(prod(launch.local_size) for launch in bundle.program.launches) <= 8
     assert Bundle.open(tmp_path / "small").program.digest == bundle.program.digest  # lowered again

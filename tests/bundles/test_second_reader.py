@@ -12,10 +12,9 @@ import pytest
 pytest.importorskip("pyopencl")
 
 from drivers.networks import drawn
+from drivers.processes import default_device
 
 import torchedge
-from torchedge.opencl import choose_device
-from torchedge.opencl.drivers import RUNTIME_PLATFORM, installed_runtime
 
 READER = Path(__file__).with_name("second_reader.py")
 STEPS = 4
@@ -25,13 +24,11 @@ DEVICES = ("adreno-740", "mali-g715", "local-cpu")
 
 def read_again(folder, steps, tmp_path):
     """Return the arrays that the reader writes after steps of inputs by name."""
-    device, environment = choose_device(), {**os.environ, "PYOPENCL_NO_CACHE": "1"}
-    if device.platform == RUNTIME_PLATFORM and (library := installed_runtime()):
-        (tmp_path / "runtime.icd").write_text(f"{library}\n")
-        environment["OCL_ICD_VENDORS"] = str(tmp_path)
+    device, variables = default_device(tmp_path)
+    environment = {**os.environ, **variables, "PYOPENCL_NO_CACHE": "1"}
     fed, got = tmp_path / "inputs.npz", tmp_path / "outputs.npz"
     np.savez(fed, **{f"{k}.{name}": array for k, step in enumerate(steps) for name, array in step.items()})
-    command = [sys.executable, READER, folder, fed, got, f"{device.platform} {device.name}"]
+    command = [sys.executable, READER, folder, fed, got, device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with np.load(got) as arrays:
@@ -51,6 +48,9 @@ def run_both(bundle, arrays, tmp_path):
     for k, batch in enumerate(batches):
         for entry, array in zip(bundle.manifest.outputs, bundle.run(*batch), strict=True):
             assert array.tobytes() == again.pop(f"{k}.{entry.name}").tobytes(), f"step {k}: {entry.name}"
+    if bundle.schedule is not None:
+        assert bundle.schedule.streamed
+        assert again["bytes"] <= bundle.manifest.memory.total_bytes
     return again
 
 

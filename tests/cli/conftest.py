@@ -7,6 +7,32 @@ from oracles.small_datasets import write_small_dataset
 from torchedge.cli import main
 
 
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """A folder to work in, with the user's profiles below it; one date."""
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    for name in ("TORCHEDGE_DEVICE", "TORCHEDGE_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run a command that has to be refused in one line, with exit status 2 and no output; return the line."""
+
+    def call(*words):
+        capsys.readouterr()
+        status = main(words)
+        out, err = capsys.readouterr()
+        lines = [line for line in err.strip().splitlines() if line.startswith("torchedge: ")]
+        assert (status, out) == (2, "") and "Traceback" not in err, (status, out, err)
+        assert len(lines) == 1 and lines[0].startswith("torchedge: error: "), err
+        return lines[0]
+
+    return call
+
+
 @pytest.fixture
 def run(capsys):
     """Run a command that has to work; return its output."""

@@ -39,14 +39,6 @@ class Asking(nn.Module):
 """
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
-    monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
-    return tmp_path
-
-
 @pytest.fixture
 def small(tmp_path):
     file = tmp_path / "nets.py"

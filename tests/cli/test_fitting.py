@@ -9,14 +9,6 @@ from torchedge.cli import main
 pytest.importorskip("sklearn")
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def made(small_dataset, tmp_path_factory):
     """A profile fitted once, for the tests that read it."""

@@ -38,7 +38,6 @@ def solve(instance):
 def place(monkeypatch, tmp_path):
     """A folder with files to plan, and a solver."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
     monkeypatch.setattr("torchedge.streaming.solving.planner.solve", solve)
     strategies = {"always-next": careless, "same-type": wrong}
     monkeypatch.setattr("torchedge.streaming.plans.STRATEGIES", strategies)
@@ -143,15 +142,6 @@ def test_many_problems_are_cut_short(run):
 # what cannot be meant ---------------------------------------------------------------------------------------
 
 
-def refused(capsys, *words):
-    status = main(words)
-    out, err = capsys.readouterr()
-    lines = [line for line in err.strip().splitlines() if line.startswith("torchedge: ")]
-    assert status == 2 and not out and "Traceback" not in err
-    assert len(lines) == 1 and lines[0].startswith("torchedge: error: ")
-    return lines[0]
-
-
 TOY = ("plan", "instance", "toy.json")
 WRONG = {
     "no such form": (("plan", "gpt-neo-1.3b"), "for example `torchedge plan model gpt-neo-1.3b`"),
@@ -173,18 +163,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_refused_in_one_line(case, capsys):
+def test_refused_in_one_line(case, refused):
     words, says = WRONG[case]
     before = Path("toy.json").read_bytes()
-    line = refused(capsys, *words)
+    line = refused(*words)
     assert says in line, line
     assert not Path("x.json").exists() and Path("toy.json").read_bytes() == before
 
 
-def test_a_plan_that_the_verifier_refuses_is_not_written(monkeypatch, capsys):
+def test_a_plan_that_the_verifier_refuses_is_not_written(monkeypatch, refused):
     wrong = replace(best_plan(INSTANCE), peak_chunks=1)
     monkeypatch.setattr("torchedge.streaming.solving.planner.solve", lambda instance: wrong)
-    assert "peak_chunks is 1, in fact 3" in refused(capsys, *TOY, "--out", "x.json")
+    assert "peak_chunks is 1, in fact 3" in refused(*TOY, "--out", "x.json")
     assert not Path("x.json").exists()
 
 
@@ -207,9 +197,9 @@ HOSTILE = {
         ("verify", "good.json", "hostile.json"),
     ],
 )
-def test_hostile_files(case, words, capsys):
+def test_hostile_files(case, words, refused):
     Path("hostile.json").write_bytes(HOSTILE[case])
-    assert "hostile.json" in refused(capsys, "plan", *words)
+    assert "hostile.json" in refused("plan", *words)
 
 
 def test_strategies_are_those_of_the_library(monkeypatch):

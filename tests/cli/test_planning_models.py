@@ -9,7 +9,6 @@ import pytest
 from torchedge.cli import DOES_NOT_FIT, main
 
 pytest.importorskip("scipy")
-pytest.importorskip("scipy")
 
 NETS = """
 from torch import nn
@@ -53,9 +52,6 @@ SWEEP = ("plan", "sweep", *SMALL[2:])
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
     """A folder with models and a device."""
-    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
-    monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
     Path("nets.py").write_text(NETS)
     Path("bare").mkdir()
@@ -257,12 +253,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_refused_in_one_line(case, capsys):
+def test_refused_in_one_line(case, refused):
     words, says = WRONG[case]
     before = sorted(Path().rglob("*.*"))
-    status = main(words)
-    out, err = capsys.readouterr()
-    lines = [line for line in err.splitlines() if line.startswith("torchedge: ")]
-    assert status == 2 and not out and "Traceback" not in err, (status, out, err)
-    assert len(lines) == 1 and lines[0].startswith("torchedge: error: ") and says in lines[0], lines
+    assert says in refused(*words)
     assert [path for path in sorted(Path().rglob("*.*")) if "__pycache__" not in str(path)] == before

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.cli import DOES_NOT_FIT, main
+from torchedge.cli import DOES_NOT_FIT
 from torchedge.errors import ProfileError
 from torchedge.prediction.memory.tape import CATEGORIES
 from torchedge.texts import number, span
@@ -63,8 +63,6 @@ def network():
 
 @pytest.fixture
 def nets(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
     (tmp_path / "nets.py").write_text(MODULE)
     return f"{tmp_path / 'nets.py'}:small"
 
@@ -176,12 +174,10 @@ def test_the_command(run, nets, tmp_path, capsys):
         (("--html", "r.html", "--confidence", "2"), "2"),
     ],
 )
-def test_wrong_use_gives_one_line_and_no_file(words, named, nets, tmp_path, capsys, monkeypatch):
+def test_wrong_use_gives_one_line_and_no_file(words, named, nets, tmp_path, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
-    assert main(["report", nets, "--input-size", "3x16x16", *words]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("torchedge: error: ") and error.count("\n") == 1 and named in error
+    assert named in refused("report", nets, "--input-size", "3x16x16", *words)
     assert {path for path in tmp_path.iterdir() if path.suffix in (".html", ".pdf")} <= before
 
 

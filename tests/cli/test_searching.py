@@ -40,13 +40,6 @@ number = 3
 FAST = ("--device", "jetson-tx2", "--iterations", "3", "--population", "10")
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
-    monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
-
-
 @pytest.fixture
 def nets(tmp_path):
     file = tmp_path / "nets.py"
@@ -134,10 +127,8 @@ def test_what_is_written(run, nets, tmp_path):
         (["NETS:small", "--training-memory", "9", "--out", "NETS"], "is a file; expected a folder"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_a_line(words, message, nets, capsys):
-    assert main(["search", *(w.replace("NETS", nets) for w in words)]) == BAD_INPUT
-    said = capsys.readouterr()
-    assert message in said.err and said.out == "" and len(said.err.splitlines()) == 1
+def test_what_cannot_be_used_is_said_in_a_line(words, message, nets, refused):
+    assert message in refused("search", *(w.replace("NETS", nets) for w in words))
 
 
 @pytest.mark.slow

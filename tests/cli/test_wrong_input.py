@@ -38,9 +38,6 @@ number = 3
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
     """A folder to work in, with factories and a broken one."""
-    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
-    monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
     Path("nets.py").write_text(NETS)
     Path("broken.py").write_text("def small(:\n")
@@ -57,18 +54,6 @@ def place(monkeypatch, tmp_path):
     Path("data").mkdir()
     Path("data/topologies.jsonl").write_text("")
     return tmp_path
-
-
-def refused(capsys, *words):
-    """Run a command that has to be refused; return its one line."""
-    status = main(words)
-    out, err = capsys.readouterr()
-    lines = err.strip().splitlines()
-    assert status == 2, (status, err)
-    assert not out and "Traceback" not in err
-    assert lines and lines[-1].startswith("torchedge: error: ")
-    assert len([line for line in lines if line.startswith("torchedge")]) == 1
-    return lines[-1]
 
 
 FINE = ("predict", "nets.py:fine", "--input-size", "3x8x8", "--device", "jetson-tx2")
@@ -104,6 +89,10 @@ WRONG = {
     "unknown optimizer": ((*FINE, "--optimizer", "lion"), "adamw"),
     "unknown dtype": ((*FINE, "--amp", "int4"), "bfloat16"),
     "zero accumulation": ((*FINE, "--accumulation", "0"), "whole number"),
+    "accumulation of an inference": (
+        (*FINE, "--mode", "infer", "--accumulation", "4"),
+        "a training step alone",
+    ),
     "unknown mode": ((*FINE, "--mode", "test"), "'train', 'infer'"),
     "negative limit": ((*FINE, "--memory-limit", "-5"), "expected a number of MiB such as 4096"),
     "limit that is no number": ((*FINE, "--memory-limit", "nan"), "4GiB"),
@@ -180,17 +169,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_refused_in_one_line(case, capsys):
+def test_refused_in_one_line(case, refused):
     """Each is told what was given, what was expected and what to do."""
     words, expected = WRONG[case]
-    line = judged(refused(capsys, *words))
+    line = judged(refused(*words))
     assert expected in line, line
 
 
 @pytest.mark.parametrize("size", ["3x8", "8", "1x3x8x8"])
-def test_an_input_size_that_does_not_suit_is_told_in_the_users_sizes(size, capsys):
+def test_an_input_size_that_does_not_suit_is_told_in_the_users_sizes(size, refused):
     """Not in those that stand for the batch size while a model is captured."""
-    line = refused(capsys, "predict", "nets.py:fine", "-d", "tx2", "--input-size", size)
+    line = refused("predict", "nets.py:fine", "-d", "tx2", "--input-size", size)
     sizes = {int(number) for text in re.findall(r"\[([\d, ]+)\]", line) for number in text.split(",")}
     assert sizes <= {1, 3, 4, 8} and not re.search(r"\bs\d+\b", line), line
 
@@ -220,36 +209,36 @@ PLACES = {
 
 @pytest.mark.parametrize("path", ["x" * 300, "é" * 200, "/".join(["x" * 200] * 25), "a\0b"])
 @pytest.mark.parametrize("use", PLACES)
-def test_a_path_that_can_be_none_is_refused(use, path, capsys):
+def test_a_path_that_can_be_none_is_refused(use, path, refused):
     names = sorted(os.listdir())
-    refused(capsys, *PLACES[use](path))
+    refused(*PLACES[use](path))
     assert sorted(os.listdir()) == names
 
 
 @pytest.mark.parametrize("use", ["plan", "picture"])
-def test_an_output_in_place_of_a_pipe_is_refused(use, capsys):
+def test_an_output_in_place_of_a_pipe_is_refused(use, refused):
     pipes = Path("pipe.json"), Path("pipe.png")
     for pipe in pipes:
         os.mkfifo(pipe)
-    refused(capsys, *PLACES[use]("pipe"))
+    refused(*PLACES[use]("pipe"))
     assert all(pipe.is_fifo() for pipe in pipes)
 
 
-def test_a_plan_takes_the_place_of_no_other_file(capsys):
-    assert ".json or .json.gz" in refused(capsys, "plan", "model", *FINE[1:], "--out", "nets.py")
+def test_a_plan_takes_the_place_of_no_other_file(refused):
+    assert ".json or .json.gz" in refused("plan", "model", *FINE[1:], "--out", "nets.py")
     assert Path("nets.py").read_text() == NETS
 
 
-def test_a_campaign_plan_that_is_no_text(capsys):
-    line = refused(capsys, "campaign", "show", "binary.py")
+def test_a_campaign_plan_that_is_no_text(refused):
+    line = refused("campaign", "show", "binary.py")
     assert "binary.py: is not UTF-8 text (byte 1), expected a campaign plan as TOML" in line
 
 
-def test_an_unreadable_factory_file(capsys):
+def test_an_unreadable_factory_file(refused):
     Path("nets.py").chmod(0)
     if os.access("nets.py", os.R_OK):
         pytest.skip("this user reads everything")
-    assert "nets.py" in refused(capsys, *FINE)
+    assert "nets.py" in refused(*FINE)
 
 
 HEADER = "network,pruning_level,batch_size,memory_fits,gamma_mb,allocated_mb,reserved_mb,latency_fits,phi_ms"
@@ -267,10 +256,10 @@ HEADER = "network,pruning_level,batch_size,memory_fits,gamma_mb,allocated_mb,res
     ],
 )
 @pytest.mark.parametrize("command", ["fit all", "fit training", "accuracy"])
-def test_a_dataset_that_is_none(command, table, expected, capsys):
+def test_a_dataset_that_is_none(command, table, expected, refused):
     Path("data/measurements.csv").write_text(table)
     out = ("--out", "new") if "fit" in command else ()
-    assert expected in refused(capsys, *command.split(), "data", "-d", "jetson-tx2", *out)
+    assert expected in refused(*command.split(), "data", "-d", "jetson-tx2", *out)
     assert not Path("new").exists()
 
 
@@ -300,16 +289,16 @@ source = "a guess"
         ("\0", "TOML"),
     ],
 )
-def test_a_profile_of_the_wrong_type(text, expected, capsys):
+def test_a_profile_of_the_wrong_type(text, expected, refused):
     Path("mine").mkdir()
     Path("mine/device.toml").write_text(text)
     words = ("predict", "nets.py:fine", "--input-size", "3x8x8", "-d", "./mine")
-    assert expected in refused(capsys, *words)
+    assert expected in refused(*words)
 
 
 @pytest.mark.parametrize("file", ["training.safetensors", "training-forests.safetensors"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "swap digest"])
-def test_a_damaged_forest(file, damage, capsys, fitted):
+def test_a_damaged_forest(file, damage, refused, fitted):
     """Damage is told by its digest; where the digest is forged too, by what the file holds."""
     shutil.copytree(fitted, "copy")
     path = Path("copy") / file
@@ -328,7 +317,7 @@ def test_a_damaged_forest(file, damage, capsys, fitted):
         if damage == "swap digest":
             toml = Path("copy/device.toml")
             toml.write_text(toml.read_text().replace(before, hashlib.sha256(data).hexdigest()))
-    assert file in refused(capsys, *FINE[:-1], "./copy")
+    assert file in refused(*FINE[:-1], "./copy")
 
 
 # errors nobody foresaw --------------------------------------------------------------------------------------
@@ -362,12 +351,12 @@ def test_a_full_disk_under_the_output(monkeypatch, capsys):
     )
 
 
-def test_a_system_error_of_a_file_names_it(monkeypatch, capsys):
+def test_a_system_error_of_a_file_names_it(monkeypatch, refused):
     def fails(*_):
         raise PermissionError(13, "Permission denied", "profiles/x")
 
     monkeypatch.setattr("torchedge.devices.scan_profiles", fails)
-    assert "profiles/x: Permission denied; expected a path" in refused(capsys, "devices")
+    assert "profiles/x: Permission denied; expected a path" in refused("devices")
 
 
 def test_streams_that_the_shell_closed(monkeypatch):

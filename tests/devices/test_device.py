@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from torchedge.devices import (
     KNOWN_FIGURES,
-    Device,
     Provenance,
     parse_device,
     read_device,
@@ -109,47 +108,6 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path, path, value, says):
         parse_device(changed(path, value), folder=tmp_path)
     message = str(caught.value)
     assert message.startswith(str(tmp_path / "device.toml")) and "\n" not in message and "; " in message
-
-
-JSONISH = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
-    max_leaves=5,
-)
-PLACES = [
-    "name",
-    "title",
-    "kind",
-    "aliases",
-    "notes",
-    "figures",
-    "figures/memory_mib",
-    "figures/memory_mib/value",
-    "figures/memory_mib/unit",
-    "facts",
-    "facts/half_arithmetic",
-    "software",
-    "runtime",
-    "runtime/zero_grad",
-    "profile",
-    "extra",
-]
-
-
-@given(st.sampled_from(PLACES), JSONISH.filter(lambda value: value is not None))
-def test_any_value_anywhere_gives_a_device_or_a_profile_error(place, value):
-    try:
-        assert isinstance(parse_device(changed(place, value), folder=Path("f")), Device)
-    except ProfileError as error:
-        assert str(error).startswith("f/device.toml") and "\n" not in str(error) and len(str(error)) < 1500
-
-
-@given(st.binary(max_size=100))
-def test_any_file_gives_a_device_or_a_profile_error(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("device")
-    (folder / "device.toml").write_bytes(data)
-    with pytest.raises(ProfileError):
-        read_device(folder)
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN_FIGURES))

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from lowering_steps import GroupNormUNet
-from oracles.step_networks import FSRCNN, SmallCNN, SmallGPT, SmallViT
+from oracles.step_networks import FSRCNN, GroupNormUNet, SmallCNN, SmallGPT, SmallViT
 from torch import nn
 from torch.nn import functional as F
 

@@ -14,10 +14,7 @@ from torchedge.expressions.indices import (
     ZERO,
     Axis,
     Floor,
-    Remainder,
-    atoms_of,
     constant,
-    flatten,
     inverse,
     of,
     reshape,
@@ -94,18 +91,6 @@ def test_a_reshape_reads_the_element_at_the_same_place(old, new):
         assert got == place
 
 
-def test_reshaping_there_and_back_needs_no_quotient():
-    i, j = Axis("i", 6), Axis("j", 20)
-    there = reshape([of(i), of(j)], (2, 3, 4, 5), (6, 20))
-    assert any(isinstance(a, (Floor, Remainder)) for index in there for a in atoms_of(index))
-    assert reshape(there, (6, 20), (2, 3, 4, 5)) == (of(i), of(j))
-
-
-def test_flattening_what_was_unflattened_is_the_same_index():
-    p = of(Axis("p", 24))
-    assert flatten(unflatten(p, (2, 3, 4)), (2, 3, 4)) == p
-
-
 def test_equal_indices_are_equal_whatever_way_they_were_made():
     i, j = of(Axis("i", 4)), of(Axis("j", 8))
     assert (i * 8 + j) // 8 == i
@@ -143,14 +128,6 @@ def test_the_inverse_of_reshapes_and_permutations_finds_the_same_point(sizes, or
 
 def _product(sizes):
     return functools.reduce(operator.mul, sizes, 1)
-
-
-def test_an_index_that_leaves_a_digit_open_has_no_inverse():
-    a, b, e = Axis("a", 6), Axis("b", 4), Axis("e", 24)
-    assert inverse([of(a) // 2], [of(e)], [a]) is None
-    assert inverse([of(a)], [of(e)], [a, b]) is None
-    assert inverse([of(a) + 1], [of(e)], [a]) is None
-    assert inverse([of(a) * 4 + of(b)], [of(e)], [a, b]) == {a: of(e) // 4, b: of(e) % 4}
 
 
 def test_a_lane_decides_nothing_about_quotients_by_wider_numbers():

@@ -124,12 +124,6 @@ def test_the_noun_is_read_only_and_small() -> None:
     assert repr(forest) == f"Forest(random, 50 trees, {nodes} nodes, 3 features)"
 
 
-def test_feature_hash_knows_order_and_boundaries() -> None:
-    hashes = {feature_hash(names) for names in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""], [])}
-    assert len(hashes) == 5
-    assert feature_hash(("a", "b")) == feature_hash(["a", "b"])
-
-
 def same(first: Forest, second: Forest) -> bool:
     X = np.random.default_rng(0).normal(size=(50, 3))
     return (
@@ -311,15 +305,6 @@ def test_hostile_documents(what: str, stored: Any) -> None:
     refused(path)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "[" * 100_000, "1" * 5000, '{"features": ' + "{" * 9000]
-)
-def test_metadata_that_is_no_document(text: str, stored: Any) -> None:
-    path, tensors, metadata = stored
-    write_tensors(path, tensors, {**metadata, "phi": text})
-    refused(path)
-
-
 def test_files_that_are_no_forests(stored: Any) -> None:
     path, tensors, metadata = stored
     for changed_tensors, changed_metadata in (
@@ -334,44 +319,3 @@ def test_files_that_are_no_forests(stored: Any) -> None:
         write_tensors(path, changed_tensors, changed_metadata)
         refused(path)
     refused(path.with_name("absent.safetensors"))
-
-
-def test_every_truncation_is_refused(stored: Any) -> None:
-    path, _, _ = stored
-    good = path.read_bytes()
-    for length in [*range(0, 64), *range(64, len(good), 97)]:
-        path.write_bytes(good[:length])
-        refused(path)
-    path.write_bytes(good + b"\0")
-    refused(path)
-    path.write_bytes((2**63).to_bytes(8, "little") + good[8:])
-    refused(path)
-
-
-def test_a_file_over_the_limit_is_refused(stored: Any) -> None:
-    path, _, _ = stored
-    with pytest.raises(ProfileError, match="bytes"):
-        read_forests(path, max_bytes=100)
-
-
-def test_random_damage_is_refused_or_harmless(stored: Any) -> None:
-    """Whatever a few wrong bytes make of a file: a ProfileError, or trees that answer with finite numbers."""
-    path, _, _ = stored
-    good = path.read_bytes()
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(20, 3))
-    outcomes = [0, 0]
-    for _ in range(600):
-        data = bytearray(good)
-        for place in rng.integers(0, len(data), rng.integers(1, 4)):
-            data[place] = rng.integers(0, 256)
-        path.write_bytes(data)
-        try:
-            read = read_forests(path)
-        except ProfileError as error:
-            assert "\n" not in str(error)
-            outcomes[0] += 1
-            continue
-        assert all(np.isfinite(evaluate(forest, rows)).all() for forest in read.values())
-        outcomes[1] += 1
-    assert min(outcomes) > 20

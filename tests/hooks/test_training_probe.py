@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchedge.graphs.training_steps import OPTIMIZERS
+from torchedge.profiling.campaigns.plans import OPTIMIZERS
 
 HOOKS = Path(__file__).resolve().parents[2] / "hooks"
 STAND_IN = Path(__file__).resolve().parents[1] / "oracles" / "misbehaving_probe.py"

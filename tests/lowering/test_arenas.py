@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.arena_plans import cut_rectangle, least_bytes, training_lifetimes
+from oracles.arena_plans import least_bytes, training_lifetimes
 from oracles.small_programs import chain, image_copy, pointwise, program, tensor
 
 from torchedge.errors import InputError, PlanError
@@ -136,27 +136,9 @@ def test_training_steps_come_within_five_percent_of_the_bound(layers, seed):
     assert arena.nbytes <= 1.05 * arena.live_bytes + 128 * layers
 
 
-def test_a_rectangle_without_gaps_is_packed_as_well_as_promised():
-    for count, most in ((10, 1.0), (20, 1.0), (50, 1.2)):
-        sizes, lifetimes, best = cut_rectangle(count, 0)
-        arena = plan_arena(sizes, lifetimes)
-        assert arena.live_bytes == best
-        assert arena.nbytes <= most * best
-
-
 def test_sizes_are_rounded_to_the_alignment_but_not_the_last_one():
     arena = plan_arena({7: 100, 8: 10}, {7: (0, 2), 8: (1, 2)}, 64)
     assert arena.offset == {7: 0, 8: 128} and arena.nbytes == 138 and arena.live_bytes == 110
-
-
-def test_nothing_takes_nothing():
-    assert plan_arena({}, {}) == Arena(0)
-
-
-def test_lifetimes_are_half_open_and_outputs_live_to_the_end():
-    made = chain(length=3)
-    assert list(lifetimes_of(replace(made, outputs=())).values()) == [(0, 2), (1, 3), (2, 4)]
-    assert lifetimes_of(replace(made, outputs=(1,)))[1] == (0, 4)
 
 
 def test_reading_what_nobody_wrote_is_refused():
@@ -237,14 +219,3 @@ def test_the_check_names_the_fault():
     for slots in (((2, 6, "float32"),) * 2, ((3, 6, "float16"),) * 2, ()):
         with pytest.raises(PlanError, match="slot"):
             check_arena(replace(pictures, arena=replace(pictures.arena, slots=slots)), 128)
-
-
-def test_many_buffers_are_deterministic():
-    chance = np.random.default_rng(3)
-    starts = chance.integers(0, 300, 300)
-    sizes = dict(enumerate(map(int, chance.integers(1, 10_000, 300))))
-    lives = {
-        i: (int(s), int(s + 1 + d))
-        for i, (s, d) in enumerate(zip(starts, chance.integers(0, 60, 300), strict=True))
-    }
-    assert plan_arena(sizes, lives) == plan_arena(sizes, lives)

@@ -7,7 +7,7 @@ from oracles.opencl_devices import GPU, PHONE
 from oracles.small_programs import chain, image_copy, pointwise, program, tensor, vector_add
 
 from torchedge.errors import DeviceError
-from torchedge.lowering.limits import Limits, check_limits, limits_of, resident_bytes
+from torchedge.lowering.limits import Limits, check_limits, limits_of
 from torchedge.textures.layouts import Layout
 
 ADD = vector_add()
@@ -66,26 +66,10 @@ def test_what_just_fits_is_taken(made, given, message):
     check_limits(made, Limits("box", **wider))
 
 
-def test_a_limit_tells_where_it_comes_from():
-    limits = Limits("box", memory_bytes=1, sources={"memory_bytes": "memory_mib, assumed"})
-    with pytest.raises(DeviceError, match=r"at most 1 \(memory_mib, assumed\)"):
-        check_limits(ADD, limits)
-
-
 def test_groups_that_do_not_divide_are_refused():
     made = replace(GROUPED, launches=(replace(GROUPED.launches[0], local_size=(7,)),))
     with pytest.raises(DeviceError, match=r"\[1024\] in groups of \[7\], expected multiples"):
         check_limits(made, Limits("box"))
-
-
-def test_resident_bytes_are_all_but_the_arena():
-    assert resident_bytes(chain()) == 8000
-
-
-def test_an_opencl_device_s_limits_hold_for_programs():
-    check_limits(chain(), limits_of(GPU if GPU.base_alignment <= 128 else PHONE))
-    with pytest.raises(DeviceError, match=r"QUALCOMM.* takes multiples of 8192"):
-        check_limits(chain(), limits_of(replace(PHONE, base_alignment=8192)))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "complex64"])

@@ -1,17 +1,13 @@
 """Programs as files: what is written is read back, and what is mangled is refused in one line."""
 
-import contextlib
-import copy
 import json
 from dataclasses import replace
 from hashlib import sha256
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from oracles.small_programs import chain, image_copy, pointwise, sgd, vector_add
+from oracles.small_programs import chain, image_copy, sgd, vector_add
 
-from torchedge.errors import InputError, ProfileError
+from torchedge.errors import InputError
 from torchedge.expressions.dialect import CHECK, SAMPLER, UNALIGNED
 from torchedge.lowering.program_files import (
     parse_program,
@@ -20,7 +16,6 @@ from torchedge.lowering.program_files import (
     read_program,
     write_program,
 )
-from torchedge.lowering.programs import MAX_SOURCE, Arena, Launch, Program, StoredTensor
 from torchedge.textures.layouts import Layout
 
 IMAGE = Layout((0, 2, 3, 1), "image", 2, "block-4")
@@ -203,26 +198,6 @@ def test_texts_may_define_the_macros_of_exports_alone():
                 parse_program("x", program_document(program))
 
 
-def test_a_megabyte_of_anything_is_judged_in_one_pass():
-    kernel = vector_add().kernels[0]
-    for piece in (
-        "/*",
-        "//",
-        "#",
-        "\\\n",
-        "__kernel",
-        "(",
-        "__attribute__((",
-        "a ",
-        "__local float a[1]",
-        "\n",
-    ):
-        text = piece * (MAX_SOURCE // len(piece) - len(kernel.source)) + kernel.source
-        program = replace(vector_add(), kernels=(replace(kernel, source=text),))
-        with contextlib.suppress(InputError):
-            parse_program("x", program_document(program))
-
-
 def paths(document, before=()):
     """Yield the path of every entry of a document."""
     items = document.items() if isinstance(document, dict) else enumerate(document)
@@ -230,75 +205,3 @@ def paths(document, before=()):
         yield (*before, key)
         if isinstance(value, (dict, list)):
             yield from paths(value, (*before, key))
-
-
-JUNK = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 2**62), st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=8), st.lists(st.integers(-1, 9), max_size=4),
-    st.sampled_from([{}, [{}], [[0, 0]], [None]]),
-)  # fmt: skip
-
-
-@given(st.sampled_from(sorted(PROGRAMS)), st.data())
-def test_any_mangling_gives_a_program_or_an_input_error(name, data):
-    document = json.loads(json.dumps(program_document(PROGRAMS[name])))
-    for _ in range(data.draw(st.integers(1, 3))):
-        known = list(paths(document))
-        holder, last = at(document, data.draw(st.sampled_from(known)))
-        if data.draw(st.booleans()):
-            holder[last] = copy.deepcopy(data.draw(JUNK))
-        else:
-            holder.pop(last)
-    try:
-        parse_program("x", document)
-    except InputError as error:
-        assert "\n" not in str(error)
-
-
-@pytest.mark.slow
-def test_many_outputs_kernels_and_tensors_alive_at_once_take_no_time_that_grows_with_their_square():
-    """The pairs of so many were too many to be checked at all."""
-    count = 12_000
-    layout = Layout((0,))
-    kept = [StoredTensor(f"o{n}", (4,), "float32", "output", layout) for n in range(count)]
-    alive = [StoredTensor(f"t{n}", (4,), "float32", "intermediate", layout) for n in range(count)]
-    kernels = [pointwise(f"k{n}", "", ["write", "write"]) for n in range(2)]
-    steps = [Launch(0, (n, count + n), (1,)) for n in range(count)]
-    again = [Launch(1, (n, count + n), (1,)) for n in range(count)]
-    offsets = {count + n: 16 * n for n in range(count)}
-    program = Program(
-        "wide",
-        (*kept, *alive),
-        tuple(kernels),
-        (*steps, *again),
-        (),
-        tuple(range(count)),
-        Arena(16 * count, offsets),
-    )
-    document = program_document(program)
-    assert parse_program("x", document).arena.offset == offsets
-    document["tensors"][count - 1]["name"] = "o0"
-    with pytest.raises(InputError, match="two tensors are called 'o0'"):
-        parse_program("x", document)
-
-
-def test_texts_are_found_by_name_and_not_by_going_through_all():
-    class Texts(dict):
-        def __iter__(self):
-            raise AssertionError("goes through all texts")
-
-    program = vector_add()
-    document = program_document(program, sources=False)
-    assert same(parse_program("x", document, Texts({"add": program.kernels[0].source})), program)
-    for name in (["add"], None, 3):
-        document["kernels"][0]["name"] = name
-        with pytest.raises(InputError, match="there is no text of kernel"):
-            parse_program("x", document, {"add": ""})
-
-
-def test_what_is_no_document_is_refused(tmp_path):
-    path = tmp_path / "program.json"
-    for text in ("", "[]", "{", '{"a": 1, "a": 2}', '{"a": NaN}'):
-        path.write_text(text)
-        with pytest.raises((InputError, ProfileError)):
-            read_program(path)

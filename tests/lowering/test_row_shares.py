@@ -14,7 +14,6 @@ from oracles.rule_checks import apply
 
 from torchedge.expressions.indices import Fetched, of
 from torchedge.lowering.building import RowBuilder, pointwise
-from torchedge.lowering.kernels.accumulators import Accumulator
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.row_shares import LINE, line_shares, shares_of, slices_of
 from torchedge.lowering.schedules import RowsExtents, RowsSchedule, default_schedule, is_legal
@@ -106,13 +105,6 @@ def test_every_schedule_sums_every_element_once(shape, data, sizes, slices):
 
 def _stored(nodes):
     return [nodes[0].rows.operands[0]]
-
-
-def test_accumulators_know_their_size():
-    along = Accumulator("s0", "sum", "float32", "float32", 4, True)
-    across = Accumulator("s0", "sum", "float64", "float64", 4, False)
-    assert (along.result_type, along.nbytes) == ("float", 4)
-    assert (across.result_type, across.nbytes) == ("double4", 32)
 
 
 def test_lanes_follow_what_is_read_most():

@@ -94,20 +94,7 @@ def test_a_cpu_with_few_rows_splits_the_inner_loop():
     assert (found.block_cols, found.slices) == (512, 6)
 
 
-@given(EXTENTS, st.sampled_from(["cpu", "gpu", "mobile"]))
-def test_defaults_are_legal(extents, name):
-    if extents.itemsize == 4:
-        assert is_legal(default_schedule(extents, TARGETS[name]), extents, TARGETS[name])
-
-
 SIZES = st.lists(st.integers(2, 300), max_size=3).map(tuple)
-
-
-@given(SIZES, SIZES, st.booleans(), st.booleans(), st.sampled_from(["cpu", "gpu", "mobile"]))
-def test_defaults_of_rows_and_elements_are_legal(rows, inner, along, searches, name):
-    extents = RowsExtents(rows, inner, bool(inner) and (along or not rows), searches)
-    for case in (extents, PointwiseExtents(rows)):
-        assert is_legal(default_schedule(case, TARGETS[name]), case, TARGETS[name])
 
 
 LIMITS = st.builds(

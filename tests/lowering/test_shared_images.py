@@ -6,7 +6,7 @@ from oracles.opencl_devices import GPU
 from oracles.small_programs import chain, image_copy
 
 from torchedge.lowering.arena_checks import check_arena
-from torchedge.lowering.arenas import total_bytes
+from torchedge.lowering.arenas import planned, total_bytes
 from torchedge.lowering.placement import placed_for, share_images
 from torchedge.textures.layouts import PATTERNS, Layout
 
@@ -19,7 +19,7 @@ def stored(program):
 
 def test_wide_intermediates_share_the_buffer():
     made = image_copy((3, 7, 5, 30), LAYOUT)  # 60 texels wide
-    shared = share_images(made, 64, 128)
+    shared = planned(share_images(made, 64), 128)
     assert stored(shared) == {
         "x": "image", "z": "image", "t0": "image_buffer", "t1": "image_buffer", "t2": "image_buffer",
     }  # fmt: skip
@@ -32,13 +32,13 @@ def test_wide_intermediates_share_the_buffer():
 
 def test_narrow_images_keep_their_own_memory():
     made = image_copy((3, 7, 5, 6), LAYOUT)  # 12 texels wide
-    assert share_images(made, 64, 128) is made
-    assert not share_images(made, 4, 128).arena.slots
+    assert share_images(made, 64).tensors == made.tensors and share_images(made, 0) is made
+    assert not planned(share_images(made, 4), 128).arena.slots
 
 
 def test_what_has_no_images_stays():
     made = chain()
-    assert share_images(made, 64, 128) is made and placed_for(made, GPU, 128) is made
+    assert share_images(made, 64).tensors == made.tensors and placed_for(made, GPU, 128) is made
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
@@ -47,7 +47,7 @@ def test_parted_images_compute_the_same(pattern):
     from torchedge.runtime import Executor
 
     made = image_copy((2, 8, 4, 32), Layout(LAYOUT.order, "image", 2, pattern))
-    parted = placed_for(share_images(made, 16, 128), GPU, 128)
+    parted = placed_for(planned(share_images(made, 16), 128), GPU, 128)
     assert parted.tensors == made.tensors and parted.arena.slots == made.arena.slots
     x = np.arange(2 * 8 * 4 * 32, dtype=np.float32).reshape(2, 8, 4, 32)
     with Executor(parted, checks=True) as executor:

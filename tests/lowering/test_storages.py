@@ -27,16 +27,16 @@ def network():
     )  # fmt: skip
 
 
-def stepped(target):
-    """Return the program, its loss and the weights after one step."""
+def stepped(target, factor=1.0):
+    """Return the program, its loss and the weights after one step on `factor` times the loss."""
     model = network()
     x, y = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / factor)
     captured = capture_step(
         model,
         (x,),
         targets=(y,),
-        loss=nn.functional.cross_entropy,
+        loss=lambda outputs, y: factor * nn.functional.cross_entropy(outputs, y),
         optimizer=optimizer,
         keep=frozenset(all_rules()),
     )
@@ -81,6 +81,16 @@ def test_half_precision_holds_large_intermediates_alone(plain):
     assert loss == pytest.approx(plain[1], rel=2e-3)
     for name, weight in weights.items():
         np.testing.assert_allclose(weight, plain[2][name], rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_gradients_that_half_precision_cannot_hold_are_right(plain, factor):
+    program, loss, weights = stepped(replace(MOBILE, half=True), factor)
+    assert "float16" in {t.dtype for t in program.tensors}
+    assert loss == pytest.approx(factor * plain[1], rel=2e-3)
+    for name, start in network().named_parameters():
+        step, expected = weights[name] - start.detach().numpy(), plain[2][name] - start.detach().numpy()
+        np.testing.assert_allclose(step, expected, rtol=0, atol=max(2e-2 * np.abs(expected).max(), 1e-6))
 
 
 @pytest.mark.slow

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from oracles.opencl_devices import with_figures
 
 import torchedge
+from torchedge.opencl import choose_device
 from torchedge.opencl.foreign_caches import pocl_cache
 
 pytest.importorskip("pyopencl")
@@ -78,7 +80,8 @@ def bundle(tmp_path_factory):
     torch = pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("bundle") / "tiny"
     model = torch.nn.Conv2d(3, 2, 1)
-    return torchedge.export(model, torch.ones(2, 3, 8, 8), out=folder, device="local-cpu", onnx=False).path
+    device = with_figures("local-cpu", local_memory_kib=choose_device().local_bytes / 2**10)
+    return torchedge.export(model, torch.ones(2, 3, 8, 8), out=folder, device=device, onnx=False).path
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The best arena of a few buffers by trying every order, and instances whose best arena is known."""
+"""The best arena of a few buffers by trying every order, and lifetimes as a training step has them."""
 
 from __future__ import annotations
 
@@ -27,24 +27,6 @@ def _height(order, sizes, lifetimes):
 
 def _meet(one, two):
     return one[0] < two[1] and two[0] < one[1]
-
-
-def cut_rectangle(count, seed):
-    """Buffers cut out of a rectangle of time and memory: sizes, lifetimes, bytes without gaps."""
-    chance = np.random.default_rng(seed)
-    pieces = [(0, count, 0, 1 << 20)]
-    while len(pieces) < count:
-        pieces.sort(key=lambda p: (p[0] - p[1]) * (p[3] - p[2]))
-        a, b, c, d = pieces.pop(int(chance.integers(0, max(1, len(pieces) // 3))))
-        if b - a > 1 and (chance.random() < 0.5 or d - c < 2):
-            middle = int(chance.integers(a + 1, b))
-            pieces += [(a, middle, c, d), (middle, b, c, d)]
-        else:
-            middle = int(chance.integers(c + 1, d))
-            pieces += [(a, b, c, middle), (a, b, middle, d)]
-    chance.shuffle(pieces)
-    sizes = {i: int(d - c) for i, (_, _, c, d) in enumerate(pieces)}
-    return sizes, {i: (int(a), int(b)) for i, (a, b, _, _) in enumerate(pieces)}, 1 << 20
 
 
 def training_lifetimes(layers, seed):

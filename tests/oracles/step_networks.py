@@ -40,6 +40,28 @@ class FSRCNN(nn.Module):
         return self.up(self.body(low))
 
 
+class GroupNormUNet(nn.Module):
+    """A small UNet of two levels: convolutions, GroupNorm, SiLU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.down = self._block(3, width), self._block(width, 2 * width)
+        self.middle, self.up = self._block(2 * width, 2 * width), self._block(3 * width, width)
+        self.last = nn.Conv2d(width, 3, 1)
+
+    @staticmethod
+    def _block(channels: int, filters: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for before in (channels, filters):
+            layers += [nn.Conv2d(before, filters, 3, padding=1), nn.GroupNorm(8, filters), nn.SiLU()]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.first(x)
+        deep = self.middle(self.down(nn.functional.max_pool2d(wide, 2)))
+        return self.last(self.up(torch.cat([nn.functional.interpolate(deep, scale_factor=2), wide], 1)))
+
+
 class SmallViT(nn.Module):
     """A vision transformer of PyTorch's own encoder layers, for images (N, 3, 16, 16)."""
 

@@ -7,15 +7,9 @@ import numpy as np
 
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import THRESHOLDS, Rates
-from torchedge.streaming.simulation import MemoryCurve, RunTimeline
+from torchedge.streaming.simulation import RunTimeline
 
 CLOSE = 1e-9
-
-
-def held_at(curve: MemoryCurve, time: float, name: str = "total") -> int:
-    """Bytes held at a time."""
-    place = int(np.searchsorted(curve.times_ms, time, side="right")) - 1
-    return int(getattr(curve, name)[place])
 
 
 def check_timeline(

@@ -114,6 +114,40 @@ def test_layers_are_summed_and_sums_read_where_they_are(folder):
     np.testing.assert_equal(read["net-l1-30", "train", 2], [7, np.nan, 1, 1, 1, 1])
 
 
+CHAIN = [
+    ("conv", "Conv2d", {"in_channels": 3, "out_channels": 8, "kernel_size": 3}, 1.0, 0.5),
+    ("second", "Conv2d", {"in_channels": 8, "out_channels": 8, "kernel_size": 3}, 2.0, 4.0),
+    ("norm", "BatchNorm2d", {"num_features": 8}, 0.25, 0.125),
+    ("act", "ReLU6", {}, 0.5, None),
+    ("pool", "AdaptiveAvgPool2d", {"output_size": 1}, 0.75, 0.5),
+    ("flat", "Flatten", {}, 100.0, 100.0),
+    ("head", "Linear", {"in_features": 8, "out_features": 2}, 3.0, 7.0),
+]
+"""A layer of every kind: name, type, settings, times of both passes."""
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (1, [6.0, 11.5, 0.0, 0.375, 0.5, 1.25]),
+        (8, [4.0, 7.5, 6.0, 0.375, 0.5, 1.25]),
+        (2, [np.nan, np.nan, 0.0, 0.375, 0.5, 1.25]),
+    ],
+    ids=["dense", "depthwise", "grouped"],
+)
+def test_layers_are_summed_by_kind(folder, groups, expected):
+    nodes = [{"name": "x", "op": "input"}]
+    for name, kind, settings, *_ in CHAIN:
+        given = {**settings, "groups": groups} if name == "second" else settings
+        before = [{"node": nodes[-1]["name"]}]
+        nodes.append({"name": name, "op": "module", "type": kind, "kwargs": given, "args": before})
+    nodes.append({"name": "y", "op": "output", "args": [{"node": "head"}]})
+    times = {**LAYERS, "layers": [[f"layers.{name}", *both] for name, _, _, *both in CHAIN]}
+    networks = json.dumps({**NETWORK, "build": {"nodes": nodes}}) + "\n"
+    found = read_dataset(folder(networks=networks, layers=json.dumps(times) + "\n")).layers
+    np.testing.assert_equal(found, {("net-l1-30", "train", 2): np.array(expected)})
+
+
 def test_the_public_format(folder):
     table = "network,pruning_level,batch_size,memory_fits,gamma_mb,allocated_mb,reserved_mb,phi_ms\n"
     topology = {"network": "net", "pruning_level": 30, "nodes": NODES}
@@ -188,6 +222,24 @@ def test_a_wrong_network_says_where(folder, given):
         read_dataset(folder(networks=json.dumps(NETWORK) + "\n" + given + "\n"))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1, 2]",
+        "[" * 100_000,
+        json.dumps({"id": "dense", "mode": "train", "batch_size": 4}),
+        json.dumps({**LAYERS, "batch_size": "many"}),
+        *(json.dumps({**LAYERS, "layers": x}) for x in ([["a", 1.0]], [["a", "b", 1]], [[["a"], 1, 1]], 3)),
+    ],
+    ids=["torn", "list", "deep", "no layers", "batch", "two figures", "text", "path", "number"],
+)
+def test_a_wrong_line_of_layers_is_named(folder, line):
+    layers = json.dumps(LAYERS) + "\n" + line + "\n"
+    with pytest.raises(ProfileError, match=r"layers\.jsonl line 2: .*(the layers of a point|JSON)"):
+        read_dataset(folder(layers=layers))
+
+
 def test_a_network_that_cannot_be_built_is_named_when_asked_for(folder):
     build = {"library": "torchvision", "name": "resnet18", "kwargs": {"depth": 3}}
     prepare_torchvision()
@@ -205,31 +257,6 @@ def test_missing_files_and_folders(folder, name, tmp_path):
         read_dataset(root)
     with pytest.raises(ProfileError, match=r"is no folder; expected one with measurements\.csv"):
         read_dataset(tmp_path / "nowhere")
-
-
-def test_gzip_bomb(folder, monkeypatch):
-    monkeypatch.setattr(datasets, "_MOST_BYTES", 1 << 16)
-    with pytest.raises(ProfileError, match="unpacks to more than 65536 bytes"):
-        read_dataset(folder(packed=True, measurements=TABLE + "\n" * (1 << 22)))
-
-
-@pytest.mark.parametrize("part", [0.0, 0.2, 0.9])
-def test_cut_gzip(folder, part):
-    root = folder(packed=True)
-    file = root / "networks.jsonl.gz"
-    file.write_bytes(file.read_bytes()[: int(part * file.stat().st_size)])
-    with pytest.raises(ProfileError, match=r"networks\.jsonl\.gz: is cut off"):
-        read_dataset(root)
-
-
-def test_damaged_gzip(folder):
-    root = folder(packed=True)
-    file = root / "measurements.csv.gz"
-    data = bytearray(file.read_bytes())
-    data[-6] ^= 1  # its checksum
-    file.write_bytes(data)
-    with pytest.raises(ProfileError, match="is not in gzip format"):
-        read_dataset(root)
 
 
 TOKENS = {"shape": ["batch", 16], "below": 90}

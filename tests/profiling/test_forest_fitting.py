@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchedge.errors import InputError, MissingExtraError, ProfileError
+from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import evaluate
 from torchedge.profiling import forest_fitting
 from torchedge.profiling.forest_fitting import convert_model, fit_forest, predict_left_out
@@ -90,15 +90,6 @@ def test_models_that_are_no_plain_sum_are_refused() -> None:
             convert_model(model, X, feature_names=names)
 
 
-def test_deterministic_and_provenance() -> None:
-    X, y, names = make_table(5)
-    first, second, third = (fit_forest(X, y, feature_names=names, trees=5, seed=seed) for seed in (1, 1, 2))
-    assert np.array_equal(first.payload, second.payload) and np.array_equal(first.feature, second.feature)
-    assert not np.array_equal(evaluate(first, X * 1.01), evaluate(third, X * 1.01))
-    assert first.metadata["trees"] == "5" and first.metadata["seed"] == "1"
-    assert "scikit-learn" in first.metadata and first.metadata["rows"] == "120"
-
-
 def test_left_out_predictions_never_saw_their_group() -> None:
     X, y, names = make_table(7, rows=90)
     groups = np.repeat(["a", "b", "c"], 30)
@@ -126,12 +117,3 @@ def test_a_tree_deeper_than_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ProfileError, match="min_samples_leaf"):
         fit_forest(X, y, feature_names=names, trees=1)
     assert fit_forest(X, y, feature_names=names, trees=1, min_samples_leaf=50).depths.max() <= 3
-
-
-def test_missing_scikit_learn_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr("importlib.import_module", refuse)
-    with pytest.raises(MissingExtraError, match=r"torchedge\[fit\]"):
-        forest_fitting._sklearn("sklearn")

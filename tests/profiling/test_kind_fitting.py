@@ -81,11 +81,6 @@ def written(truth, rows, tmp_path_factory):
     return write_profile(out, device, {}, kinds=part)
 
 
-def test_times_of_families_left_out_are_recovered(written):
-    score = written.profile["kinds"]["accuracy"]["matrices float32"]
-    assert score["rows"] == 72 and score["mean"] < 5
-
-
 def test_the_profile_predicts_steps_of_matrices_by_their_kind(written, truth):
     device, coefficients = truth
     graph = torchedge.capture(

@@ -27,7 +27,7 @@ from torchedge.prediction.latency.roofline import (
 from torchedge.prediction.profiles import CHANNELS_LAST, CONVOLUTIONS, MATRICES
 from torchedge.profiling import latency_fitting, layer_fitting
 from torchedge.profiling.kind_fitting import _informed
-from torchedge.profiling.layer_fitting import LAYER_TIMES, fit_layers, read_layer_times
+from torchedge.profiling.layer_fitting import LAYER_TIMES, read_layer_times
 
 TRUE = {"width_fwd": -0.8, "uneven_width_bwd_x": 1.2, "window_bwd_w": 1.5}
 
@@ -92,18 +92,6 @@ def test_a_convolution_has_the_work_that_its_layer_has_in_a_graph(times):
     ours = times.rows.products[(times.rows.products[:, 9] == 32) & (times.rows.products[:, 0] == 2)][0]
     differ = line != ours
     assert not differ[[0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 12]].any()  # all but which gradients are needed
-
-
-def test_the_terms_of_layers_are_recovered(times, prior):
-    fitted = fit_layers(times, prior)
-    error = np.abs(np.log(predicted(times.rows, fitted) / (times.measured - layer_fitting._EVENTS_MS)))
-    without = np.abs(np.log(predicted(times.rows, prior) / (times.measured - layer_fitting._EVENTS_MS)))
-    assert np.mean(error) < 0.5 * np.mean(without)
-
-
-def test_coefficients_without_terms_have_the_same_times(times, prior):
-    padded = np.append(prior, np.zeros(len(LAYER_NAMES)))
-    assert np.array_equal(predicted(times.rows, prior), predicted(times.rows, padded))
 
 
 def test_only_kinds_that_were_timed_are_informed(times, prior):

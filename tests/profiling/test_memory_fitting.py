@@ -29,14 +29,6 @@ def unified():
     return replace(find_device("jetson-tx2"), figures={})
 
 
-def test_constants_are_found_again(dedicated):
-    rows = peaks([100, 400, 900, 2000, 300, 700], [True, True, True, False, False, False])
-    truth = Process((900.0, 1050.0), (0.0, 0.0), UNLIMITED, 1e5)
-    found = adapt_process(rows, truth.base(rows.reserved, rows.linear), BASE, dedicated)
-    assert found.beside == pytest.approx(truth.beside, abs=2)
-    assert found.floor == (0, 0) and found.ceiling == UNLIMITED
-
-
 def test_floor_and_ceiling_of_unified_memory_are_found(unified):
     rows = peaks([50, 100, 200, 300, 1000, 2000, 3000, 4000, 5500, 6000])
     truth = Process((1000.0, 1100.0), (1500.0, 1630.0), 6200.0, 6000.0)

@@ -82,23 +82,6 @@ def test_many_points_grow_a_forest_of_their_own(random):
 # which points to measure ------------------------------------------------------------------------------------
 
 
-def test_the_row_that_lowers_the_remaining_variance_most_comes_first():
-    """One unknown: every row learns the same from a candidate, most from the one that reacts strongest."""
-    reaction = np.array([[0.1], [0.3], [0.2]])
-    chosen = choose_points([reaction], np.ones(3), np.arange(3), 1)
-    assert chosen.tolist() == [1]
-
-
-def test_a_second_point_goes_where_the_first_said_nothing():
-    reaction = np.array([[1.0, 0.0], [0.9, 0.0], [0.0, 0.5]])
-    assert choose_points([reaction], np.ones(3), np.arange(3), 2).tolist() == [0, 2]
-
-
-def test_rows_count_as_they_are_weighted():
-    reaction = np.eye(2)
-    assert choose_points([reaction], np.array([0.1, 1.0]), np.arange(2), 1).tolist() == [1]
-
-
 def test_only_candidates_are_chosen_and_none_twice():
     reaction = np.random.default_rng(0).normal(size=(20, 4))
     candidates = np.array([3, 5, 8, 13])

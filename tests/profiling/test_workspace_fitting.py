@@ -78,13 +78,6 @@ def test_geometry_is_worked_out_from_the_shapes(tmp_path):
     assert tensor_bytes(found.geometry)[0] == 4 * (x + y + w)
 
 
-def test_compressed_and_plain_tables_are_equal(tmp_path):
-    rows = lines(250, 3)
-    one, two = (read_workspaces(write(tmp_path / name, rows))[""] for name in ("c.jsonl", "c.jsonl.gz"))
-    assert np.array_equal(one.geometry, two.geometry)
-    assert np.array_equal(one.measured["forward"], two.measured["forward"])
-
-
 def test_failed_and_depthwise_convolutions_and_rests_of_blocks_are_left_out(tmp_path):
     good = lines(200, 4, forward_workspace_mib=1.04, backward_w_workspace_mib=1.06)
     depthwise = lines(5, 5, inputs=32, outputs=64, groups=32)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchedge
 from torchedge.runtime.backends import open_device
-from torchedge.runtime.tensor_memory import fingerprint
+from torchedge.runtime.tensor_memory import TensorMemory, fingerprint
 
 pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -299,6 +299,31 @@ def test_several_threads_share_a_model():
         for result in results:
             torch.testing.assert_close(result, wanted[n], **TOLERANCE)
     assert len(found) == 4
+
+
+def test_measured_programs_wait_for_copies_and_copies_for_them():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(768, 768) for _ in range(4)])
+    call = compiled(model, profile=True)
+    for _ in range(3):
+        x = torch.randn(512, 768)
+        torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.01)
+
+
+def test_copies_of_a_call_are_waited_for_together(monkeypatch):
+    model, x = nn.Sequential(*[nn.Linear(16, 16) for _ in range(6)]), torch.randn(4, 16)
+    call, waits = compiled(model), []
+    call(x).sum().backward()
+    settle = TensorMemory.settle
+    monkeypatch.setattr(TensorMemory, "settle", lambda self: waits.append(settle(self)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    call(x).sum().backward()
+    assert len(waits) == 4  # before and behind the copies of results, forward and backward
 
 
 def test_reports_tell_what_programs_take():

@@ -88,6 +88,25 @@ def test_indices_from_the_end_are_those_of_pytorch():
             compiled(x, torch.tensor([0, 0, wrong]))
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, places: x.index_reduce(0, places, x[:3], "amax"),
+        lambda x, places: x.index_add(0, places, x[:3]),
+        lambda x, places: x.index_copy(0, places, x[:3]),
+        lambda x, places: x.scatter(0, places.view(3, 1), 1.0),
+        lambda x, places: x.scatter_reduce(0, places.view(3, 1).expand(3, 3), x, "amin"),
+    ],
+    ids=["index_reduce", "index_add", "index_copy", "scatter", "scatter_reduce"],
+)
+def test_places_that_are_written_to_are_checked(write):
+    x, places = torch.randn(4, 3), torch.tensor([3, 0, 1])
+    compiled = torch.compile(write, backend="torchedge", dynamic=False)
+    torch.testing.assert_close(compiled(x, places), write(x, places))
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([3, 0, 4]))
+
+
 def test_bundles_keep_the_ranges(tmp_path):
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 3))
     tokens = torch.tensor([[0, 6, 3]])

@@ -15,10 +15,10 @@ from torchedge.errors import ProfileError
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.targets import TARGETS
 from torchedge.runtime import Executor
-from torchedge.runtime.kernel_stores import slots_of
 from torchedge.runtime.measured_runs import MeasuredCopy, MeasuredRead
 from torchedge.runtime.measured_runs import _launches as launches_of
 from torchedge.runtime.weight_sources import ArraysSource, FileSource
+from torchedge.streaming.commands import resolve, slots_of
 from torchedge.streaming.plans import always_next, make_plan
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
 
@@ -98,10 +98,12 @@ def test_launches_carry_the_largest_transfer(made):
     loads = {w.name: {1: w.chunks} for w in chosen}
     plan = make_plan(case.instance, loads, {"strategy": "all beside the first launch"})
     schedule = make_schedule(case.program, case.instance, plan, LEAST_STAGING_BYTES)
-    slots = slots_of(schedule)
+    loads = resolve(schedule, ArraysSource(case.packed).places, by_kernels=True)
+    slots = slots_of(case.program, loads)
     assert list(slots) == [0]
-    most = max(schedule.transfers[0], key=lambda transfer: transfer.nbytes)
-    assert slots[0].tensor == most.tensor
+    copies = [copy for read in loads.run for copy in read.copies]
+    most = copies[slots[0].copy]
+    assert most.nbytes == max(copy.nbytes for copy in copies if copy.after == 0)
     own = case.program.kernels[case.program.launches[0].kernel]
     assert slots[0].kernel.name != own.name and slots[0].kernel.access == own.access
     with Executor(schedule, source=ArraysSource(case.packed), loading="slot", profile=True) as executor:

@@ -15,9 +15,9 @@ from torchedge.errors import InputError
 from torchedge.runtime import Executor
 from torchedge.runtime.measured_runs import _offset_ns
 from torchedge.runtime.weight_sources import ArraysSource
-from torchedge.runtime.weight_stores import Load, LoadLog
+from torchedge.runtime.weight_stores import LoadLog
 from torchedge.streaming.plans import STRATEGIES, preload_everything
-from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
+from torchedge.streaming.schedules import LEAST_STAGING_BYTES, FileRead, make_schedule
 
 pytest.importorskip("pyopencl")
 
@@ -42,8 +42,9 @@ def run(request):
 def test_no_copy_ends_after_a_read_took_its_place(offset, corrected):
     """By the device's clock the copies of read 0 end at 20 and 40; read 1 takes its place at 100."""
     events = [SimpleNamespace(profile=SimpleNamespace(end=end)) for end in (20, 40)]
-    loads = [Load(None, 0, 10, events), Load(None, 100, 110, [], after=1), Load(None, 5, 50, [])]
-    assert _offset_ns(LoadLog(0, offset, loads=loads)) == corrected
+    reads = [FileRead(0, 8, 0, after, ()) for after in (0, 2, 2)]
+    log = LoadLog(reads, 0, offset, times=[(0, 10), (100, 110), None], events=events)
+    assert _offset_ns(log) == corrected
 
 
 def test_allocated_is_what_the_schedule_says(run):

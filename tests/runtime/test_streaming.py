@@ -134,7 +134,7 @@ def test_an_error_of_the_disk_that_stays_names_file_and_offset_and_the_executor_
 
 def test_an_error_while_preloading_ends_the_construction(faulty):
     schedule, source, file = faulty(failing(range(1, 100)))
-    with pytest.raises(ProfileError, match=r"at offset 40 failed"):
+    with pytest.raises(ProfileError, match=r"at offset 0 failed"):
         Executor(schedule, source=source)
     assert file.closed
 
@@ -187,13 +187,13 @@ def test_a_source_of_another_program_is_refused(chain, tmp_path):
     instance = instance_of(made)
     schedule = make_schedule(made, instance, always_next(instance), STAGING)
     arrays = packed_data(made, data)
-    with pytest.raises(InputError, match="hold no 'w1'"):
+    with pytest.raises(InputError, match="no place for 'w1'"):
         Executor(schedule, source=ArraysSource({n: a for n, a in arrays.items() if n != "w1"}))
-    with pytest.raises(InputError, match="'w1' has 19996 bytes, expected 20000"):
+    with pytest.raises(InputError, match=r"19996 bytes for 'w1', .* takes 20000"):
         Executor(schedule, source=ArraysSource({**arrays, "w1": arrays["w1"][1:]}))
     path = tmp_path / "weights.bin"
     places = write_file(path, arrays)
-    with pytest.raises(InputError, match=r"'w1' has 4 bytes, the program takes 20000"):
+    with pytest.raises(InputError, match=r"4 bytes for 'w1', .* takes 20000"):
         Executor(schedule, source=FileSource(path, {**places, "w1": (0, 4)}))
     with pytest.raises(ProfileError, match=r"'w1' lies at bytes \d+ to \d+ of a file of"):
         FileSource(path, {**places, "w1": (path.stat().st_size - 1, 20_000)})

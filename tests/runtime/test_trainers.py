@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchedge
+from torchedge import notices
 from torchedge.errors import InputError, LoweringError, OpenCLError
-from torchedge.runtime import notices, trainers
+from torchedge.runtime import trainers
 
 pytest.importorskip("pyopencl")
 
@@ -300,7 +302,23 @@ def test_making_a_program_is_noticed_once_it_lasts(monkeypatch, caplog, after, l
     ends = [r.getMessage() for r in caplog.records if " took " in r.getMessage()]
     assert len(ends) == lines
     for text, size in zip(ends, (8, 4), strict=False):
-        assert f"Sequential for float32[{size}, 6], int64[{size}] took" in text
+        reason = ", as batches of this size are new" * (size == 4)
+        assert f"Sequential for float32[{size}, 6], int64[{size}]{reason} took" in text
+    stages = [r.getMessage().rpartition(": ")[2] for r in caplog.records]
+    assert not lines or {"capturing", "building"} <= {stage.split()[0] for stage in stages}
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_the_stages_of_an_export(monkeypatch, capsys, tmp_path, terminal):
+    monkeypatch.setattr(notices, "AFTER_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    options = {"device": "adreno", "onnx": False}
+    torchedge.export(mlp(), torch.randn(8, 6), out=tmp_path / "a", **options)
+    told = capsys.readouterr().err
+    for words in ("torchedge: exporting for adreno", "capture ...", "  lower ...", " took "):
+        assert (words in told) == terminal
+    torchedge.export(mlp(), torch.randn(8, 6), out=tmp_path / "b", progress=lambda name: None, **options)
+    assert not capsys.readouterr().err
 
 
 def trained(model, x, y):

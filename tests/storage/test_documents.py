@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchedge.errors import InputError, ProfileError
-from torchedge.storage import file_sha256, read_json, read_toml, write_json, write_toml
+from torchedge.storage import read_json, read_toml, write_json, write_toml
 from torchedge.storage.documents import (
     MAX_DOCUMENT_BYTES,
     MAX_VALUES,
@@ -17,7 +17,6 @@ from torchedge.storage.documents import (
     parse_toml,
     read_bytes,
     reading,
-    write_bytes,
     writing,
 )
 
@@ -102,10 +101,6 @@ def test_the_first_repeated_name_is_found_without_counting_each():
     assert first_repeated([*names, "n7", "n3"]) == "n7"
 
 
-def test_a_date_becomes_text():
-    assert parse_toml("f", b"d = 2021-08-12") == {"d": "2021-08-12"}
-
-
 def test_files_are_bounded_and_regular(tmp_path):
     big = tmp_path / "big.toml"
     big.write_bytes(b"#" * (MAX_DOCUMENT_BYTES + 1))
@@ -141,16 +136,6 @@ def test_what_toml_cannot_hold_is_refused_and_leaves_nothing(tmp_path, value):
     with pytest.raises(ProfileError, match=r"d\.toml"):
         write_toml(tmp_path / "d.toml", {"a": value})
     assert not list(tmp_path.iterdir())
-
-
-def test_writing_to_a_missing_folder_is_one_line(tmp_path):
-    with pytest.raises(ProfileError, match="cannot be written"):
-        write_bytes(tmp_path / "no" / "d", b"")
-
-
-def test_sha256(tmp_path):
-    write_bytes(tmp_path / "d", b"abc")
-    assert file_sha256(tmp_path / "d", max_bytes=10).startswith("ba7816bf")
 
 
 @pytest.mark.parametrize(

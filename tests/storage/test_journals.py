@@ -40,17 +40,6 @@ def test_a_line_torn_at_any_byte_is_cut_off(tmp_path):
             assert [row for _, row in journal.rows()] == [*ROWS[:whole], ROWS[-1]]
 
 
-def test_rows_may_be_appended_and_read_while_iterating(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    places = written(path)
-    with Journal(path) as journal:
-        seen = []
-        for place, _ in journal.rows():
-            journal.row_at(places[0])
-            seen.append(place)
-        assert seen == places
-
-
 @pytest.mark.parametrize("line", [b"garbage", b"[]", b"\x00", b"", b'{"a":NaN}', b'{"a":1}'])
 def test_damage_is_named(tmp_path, line):
     path = tmp_path / "journal.jsonl"

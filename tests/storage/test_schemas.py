@@ -5,6 +5,7 @@ import json
 import pytest
 
 from torchedge.bundles.manifests import MANIFESTS
+from torchedge.bundles.plan_files import PLAN_FILES
 from torchedge.bundles.sources import SOURCES
 from torchedge.lowering.program_files import program_schema
 from torchedge.storage import data_folder
@@ -13,6 +14,7 @@ from torchedge.streaming.plans import PLANS
 
 SCHEMAS = {
     "bundle-manifest": MANIFESTS.schema,
+    "bundle-plan": PLAN_FILES.schema,
     "overlap-instance": INSTANCES.schema,
     "overlap-plan": PLANS.schema,
     "program": program_schema,

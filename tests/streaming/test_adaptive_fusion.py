@@ -11,7 +11,6 @@ from torchedge.devices import find_device
 from torchedge.errors import InputError
 from torchedge.streaming.planning import price_ms
 
-pytest.importorskip("ortools")
 pytest.importorskip("scipy")
 
 OPTIONS = {"input_size": (256,), "chunk": "16KiB"}

@@ -60,7 +60,7 @@ def test_the_snippet_of_the_verifier_runs(example, text, tmp_path, monkeypatch):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("word", "pictures"), [("simulate_plan", 2), ("plan_queue", 2)])
 def test_the_snippets_of_predictions_run(example, text, tmp_path, monkeypatch, word, pictures):
-    for package in ("matplotlib", "ortools", "scipy"):
+    for package in ("matplotlib", "scipy"):
         pytest.importorskip(package)
     (tmp_path / "instance.json").write_text(example[0], encoding="utf-8")
     (tmp_path / "plan.json").write_text(example[1], encoding="utf-8")

@@ -6,10 +6,11 @@ from oracles.small_programs import pointwise, program, tensor
 from oracles.streaming_programs import weighted_chain
 from torch import nn
 
+from torchedge.graphs import WEIGHT_ROLES
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.targets import TARGETS
 from torchedge.streaming.instances import Weight
-from torchedge.streaming.schedules import WEIGHT_ROLES, LaunchWork, weights_of, works_of
+from torchedge.streaming.schedules import LaunchWork, weights_of, works_of
 
 
 def lowered(model, *example, target="cpu"):

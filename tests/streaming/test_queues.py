@@ -8,7 +8,6 @@ from torchedge.errors import InputError, LimitError
 from torchedge.streaming.planning import plan_queue
 from torchedge.streaming.verification import verify_plan
 
-pytest.importorskip("ortools")
 pytest.importorskip("scipy")
 
 KIB = 1024

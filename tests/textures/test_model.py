@@ -1,6 +1,6 @@
 """The cost model: each level's closed form, the paper's slips, and how the extended terms behave."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from torchedge.textures.model import (
     predict_reuse,
     thrashing,
     thread_latency,
-    work_groups,
 )
 from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES, KernelWork, ReadWork
 
@@ -66,11 +65,6 @@ def test_equation_2_steps_once_the_lines_exceed_the_cache(live, factor):
 def test_equation_4_gives_the_waves_of_an_adreno_640(vec4, waves):
     """The register steps that ArchProbe measured on it: 24 and 12 waves."""
     assert occupancy(vec4 * 16, ADRENO) == waves
-
-
-def test_equation_5_rounds_up_in_each_dimension():
-    assert work_groups([100, 65], [4, 1], [8, 16]) == 4 * 5
-    assert work_groups([np.array([100, 128]), 65], [4, 1], [8, 16]).tolist() == [20, 20]
 
 
 def test_equation_6_counts_groups_that_fit_a_unit():
@@ -197,23 +191,3 @@ def test_more_of_anything_never_costs_less(count, reuse, group, share, image):
     assert ms(reuse=reuse + 1) >= base
     assert ms(flops=2e3) >= base
     assert ms(registers=4096) >= base
-
-
-def test_candidates_do_not_influence_each_other():
-    generator = np.random.default_rng(3)
-    operand = reads(
-        generator.random((5, len(STRIDE_FEATURES))),
-        count=generator.integers(1, 9, 5),
-        image=np.array([True, False, True, False, True]),
-    )
-    columns = dict(items=2.0 ** generator.integers(8, 16, 5), flops=generator.random(5) * 1e3)
-    candidates = work(operand, **columns)
-    together = predict_kernels(candidates, ADRENO)
-    for place in range(5):
-        alone = {
-            item.name: getattr(candidates.reads[0], item.name)[place : place + 1] for item in fields(ReadWork)
-        }
-        single = work(
-            ReadWork(**alone), **{name: column[place : place + 1] for name, column in columns.items()}
-        )
-        assert predict_kernels(single, ADRENO).ms[0] == pytest.approx(together.ms[place])

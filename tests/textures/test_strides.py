@@ -13,7 +13,7 @@ from torchedge.textures.strides import (
     quad_columns,
     reuse_distances,
 )
-from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
+from torchedge.textures.work import STRIDE_FEATURES
 
 
 @pytest.mark.parametrize(
@@ -29,21 +29,6 @@ def by_feature(x, y):
     return dict(zip(STRIDE_FEATURES, cross_block_strides(x, y), strict=True))
 
 
-def test_a_row_enters_a_block_of_width_w_once_in_w_accesses():
-    histogram = cross_block_strides(np.arange(128), np.zeros(128, int))
-    expected = [1 / width for width, _ in BLOCK_SHAPES] + [0] * len(BLOCK_SHAPES)
-    np.testing.assert_allclose(histogram, expected)
-    assert len(STRIDE_FEATURES) == len(histogram)
-
-
-def test_the_example_of_figure_2():
-    # Strides of 1, 2, 3 and 4 in x: blocks of 2 are left by 1, 2, 3 and 4 as parity decides.
-    x = np.cumsum([0, 1, 2, 3, 4])
-    histogram = by_feature(x, 0 * x)
-    assert histogram["x 2x2"] == (1 + 3) / 5 and histogram["x 4x4"] == (1 + 2) / 5
-    assert histogram["y 2x2"] == 0
-
-
 def test_a_stride_counts_along_one_axis():
     steps = np.arange(64)
     histogram = by_feature(steps, steps)
@@ -57,11 +42,6 @@ def test_a_walk_down_four_rows_and_back_enters_each_line_once():
     histogram = by_feature(x, y)
     assert histogram["x 2x1"] + histogram["y 2x1"] == 1 / 2
     assert histogram["x 4x4"] + histogram["y 4x4"] == 1 / 16
-
-
-def test_a_single_access_enters_its_block():
-    histogram = cross_block_strides(np.zeros((3, 1), int), np.zeros((3, 1), int))
-    np.testing.assert_array_equal(histogram.sum(-1), len(BLOCK_SHAPES))
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=24))

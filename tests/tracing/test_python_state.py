@@ -233,3 +233,29 @@ def test_other_processes_have_the_same_text():
         for seed in ("1", "2")
     }
     assert len(texts) == 1
+
+
+def test_a_variable_that_code_fills_later_is_a_change():
+    def made():
+        def read():
+            return value
+
+        def fill(number):
+            nonlocal value
+            value = number
+
+        if not made:
+            value = 0
+        return read, fill
+
+    read, fill = made()
+    state = PythonState({"read": read})
+    assert state.same()
+    fill(3)
+    assert not state.same()
+    (change,) = state.changes()
+    assert "value of" in str(change) and str(change).endswith("(absent, then 3)")
+    state.restore()
+    assert state.same()
+    with pytest.raises(NameError):
+        read()

@@ -90,16 +90,6 @@ def test_pooling(batch, height, width, data, ceil):
 
 @RULES
 @given(
-    batch=BATCHES, height=SIZES, width=SIZES,
-    size=st.one_of(st.integers(1, 9), st.tuples(st.integers(1, 9), st.one_of(st.none(), st.integers(1, 9)))),
-)  # fmt: skip
-def test_adaptive_pooling(batch, height, width, size):
-    x = (batch, 3, height, width)
-    agree(rule("adaptive_avg_pool2d", [x], output_size=size), real(F.adaptive_avg_pool2d, meta(*x), size))
-
-
-@RULES
-@given(
     lead=st.lists(st.integers(1, 6), max_size=3), batch=BATCHES, inner=SIZES, outer=SIZES, fits=st.booleans()
 )
 def test_linear(lead, batch, inner, outer, fits):

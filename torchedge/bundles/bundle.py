@@ -20,7 +20,6 @@ from torchedge.bundles.manifests import (
     ONNX,
     PLAN,
     PROGRAM,
-    SHARED,
     SOURCE,
     WEIGHTS,
     Manifest,
@@ -33,9 +32,10 @@ from torchedge.bundles.manifests import (
 )
 from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
-from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
+from torchedge.bundles.weights import check_weights, packed_weights, read_header
 from torchedge.devices import find_device
 from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path
+from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
@@ -123,14 +123,14 @@ class Bundle:
             deciding = [f"{name} {manifest.files[name].sha256}" for name in sorted(contents)]
             programs = (program,) if accumulating is None else (program, accumulating)
             prove(folder / SOURCE, contents[SOURCE], programs, deciding)
+        header = read_header(weights)
+        check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
         plan: PlanFile | None = None
         schedule: StreamingSchedule | None = None
         if PLAN in contents:
             document = parse_json(folder / PLAN, contents[PLAN])
-            plan, schedule = read_schedule(folder / PLAN, document, program)
+            plan, schedule = read_schedule(folder / PLAN, document, program, header.places)
         _check_same(folder, manifest, program, accumulating, schedule)
-        header = read_header(weights)
-        check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
         state = (status.st_size, status.st_mtime_ns)
         return cls(folder.resolve(), manifest, program, accumulating, header, state, plan, schedule)
 
@@ -208,7 +208,7 @@ class Bundle:
             return None
         if schedule is not None and schedule.memory.total_bytes <= limit:
             return schedule
-        return schedule_apart(program, self.device, limit)
+        return schedule_apart(program, self.device, limit, self.header.places)
 
     @property
     def device(self) -> Device:
@@ -284,10 +284,7 @@ class Bundle:
         """Open the file as the source of a streaming run; raises ProfileError where it cannot be opened."""
         from torchedge.runtime.weight_sources import FileSource
 
-        places = {
-            name: (entry.start, entry.stop - entry.start) for name, entry in self.header.entries.items()
-        }
-        return FileSource(self.path / WEIGHTS, places, reads, state=self.weights_state)
+        return FileSource(self.path / WEIGHTS, self.header.places, reads, state=self.weights_state)
 
     def document(self) -> Document:
         """Return the manifest, and the counts of its program, as plain data."""
@@ -353,7 +350,7 @@ class Runner:
             self.executor.load_packed(bundle.packed(_names(programs[0], RESIDENT_ROLES)))
             if len(programs) > 1:
                 self.accumulating = Executor(programs[1], shared=self.executor, checks=checks)
-                own = _names(programs[1], RESIDENT_ROLES) - _names(programs[0], SHARED)
+                own = _names(programs[1], RESIDENT_ROLES) - _names(programs[0], SHARED_ROLES)
                 self.accumulating.load_packed(bundle.packed(own))
         self._last = self.executor
         for name, value in bundle.manifest.hyperparameters.items():
@@ -539,7 +536,7 @@ def _check_same(
 def _updates(program: Program) -> bool:
     """Whether a program writes to a parameter, buffer or state."""
     return any(
-        access != "read" and program.tensors[index].role in SHARED
+        access != "read" and program.tensors[index].role in SHARED_ROLES
         for launch in program.launches
         for index, access in zip(launch.tensors, program.kernels[launch.kernel].access, strict=True)
     )

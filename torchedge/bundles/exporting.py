@@ -33,9 +33,9 @@ from torchedge.bundles.manifests import (
     write_manifest,
 )
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
-from torchedge.bundles.plan_files import PLAN_FILES, PlanFile
+from torchedge.bundles.plan_files import PLAN_FILES, plan_file
 from torchedge.bundles.sources import SOURCES, Source
-from torchedge.bundles.weights import write_weights
+from torchedge.bundles.weights import read_header, write_weights
 from torchedge.devices import Device, Provenance
 from torchedge.errors import (
     DeviceError,
@@ -106,7 +106,7 @@ def make_bundle(
     out: str | Path,
     *,
     force: bool = False,
-    progress: Callable[[str], object] = lambda stage: None,
+    progress: Callable[[str], object],
 ) -> Bundle:
     """Export a model for a device into the folder `out`, and read the bundle back.
 
@@ -155,9 +155,8 @@ def make_bundle(
                 name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
             }
         if plan is not None:
-            schedule = plan.schedule
-            parts = schedule.staging_bytes, schedule.transfers, schedule.program.arena
-            write_json(folder / PLAN, PLAN_FILES.document(PlanFile(plan.plan, plan.instance, *parts)))
+            places = read_header(folder / WEIGHTS).places
+            write_json(folder / PLAN, PLAN_FILES.document(plan_file(plan, places)))
             files[PLAN] = _file(folder / PLAN)
         checked = BundleTarget(
             device.name,
@@ -224,10 +223,6 @@ def _check_request(request: Request) -> None:
             "without values; expected a model with its weights: load them first"
         )
     check_choice("mode", request.mode, get_args(Mode))
-    if request.step.changed and not request.train:
-        raise InputError(
-            f"{request.step.changed[0]} is given without mode='train'; expected it for a training step alone"
-        )
     check_choice("precision", request.precision, get_args(Precision))
     check_step(request.step, "export")
     streaming = [name for name in ("plan", "memory_limit") if getattr(request, name) is not None]

@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from torchedge.errors import InputError
+from torchedge.graphs import SHARED_ROLES
 from torchedge.graphs.graph import Mode
 from torchedge.lowering.arenas import allocations, total_bytes
 from torchedge.lowering.program_files import MAX_FILE_BYTES
@@ -30,8 +31,6 @@ MAX_MANIFEST_BYTES = 2**25
 MAX_PLAN_BYTES = 2**27
 MAX_FILES = 2**17
 MAX_BYTES = 2**50
-SHARED = frozenset({"parameter", "buffer", "state"})
-"""Roles of tensors that programs of one bundle share by name."""
 
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Plain = bool | int | float | OptionalText
@@ -134,7 +133,7 @@ def memory_of(programs: Sequence[Program], staging_bytes: int = 0) -> Memory:
     for number, program in enumerate(programs):
         for index, tensor in enumerate(program.tensors):
             if tensor.role != "intermediate" and not program.arena.holds(index):
-                own = "" if tensor.role in SHARED else f"{number} "
+                own = "" if tensor.role in SHARED_ROLES else f"{number} "
                 resident[own + tensor.name] = tensor.nbytes
         arena += total_bytes(program.arena)
         live += program.arena.live_bytes

@@ -11,62 +11,71 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import TYPE_CHECKING, Any
 
 from torchedge import errors
 from torchedge.bundles.manifests import MAX_PLAN_BYTES
 from torchedge.devices import Device, find_device
 from torchedge.errors import InputError, LimitError, PlanError, TorchedgeError
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program, program_document
-from torchedge.lowering.programs import MAX_ITEMS, Arena, Program, Size
+from torchedge.lowering.programs import Arena, Program, Size
 from torchedge.storage import read_json, write_json
 from torchedge.storage.amounts import with_unit
 from torchedge.storage.codecs import Codec
+from torchedge.streaming.commands import resolve
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.schedules import StreamingSchedule, Transfer, restore_schedule
+from torchedge.streaming.schedules import Loads, StreamingSchedule, restore_schedule
 
-_PROGRAM, _PLAN, _ERROR = "program.json", "plan.json", "error.json"
+if TYPE_CHECKING:
+    from torchedge.streaming.planning import StreamingPlan
 
-Copies = Annotated[tuple[Transfer, ...], Meta(max_length=MAX_ITEMS)]
+_PROGRAM, _PLACES, _PLAN, _ERROR = "program.json", "places.json", "plan.json", "error.json"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """The streaming plan of a bundle's program.
+    """The streaming plan of a bundle's program, and what a run of it does.
 
-    transfers: for each launch, the copies that begin when it begins. arena: places of intermediates and of
-    streamed weights. staging_bytes: of the pool between the file and the device.
+    staging_bytes: memory between the file and the device. arena: places of intermediates and of streamed
+    weights. loads: reads of the weights' file, copies, and what waits for what.
     """
 
     plan: OverlapPlan
     instance: Instance
     staging_bytes: Size
-    transfers: Annotated[tuple[Copies, ...], Meta(max_length=MAX_ITEMS)]
     arena: Arena
+    loads: Loads
 
 
 PLAN_FILES = Codec(
     PlanFile,
     "Streaming plan of a bundle",
-    schema="torchedge-streaming-plan-1",
+    schema="torchedge-streaming-plan-2",
     remedy="export the model again",
     max_bytes=MAX_PLAN_BYTES,
 )
 
 
+def plan_file(plan: StreamingPlan, places: Mapping[str, tuple[int, int]]) -> PlanFile:
+    """Return the file of a plan whose packed weights lie at `places`, (offset, bytes) by name."""
+    schedule = plan.schedule
+    parts = schedule.staging_bytes, schedule.program.arena, resolve(schedule, places)
+    return PlanFile(plan.plan, plan.instance, *parts)
+
+
 def read_schedule(
-    path: Path, document: Mapping[str, object], program: Program
+    path: Path, document: Mapping[str, object], program: Program, places: Mapping[str, tuple[int, int]]
 ) -> tuple[PlanFile, StreamingSchedule]:
-    """Return a plan file and its schedule of a program, verified: rules of the plan, copies and arena.
+    """Return a plan file and its schedule of a program, verified: rules of the plan, loads and arena.
+
+    places: of the packed weights in their file, (offset, bytes) by name.
 
     Raises:
-        InputError: an entry is out of range, the plan is of another program or breaks a rule, or the copies
+        InputError: an entry is out of range, the plan is of another program or breaks a rule, or the loads
             or the arena do not fit the plan.
     """
     file = PLAN_FILES.parse(path, document)
@@ -76,24 +85,28 @@ def read_schedule(
         )
     try:
         schedule = restore_schedule(program, file.instance, file.plan, file.staging_bytes, file.arena)
-        if schedule.transfers != file.transfers:
-            raise PlanError("its copies are not those of its plan")
+        if resolve(schedule, places) != file.loads:
+            raise PlanError("its reads and copies are not those of its plan")
     except PlanError as error:
         raise InputError(f"{path}: {error}; export the model again") from error
-    return file, schedule
+    return file, replace(schedule, loads=file.loads)
 
 
-def schedule_apart(program: Program, device: Device, limit: int) -> StreamingSchedule:
+def schedule_apart(
+    program: Program, device: Device, limit: int, places: Mapping[str, tuple[int, int]]
+) -> StreamingSchedule:
     """Return the schedule of a program within a limit in bytes, planned in a process without a trace here.
 
-    A process that has PyTorch already plans by itself. Raises what `plan_program` raises.
+    places: as `read_schedule` takes them. A process that has PyTorch already plans by itself. Raises what
+    `plan_program` raises.
     """
     if "torch" in sys.modules:
-        return _planned(program, device, limit)[1]
+        return _planned(program, device, limit).schedule
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     with TemporaryDirectory() as name:
         folder = Path(name)
         write_json(folder / _PROGRAM, program_document(program))
+        write_json(folder / _PLACES, {name: list(place) for name, place in places.items()})
         ended = subprocess.run(
             [sys.executable, "-m", __name__, name, str(device.folder), str(limit)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -106,16 +119,14 @@ def schedule_apart(program: Program, device: Device, limit: int) -> StreamingSch
         if ended.returncode:
             said = ended.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
             raise PlanError(f"planning ended with status {ended.returncode}: {said[-1]}; run it again")
-        return read_schedule(folder / _PLAN, read_json(folder / _PLAN, max_bytes=MAX_PLAN_BYTES), program)[1]
+        document = read_json(folder / _PLAN, max_bytes=MAX_PLAN_BYTES)
+        return read_schedule(folder / _PLAN, document, program, places)[1]
 
 
-def _planned(program: Program, device: Device, limit: int) -> tuple[PlanFile, StreamingSchedule]:
+def _planned(program: Program, device: Device, limit: int) -> StreamingPlan:
     from torchedge.streaming.planning import plan_program
 
-    plan = plan_program(program, device, memory_limit=with_unit(limit))
-    schedule = plan.schedule
-    parts = schedule.staging_bytes, schedule.transfers, schedule.program.arena
-    return PlanFile(plan.plan, plan.instance, *parts), schedule
+    return plan_program(program, device, memory_limit=with_unit(limit))
 
 
 def _error(document: Mapping[str, Any]) -> TorchedgeError:
@@ -131,8 +142,10 @@ def main() -> int:
     """Plan the program in the folder named first for a profile's folder, within a limit in bytes."""
     folder, device, limit = Path(sys.argv[1]), find_device(Path(sys.argv[2])), int(sys.argv[3])
     program = parse_program(folder / _PROGRAM, read_json(folder / _PROGRAM, max_bytes=MAX_FILE_BYTES))
+    written: dict[str, Any] = read_json(folder / _PLACES, max_bytes=MAX_FILE_BYTES)
+    places = {name: (offset, nbytes) for name, (offset, nbytes) in written.items()}
     try:
-        write_json(folder / _PLAN, PLAN_FILES.document(_planned(program, device, limit)[0]))
+        write_json(folder / _PLAN, PLAN_FILES.document(plan_file(_planned(program, device, limit), places)))
     except TorchedgeError as error:
         works = getattr(error, "works_bytes", None)
         document = {"kind": type(error).__name__, "message": str(error), "works_bytes": works}

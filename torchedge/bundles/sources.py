@@ -18,8 +18,8 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from torchedge.bundles.weights import RESIDENT_ROLES
 from torchedge.errors import InputError, LoweringError, TorchedgeError, clipped
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.graphs.graph import Op, Role, Value
 from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.assembly import lower_step

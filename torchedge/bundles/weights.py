@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.packing import check_indices, check_weight, pack_weight
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.storage.documents import open_file, writing
@@ -29,8 +30,6 @@ PAGE, LINE = 16384, 64
 SCHEMA = "torchedge-weights-1"
 
 _FILLER = "~padding."
-RESIDENT_ROLES = frozenset({"parameter", "buffer", "state", "constant"})
-"""Roles of tensors that stay on the device from step to step."""
 
 Array = npt.NDArray[Any]
 

@@ -133,6 +133,8 @@ def _fit_modes(
 
 def print_fit(result: DeviceFit, dataset: Path | None) -> None:
     """Print a fit's figures with their verdicts, what to measure next, and the next command."""
+    from torchedge.profiling.device_fits import MEANINGS
+
     how = "" if result.base is None else f"{result.base} adapted to "
     print_wrapped(f"{result.device.name}: {how}measurements of {result.dataset}")
     head = ["figure", "verdict", "rows", "networks", "error, %", "inside, %"]
@@ -164,17 +166,10 @@ def print_fit(result: DeviceFit, dataset: Path | None) -> None:
     written = ", ".join(f"{f.symbol} ({f.verdict})" for f in result.figures if f.written)
     print_wrapped(f"written to {result.folder}: {written}")
     for verdict in dict.fromkeys(f.verdict for f in result.figures):
-        print_wrapped(f"{verdict}: {_MEANINGS[verdict]}")
+        print_wrapped(f"{verdict}: {MEANINGS[verdict]}")
     print_next(f"torchedge predict resnet50 --batch-size 8 --device {shown_device(result.device)}")
     if dataset is not None:
         print_next(f"torchedge accuracy {dataset} --device {shown_device(result.device)}")
-
-
-_MEANINGS = {
-    "good": "errs by at most 10 % on what it has not seen",
-    "rough": "errs by more: compare settings by it, and leave a margin",
-    "unusable": "errs by over 40 %, as an estimate without any measurement does",
-}
 
 
 def _answer(device: Device, tables: Mapping[str, Any], show: Callable[[], object], last: str) -> None:

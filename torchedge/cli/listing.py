@@ -190,7 +190,7 @@ def print_opencl_devices(
     """Print a line for each device, and why a device cannot be used; the default is marked *."""
     from torchedge.opencl.choosing import remedy
 
-    head = ["", "OpenCL device", "platform", "driver", "type", "OpenCL", "MiB", "probe"]
+    head = ["", "device", "platform", "driver", "type", "OpenCL", "MiB", "probe"]
     rows = [
         [
             f"{device.index}{'*' if device == default else ''}",

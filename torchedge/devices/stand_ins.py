@@ -105,7 +105,6 @@ _RATES = ("peak_fp32_gflops", "peak_fp16_gflops", "peak_fp16_matrix_gflops", "pe
           "peak_tf32_gflops")  # fmt: skip
 _BANDWIDTHS = ("bandwidth_gb_s", "measured_bandwidth_gb_s")
 _LAPTOP = frozenset(("laptop", "mobile", "max-q", "maxq"))
-_JETSON = re.compile(r"jetson|tegra|\borin\b|xavier|\bthor\b|nvgpu")
 STAND_IN = "stand_in"
 """The key of a device's `profile` that holds the sentence on what the device stands for."""
 

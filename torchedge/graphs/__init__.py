@@ -5,7 +5,18 @@ A `ForwardGraph` is read by prediction, streaming and search; its shapes are aff
 """
 
 from torchedge.graphs.families import GraphFamily
-from torchedge.graphs.graph import FLOATING, FUNCTION_REGION, ITEM_SIZES, ForwardGraph, Mode, Op, Value
+from torchedge.graphs.graph import (
+    FLOATING,
+    FUNCTION_REGION,
+    ITEM_SIZES,
+    RESIDENT_ROLES,
+    SHARED_ROLES,
+    WEIGHT_ROLES,
+    ForwardGraph,
+    Mode,
+    Op,
+    Value,
+)
 from torchedge.graphs.sizes import Affine, Dim, Poly, Shape, Size, format_shape, poly_at
 from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
 
@@ -13,6 +24,9 @@ __all__ = [
     "FLOATING",
     "FUNCTION_REGION",
     "ITEM_SIZES",
+    "RESIDENT_ROLES",
+    "SHARED_ROLES",
+    "WEIGHT_ROLES",
     "Affine",
     "Dim",
     "ForwardGraph",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -99,13 +99,15 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class UpdateFootprint:
-    """Storages of an optimizer's first step and of a later one, by number; sizes: bytes of each.
+    """Storages of an optimizer's first step and of a later one, by number.
 
-    first, later: k + 1 where storage k is allocated, -k - 1 where it is freed. states: storages that stay
-    after the first step; the later one starts with them.
+    sizes: bytes of each; owners: the parameter it belongs to, its place in the optimizer or its value in a
+    graph (-1: none alone). first, later: k + 1 where storage k is allocated, -k - 1 where it is freed.
+    states: names of the storages that stay after the first step; the later one starts with them.
     """
 
-    sizes: tuple[int, ...]
+    sizes: tuple[Poly, ...]
+    owners: tuple[int, ...]
     first: tuple[int, ...]
     later: tuple[int, ...]
-    states: tuple[int, ...]
+    states: Mapping[int, str]

@@ -15,6 +15,12 @@ from torchedge.storage.locks import cached_property
 
 _Key = TypeVar("_Key")
 Role = Literal["input", "parameter", "buffer", "state", "constant", "activation"]
+SHARED_ROLES = frozenset({"parameter", "buffer", "state"})
+"""Roles of what all programs of a model share by name."""
+WEIGHT_ROLES = frozenset({"parameter", "buffer", "constant"})
+"""Roles of what an inference reads and never writes."""
+RESIDENT_ROLES = SHARED_ROLES | WEIGHT_ROLES
+"""Roles of what stays on the device from step to step."""
 Mode = Literal["train", "infer"]
 """The run that is predicted or captured: a training step or an inference."""
 

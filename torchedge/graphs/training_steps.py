@@ -8,12 +8,11 @@ from typing import Any, Literal, TypedDict
 
 from torchedge.errors import InputError, check_choice, check_whole, described, did_you_mean
 
-OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
-"""Optimizers whose steps are written by rules."""
-REPLAYED_OPTIMIZERS = (
-    "adafactor", "adagrad", "adadelta", "adamax", "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop",
+OPTIMIZERS = (
+    "none", "sgd", "sgd-momentum", "adam", "adamw", "adafactor", "adagrad", "adadelta", "adamax",
+    "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop",
 )  # fmt: skip
-"""Further names: PyTorch's own steps with its default options are replayed."""
+"""Names of optimizers: the steps of PyTorch's own are replayed with its default options."""
 AMP_DTYPES = ("bfloat16", "float16")
 DTYPES = ("float32", *AMP_DTYPES)
 _WORDS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
@@ -88,10 +87,13 @@ class TrainingStep:
         object.__setattr__(self, "targets", _as_tuple(self.targets))
 
     @classmethod
-    def of(cls, step: TrainingStep | None, options: Mapping[str, Any]) -> TrainingStep:
+    def of(
+        cls, step: TrainingStep | None, options: Mapping[str, Any], mode: object = "train"
+    ) -> TrainingStep:
         """Return the step with options in place of its own: the one place where options become a step.
 
-        Raises InputError for an option that is none.
+        An inference ("infer") takes amp, dtype and compile of a step.
+        Raises InputError for an option that is none, or none of an inference.
         """
         if step is not None and not isinstance(step, cls):
             raise InputError(f"step is {described(step)}; expected a torchedge.TrainingStep")
@@ -100,12 +102,18 @@ class TrainingStep:
             if name not in names:
                 hint = did_you_mean(name, names, f"a step has {', '.join(names)}")
                 raise InputError(f"there is no argument {name!r}; {hint}")
-        return cls(**options) if step is None else replace(step, **options)
-
-    @property
-    def changed(self) -> list[str]:
-        """Names of the settings that differ from their defaults."""
-        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        asked = cls(**options) if step is None else replace(step, **options)
+        if mode != "infer":
+            return asked
+        unused: dict[str, Any] = {
+            f.name: f.default for f in fields(cls) if f.name not in ("amp", "dtype", "compile")
+        }
+        for name, default in unused.items():
+            if name in options and getattr(asked, name) != default:
+                raise InputError(
+                    f"{name} is given without mode='train'; expected it for a training step alone"
+                )
+        return replace(asked, **unused)
 
     def refuse(self, function: str, **reasons: str) -> None:
         """Raise InputError where a setting differs from its default; reasons: what to do instead, by name."""
@@ -124,7 +132,7 @@ def _as_tuple(targets: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any pytree of 
 def _check_optimizer(optimizer: object) -> None:
     """Raise InputError unless an optimizer is one object with groups of parameters, or a name."""
     if isinstance(optimizer, str):
-        check_choice("optimizer", optimizer, (*OPTIMIZERS, *REPLAYED_OPTIMIZERS))
+        check_choice("optimizer", optimizer, OPTIMIZERS)
     elif isinstance(optimizer, (list, tuple, dict)):
         raise InputError(
             f"optimizer is a {type(optimizer).__name__} of {len(optimizer)}; expected one: for several, "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torchedge.errors import InputError, LoweringError
 from torchedge.expressions.scalars import Scalar, constant, where
+from torchedge.graphs import WEIGHT_ROLES
 from torchedge.graphs.steps import Step
 from torchedge.lowering.addressing import beyond_offsets, check_shapes
 from torchedge.lowering.arenas import planned
@@ -37,8 +38,6 @@ from torchedge.textures.layouts import Layout, Storage, row_major
 
 ALIGNMENT = 512
 """Bytes to which tensors in the arena are aligned: what the strictest OpenCL devices ask of sub-buffers."""
-
-_WEIGHTS = frozenset(("parameter", "buffer", "constant"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +102,10 @@ def lower_step(
     stored, shared = list(translation.stored.values()), layouts or {}
     placed = place_tensors(fused.groups, stored, inputs, shared)
     if device.half:
-        store_half(fused.groups, fused.outputs)
+        store_half(fused.groups, fused.outputs[: len(step.outputs)])
     if device.half_weights:
         updated = {node for node, _ in translation.updates}
-        weights = [n for i, n in translation.stored.items() if step.values[i].role in _WEIGHTS]
+        weights = [n for i, n in translation.stored.items() if step.values[i].role in WEIGHT_ROLES]
         store_weights_half([n for n in weights if n not in updated and n.name not in shared])
     settled = [node for node in stored if node.name in shared]
     images = {node for node in settled if placed[node].storage != "buffer"}
@@ -334,5 +333,4 @@ def _program(
     )
     if message := beyond_offsets(program):
         raise LoweringError(message)
-    program = planned(program, target.alignment)
-    return share_images(program, target.shared_pitch, target.alignment) if target.shared_pitch else program
+    return planned(share_images(program, target.shared_pitch), target.alignment)

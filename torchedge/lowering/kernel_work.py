@@ -22,7 +22,7 @@ from torchedge.lowering.kernels.products import Product, last_of, size
 from torchedge.lowering.kernels.rows import RowsNest, joining_nest, joining_schedule
 from torchedge.lowering.kernels.tilings import Tiling, tiling_of
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.schedules import RowsExtents, launch_sizes
+from torchedge.lowering.schedules import RowsExtents, ceil_div, launch_sizes
 from torchedge.lowering.targets import Target
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, accesses_of
 from torchedge.textures.coefficients import KernelCoefficients
@@ -136,10 +136,6 @@ def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tupl
     return launches
 
 
-def _over(amount: Any, step: Any) -> Any:  # noqa: ANN401 - numbers or arrays
-    return -(-amount // step)
-
-
 # element by element -----------------------------------------------------------------------------------------
 
 
@@ -155,7 +151,7 @@ def _launch_walk(loops: Sequence[Axis], group: Sequence[Any], weights: Sequence[
 
 def _padded(counts: Sequence[Any], group: Sequence[Any]) -> Any:  # noqa: ANN401
     """Return the work-items of a launch, padding to whole work-groups included."""
-    return prod([_over(np.asarray(n), g) * g for n, g in zip(launch_sizes(counts), group, strict=True)])
+    return prod([ceil_div(np.asarray(n), g) * g for n, g in zip(launch_sizes(counts), group, strict=True)])
 
 
 def _three(group: Sequence[Any], candidates: int) -> Array:
@@ -220,7 +216,7 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
         lanes = tuple([Digit(a.name, share[a.name], weight[a.name]) for a in nest.memory])
         covered = {a.name: share[a.name] * weight[a.name] for a in nest.rows}
         group = _three((threads,), count)
-        items = prod([_over(rounds[a.name], share[a.name]) for a in nest.rows]) * threads * slices
+        items = prod([ceil_div(rounds[a.name], share[a.name]) for a in nest.rows]) * threads * slices
     else:
         below = vector if not s.along else 1
         roles, lanes, covered = _launch_walk(nest.rows, s.group, (below, 1, 1))
@@ -229,10 +225,10 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
         counts = [slices, *[rounds[axis.name] for axis in nest.rows]]  # slices are one more loop
         sizes = (*s.group[: len(nest.rows)], 1, 1)[: min(len(counts), 3)]
         items = _padded(counts, sizes) * np.ones(count)
-    own = {a.name: _over(rounds[a.name], share[a.name] * cut[a.name]) for a in nest.inner}
+    own = {a.name: ceil_div(rounds[a.name], share[a.name] * cut[a.name]) for a in nest.inner}
     time = tuple([Digit(a.name, own[a.name], share[a.name] * weight[a.name]) for a in reversed(nest.inner)])
     walked = Walk(
-        roles, time, lanes, {**covered, **{a.name: _over(a.extent, cut[a.name]) for a in nest.inner}}
+        roles, time, lanes, {**covered, **{a.name: ceil_div(a.extent, cut[a.name]) for a in nest.inner}}
     )
     times = prod(own.values()) if own else np.ones(count)
     by_element, by_row = nest.split_stores()
@@ -283,7 +279,7 @@ def _contraction(t: Tiling, count: int) -> Sketch:
     """Count a product by all schedules at once, from the data that its kernels are written from."""
     product, s = t.product, t.schedule
     roles = {"batch": product.batch, "rows": product.rows, "cols": product.cols, "inner": product.inner}
-    covered = {"rows": t.block[0], "cols": t.block[1], "inner": _over(size(product.inner), s.slices)}
+    covered = {"rows": t.block[0], "cols": t.block[1], "inner": ceil_div(size(product.inner), s.slices)}
     reads = [
         (walked, access)
         for operand in (t.a, t.b)

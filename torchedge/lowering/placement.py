@@ -7,7 +7,7 @@ one, on a processor it costs ten buffer reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -17,7 +17,7 @@ from torchedge.expressions.scalars import Read, Scalar, reads_of
 from torchedge.lowering.arenas import Lifetime, allocations, planned
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import axes_below, grain, in_memory_order, strides_of
-from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored
+from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored, nodes_below
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target
 from torchedge.opencl.platforms import ClDevice
@@ -124,14 +124,19 @@ def _as_written(shape: Sequence[int], element: Sequence[Index], strides: Mapping
     return Layout((*ones, *sorted(wide, key=lambda d: (-steps[d], d))))
 
 
-def store_half(groups: Sequence[FusionGroup], outputs: Collection[Node]) -> None:
-    """Store large intermediates of floats in half precision; arithmetic stays in single precision."""
+def store_half(groups: Sequence[FusionGroup], outputs: Sequence[Node]) -> None:
+    """Store large intermediates that outputs depend on in half precision; arithmetic stays in single.
+
+    No output depends on gradients: they stay in single precision, since half precision rounds those below
+    6e-8 to zero and nothing would show it.
+    """
+    forward = set(nodes_below(outputs))
     for group in groups:
         for node, target in group.stored.items():
             by_row = isinstance(node, RowsResult) and len(group.computed[node].element) == len(
                 node.rows.outer
             )
-            own = target is None and node not in outputs
+            own = target is None and node in forward and node not in outputs
             if own and node.dtype == "float32" and not by_row and node.numel >= SMALLEST:
                 node.dtype = "float16"
 
@@ -182,22 +187,24 @@ def _as_image(node: Node, layout: Layout, target: Target) -> Layout:
     return image
 
 
-def share_images(program: Program, pitch: int, alignment: int) -> Program:
-    """Return the program with its intermediate images made from the arena's buffer, planned again.
+def share_images(program: Program, pitch: int) -> Program:
+    """Return the program with its intermediate images made from the arena's buffer, which is still to plan.
 
-    Saves memory on devices that make images from buffers. pitch: rows are multiples of so many texels.
-    alignment: offsets are multiples of so many bytes.
+    Saves memory on devices that make images from buffers. pitch: rows are multiples of so many texels; 0: the
+    device makes none.
     """
 
-    def shared(tensor: StoredTensor) -> Layout:
+    def shared(tensor: StoredTensor) -> StoredTensor:
         layout = tensor.layout
         if tensor.role != "intermediate" or layout.storage != "image":
-            return layout
+            return tensor
         width, _ = layout.extent(tensor.shape)
-        image = replace(layout, storage="image_buffer", row_texels=-(-width // pitch) * pitch)
-        return image if image.row_texels <= MOST_PADDING * width else layout
+        texels = -(-width // pitch) * pitch
+        if texels > MOST_PADDING * width:
+            return tensor
+        return replace(tensor, layout=replace(layout, storage="image_buffer", row_texels=texels))
 
-    return _stored(program, shared, alignment)
+    return replace(program, tensors=tuple(map(shared, program.tensors))) if pitch else program
 
 
 def placed_for(
@@ -212,24 +219,14 @@ def placed_for(
     the device's largest. Kernels and packed weights stay the same. streamed: as `planned` takes them.
     """
 
-    def own(tensor: StoredTensor) -> Layout:
+    def apart(tensor: StoredTensor) -> StoredTensor:
         if tensor.layout.storage != "image_buffer" or device.image_from_buffer:
-            return tensor.layout
-        return replace(tensor.layout, storage="image", row_texels=0)
+            return tensor
+        return replace(tensor, layout=replace(tensor.layout, storage="image", row_texels=0))
 
-    if max(allocations(program.arena), default=0) > device.allocation_bytes:
-        arena = replace(program.arena, allocation_bytes=device.allocation_bytes)
-        program = planned(replace(program, arena=arena), alignment, streamed)
-    return _stored(program, own, alignment, streamed)
-
-
-def _stored(
-    program: Program,
-    place: Callable[[StoredTensor], Layout],
-    alignment: int,
-    streamed: Mapping[int, Lifetime] | None = None,
-) -> Program:
-    tensors = tuple([replace(tensor, layout=place(tensor)) for tensor in program.tensors])
-    if tensors == program.tensors:
+    arena, tensors = program.arena, tuple(map(apart, program.tensors))
+    if max(allocations(arena), default=0) > device.allocation_bytes:
+        arena = replace(arena, allocation_bytes=device.allocation_bytes)
+    if arena is program.arena and tensors == program.tensors:
         return program
-    return planned(replace(program, tensors=tensors), alignment, streamed)
+    return planned(replace(program, tensors=tensors, arena=arena), alignment, streamed)

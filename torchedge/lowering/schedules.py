@@ -415,7 +415,7 @@ def _smaller_panel(schedule: ContractionSchedule) -> ContractionSchedule:
     if not shrinking:
         return schedule
     largest = max(shrinking, key=lambda name: sizes[name])
-    return replace(schedule, **{largest: halves[largest]})  # type: ignore[arg-type]
+    return replace(schedule, **{largest: halves[largest]})
 
 
 def _locals(extents: ContractionExtents, target: Target) -> ContractionSchedule:
@@ -453,16 +453,21 @@ def _registers(extents: ContractionExtents, target: Target) -> ContractionSchedu
 def _slowness(extents: ContractionExtents, tile: tuple[int, int], vector: int) -> float:
     """Return the growth of the work by padding to whole tiles, over the tile's speed."""
     padded = multiple(extents.rows, tile[0]) * multiple(extents.cols, tile[1] * vector)
-    return padded / (extents.rows * extents.cols) / MICRO_TILES[tile]
+    return float(padded / (extents.rows * extents.cols) / MICRO_TILES[tile])
 
 
 def _tasks(extents: ContractionExtents, block_rows: int, block_cols: int) -> int:
     return extents.batch * -(-extents.rows // block_rows) * -(-extents.cols // block_cols)
 
 
-def multiple(number: int, step: int) -> int:
+def ceil_div(number: Any, divisor: Any) -> Any:  # noqa: ANN401 - numbers or arrays
+    """Return a quotient rounded up."""
+    return -(-number // divisor)
+
+
+def multiple(number: Any, step: Any) -> Any:  # noqa: ANN401 - numbers or arrays
     """Return the smallest multiple of a step that is not below a number."""
-    return -(-number // step) * step
+    return ceil_div(number, step) * step
 
 
 def _power_below(size: int) -> int:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -107,13 +109,14 @@ def build_in_processes(
     cache: BinaryCache | None,
     count: int,
     trials: Mapping[str, Sequence[TrialRun]] | None = None,
+    waiting: Callable[[], object] = lambda: None,
 ) -> None:
     """Build texts in `count` processes, which leave binaries in the cache; return when all have ended.
 
-    trials: runs by text, for a driver that has a cache of its own.
+    trials: runs by text, for a driver that has a cache of its own. waiting: called every second.
     """
     order, runs = sorted(texts, key=len, reverse=True), trials or {}
-    patience = PATIENCE_S * sum(map(len, runs.values())) if runs else None
+    end = time.monotonic() + (PATIENCE_S * sum(map(len, runs.values())) if runs else math.inf)
     folder = None if cache is None else {"folder": str(cache.folder), "max_bytes": cache.max_bytes}
     processes = _taken(device, count)
     try:
@@ -124,9 +127,11 @@ def build_in_processes(
             with contextlib.suppress(OSError):  # it has ended already
                 process.stdin.write(json.dumps({"cache": folder, "share": share}).encode())
                 process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            for process in processes:
-                process.wait(patience)
+        for process in processes:
+            while process.poll() is None and time.monotonic() < end:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+                waiting()
     finally:
         for process in processes:
             process.kill()

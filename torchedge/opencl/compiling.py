@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchedge.errors import KernelBuildError
+from torchedge.notices import stage
 from torchedge.opencl.binary_caches import BinaryCache, default_cache, key_of
 from torchedge.opencl.build_processes import TrialRun, build_in_processes, end_waiting, process_count
 from torchedge.opencl.contexts import DeviceContext, translated
@@ -46,7 +47,7 @@ class CompiledKernels:
         hint = ""
         if self.context.device.platform in SELF_CACHING:
             hint = f" (if the driver knows no such kernel, its cache is damaged: empty {pocl_cache()})"
-        with translated(f"kernel {name}{hint}"):
+        with translated(f"kernel {name}{hint}", device=self.context.device):
             return self.context.cl.Kernel(self.programs[name], name)
 
 
@@ -94,7 +95,8 @@ def compile_kernels(
         _run_ahead(context, own, count)
     end_waiting()
     programs: dict[str, Any] = {}
-    for (_, bodies), text in zip(parts, texts, strict=True):
+    for number, ((_, bodies), text) in enumerate(zip(parts, texts, strict=True), 1):
+        stage(f"building program {number:,} of {len(texts):,}, {len(sources):,} kernels in all")
         try:
             program = build_text(context, text, binaries)
         except context.cl.Error as error:
@@ -126,10 +128,16 @@ def _run_ahead(context: DeviceContext, trials: Mapping[str, Sequence[TrialRun]],
 
 def _build_ahead(context: DeviceContext, texts: Sequence[str], cache: BinaryCache) -> None:
     """Build what the cache lacks in several processes, where that is much."""
-    missing = [text for text in texts if not cache.holds(key_of(context.device, text, OPTIONS))]
+    keys = {text: key_of(context.device, text, OPTIONS) for text in texts}
+    missing = [text for text in texts if not cache.holds(keys[text])]
     count = min(process_count(sum(map(len, missing))), len(missing))
+
+    def waiting() -> None:
+        built = sum([cache.holds(keys[text]) for text in missing])
+        stage(f"built {built:,} of {len(missing):,} programs in {count} processes")
+
     if count > 1:
-        build_in_processes(context.device, missing, cache, count)
+        build_in_processes(context.device, missing, cache, count, waiting=waiting)
 
 
 def build_text(context: DeviceContext, text: str, cache: BinaryCache | None) -> Any:
@@ -156,21 +164,23 @@ def _raise_build_error(context: DeviceContext, sources: Mapping[str, str], error
             build_text(context, source, None)
         except context.cl.Error as own:
             log = str(own)
-            raise KernelBuildError(_build_error_text(name, source, log), kernel=name, log=log) from own
+            text = _build_error_text(name, source, log, context.device)
+            raise KernelBuildError(text, kernel=name, log=log) from own
     log = str(error)
     names = ", ".join(sources)
     raise KernelBuildError(
-        f"kernels {names} build one by one but not together: {' '.join(log.split())[:300]}; "
+        f"kernels {names} build one by one but not together on {context.device.described}: "
+        f"{' '.join(log.split())[:300]}; "
         "rename helper functions or macros that they define twice",
         log=log,
     ) from error
 
 
-def _build_error_text(name: str, source: str, log: str) -> str:
-    match = _ERROR.search(log)
+def _build_error_text(name: str, source: str, log: str, device: ClDevice) -> str:
+    match, end = _ERROR.search(log), f"correct its source, or update the driver: {device.described}"
     if match is None:
-        return f"kernel {name} does not build: {' '.join(log.split())[:400]}; correct its source"
+        return f"kernel {name} does not build: {' '.join(log.split())[:400]}; {end}"
     number, message = int(match[1] or match[3]), (match[2] or match[4]).strip()
     lines = source.splitlines()
     shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    return f"kernel {name} does not build, line {number}, `{shown}`: {message}; correct its source"
+    return f"kernel {name} does not build, line {number}, `{shown}`: {message}; {end}"

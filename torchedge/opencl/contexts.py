@@ -42,7 +42,7 @@ class DeviceContext:
         if not (profile or own):
             return self.queue
         properties = self.cl.command_queue_properties.PROFILING_ENABLE if profile else 0
-        with translated(f"a queue of {self.device.name}"):
+        with translated("a command queue", device=self.device):
             return self.cl.CommandQueue(self.context, properties=properties)
 
 
@@ -83,7 +83,7 @@ def open_context(device: ClDevice | str | int | None = None) -> DeviceContext:
             check_alive(opened)
             return opened
         cl = load_pyopencl()
-        with translated(f"opening {chosen.name}"):
+        with translated("opening the device", device=chosen):
             context = cl.Context([handles()[chosen.index]])
             opened = DeviceContext(chosen, cl, context, cl.CommandQueue(context))
         _open[chosen.index] = opened
@@ -129,7 +129,7 @@ def failure(context: DeviceContext, queue: Any, error: Any) -> OpenCLError:
     codes = [getattr(error, "code", error), *(statuses[k] for k in failed[:1])]
     if _NO_MEMORY & {to_string(code, "status %d") for code in codes if isinstance(code, int)}:
         return DeviceMemoryError(memory_text(place, 0, device, message))
-    context.lost.append(f"{place}: {device.name} (driver {device.driver}) failed with {message}")
+    context.lost.append(f"{place}: {device.described} failed with {message}")
     return DeviceLostError(
         f"{context.lost[0]}; restart the process. A kernel accessed memory outside its tensors, had too few "
         f"resources or took too long, and the driver ended it: {_OTHERWISE}"
@@ -150,22 +150,17 @@ _LOST = {"DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE", "INVALID_CONTEXT", "IN
 
 
 @contextmanager
-def translated(doing: str, *, nbytes: int = 0, device: ClDevice | None = None) -> Iterator[None]:
+def translated(doing: str, *, device: ClDevice, nbytes: int = 0) -> Iterator[None]:
     """Raise the driver's errors as torchedge's; `doing` and `nbytes`, what it needs, name the request."""
-    cl = load_pyopencl()
     try:
         yield
-    except cl.Error as error:
+    except Exception as error:
+        if not isinstance(error, load_pyopencl().Error):
+            raise
         raise translation(error, doing, nbytes=nbytes, device=device) from error
 
 
-def translation(
-    error: Any,
-    doing: str,
-    *,
-    nbytes: int = 0,
-    device: ClDevice | None = None,
-) -> OpenCLError:
+def translation(error: Any, doing: str, *, device: ClDevice, nbytes: int = 0) -> OpenCLError:
     """Return a driver's error as DeviceMemoryError, DeviceLostError or OpenCLError."""
     cl = load_pyopencl()
     text = " ".join(str(error).split())
@@ -173,27 +168,21 @@ def translation(
     status = "" if code is None else cl.status_code.to_string(code, "status %d")
     if status in _NO_MEMORY or isinstance(error, cl.MemoryError) or (nbytes and status == "OUT_OF_RESOURCES"):
         return DeviceMemoryError(memory_text(doing, nbytes, device, text), nbytes=nbytes)
-    driver = f"{device.name} (driver {device.driver})" if device else "the OpenCL driver"
     if status in _LOST:
         return DeviceLostError(
-            f"{doing}: {driver} is lost ({text}); restart the process, and look at the driver's log"
+            f"{doing}: {device.described} is lost ({text}); restart the process, and look at the driver's log"
         )
-    return OpenCLError(f"{doing}: {driver} reports {text}; {_OTHERWISE}")
+    return OpenCLError(f"{doing}: {device.described} reports {text}; {_OTHERWISE}")
 
 
-def memory_text(doing: str, nbytes: int, device: ClDevice | None, message: str = "") -> str:
+def memory_text(doing: str, nbytes: int, device: ClDevice, message: str = "") -> str:
     """Return the text of a DeviceMemoryError: what was asked for, what the device has, what can be done."""
     request = f"needs {nbytes} bytes" if nbytes else "finds no memory left"
-    limits = ""
-    if device:
-        opened = _open.get(device.index)
-        taken = sum([memory.size for memory in opened.allocated]) if opened else 0
-        limits = (
-            f", {device.name} (driver {device.driver}) has {device.global_bytes} in all, at most "
-            f"{device.allocation_bytes} in one allocation, and {taken} are taken by this process"
-        )
+    opened = _open.get(device.index)
+    taken = sum([memory.size for memory in opened.allocated]) if opened else 0
     reason = f" ({message})" if message else ""
     return (
-        f"{doing} {request}{limits}{reason}; use a smaller batch, half storage, or a memory_limit that "
-        "streams the weights, or free the device"
+        f"{doing} {request}, {device.described} has {device.global_bytes} in all, at most "
+        f"{device.allocation_bytes} in one allocation, and {taken} are taken by this process{reason}; use "
+        "a smaller batch, half storage, or a memory_limit that streams the weights, or free the device"
     )

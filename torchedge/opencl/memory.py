@@ -157,26 +157,51 @@ def wait(context: DeviceContext, queue: Any) -> None:
         raise failure(context, queue, status)
 
 
-def upload(context: DeviceContext, queue: Any, target: Any, packed: npt.NDArray[Any]) -> None:
-    """Copy a C-contiguous array, (height, width, 4) for an image, to the device and wait for it."""
-    _copy(context, queue, "to", target, (target, packed), packed)
+def upload(
+    context: DeviceContext,
+    queue: Any,
+    target: Any,
+    packed: npt.NDArray[Any],
+    pending: list[Any] | None = None,
+) -> None:
+    """Copy a C-contiguous array, (height, width, 4) for an image, to the device and wait for it.
+
+    pending: do not wait, but append the copy's event, which has to be kept until the queue was waited for.
+    """
+    _copy(context, queue, "to", target, (target, packed), packed, pending)
 
 
-def download(context: DeviceContext, queue: Any, source: Any, packed: npt.NDArray[Any]) -> None:
-    """Fill a C-contiguous array, (height, width, 4) for an image, from the device and wait for it."""
-    _copy(context, queue, "from", source, (packed, source), packed)
+def download(
+    context: DeviceContext,
+    queue: Any,
+    source: Any,
+    packed: npt.NDArray[Any],
+    pending: list[Any] | None = None,
+) -> None:
+    """Fill a C-contiguous array, (height, width, 4) for an image, from the device; waits as `upload` does."""
+    _copy(context, queue, "from", source, (packed, source), packed, pending)
 
 
 def _copy(
-    context: DeviceContext, queue: Any, way: str, memory: Any, ends: tuple[Any, Any], packed: npt.NDArray[Any]
+    context: DeviceContext,
+    queue: Any,
+    way: str,
+    memory: Any,
+    ends: tuple[Any, Any],
+    packed: npt.NDArray[Any],
+    pending: list[Any] | None,
 ) -> None:
-    wait(context, queue)
+    if pending is None:
+        wait(context, queue)
+    if not packed.nbytes:
+        return
+    options: dict[str, Any] = {"is_blocking": pending is None}
+    if isinstance(memory, context.cl.Image):
+        options |= {"origin": (0, 0), "region": packed.shape[1::-1]}
     with translated(f"copying {way} the device", device=context.device):
-        if isinstance(memory, context.cl.Image):
-            height, width = packed.shape[:2]
-            context.cl.enqueue_copy(queue, *ends, origin=(0, 0), region=(width, height))
-        elif packed.nbytes:
-            context.cl.enqueue_copy(queue, *ends)
+        event = context.cl.enqueue_copy(queue, *ends, **options)
+    if pending is not None:
+        pending.append(event)
 
 
 def fill(context: DeviceContext, queue: Any, target: Any, byte: int) -> None:
@@ -194,8 +219,8 @@ class StagingMemory:
 
     def __init__(self, context: DeviceContext, queue: Any, nbytes: int, what: str) -> None:
         cl, flags = context.cl, context.cl.mem_flags
-        self._context, self._queue = context, queue
-        with translated(what, nbytes=nbytes, device=context.device):
+        self._queue, self.device = queue, context.device
+        with translated(what, nbytes=nbytes, device=self.device):
             self._buffer = counted_buffer(context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, nbytes)
             ways = cl.map_flags.READ | cl.map_flags.WRITE
             mapped, _ = cl.enqueue_map_buffer(queue, self._buffer, ways, 0, (nbytes,), np.uint8)
@@ -208,7 +233,7 @@ class StagingMemory:
     def release(self) -> None:
         """Give the memory back; nothing may use `bytes` or copy from there any more."""
         if self._map is not None:
-            with translated("unmapping memory", device=self._context.device):
+            with translated("unmapping memory", device=self.device):
                 self._map.release(self._queue)
                 self._queue.finish()
             self._map = self._buffer = None

@@ -76,6 +76,11 @@ class ClDevice:
     base_alignment: int
     extensions: tuple[str, ...]
 
+    @property
+    def described(self) -> str:
+        """Its name and the version of its driver, for errors."""
+        return f"{self.name} (driver {self.driver})"
+
 
 def load_pyopencl() -> Any:
     """Return the module pyopencl.

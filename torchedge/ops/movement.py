@@ -29,11 +29,11 @@ def cat_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None
     return (*first[:dim], sum([s[dim] for s in shapes]), *first[dim + 1 :])
 
 
-_free = partial(spec, work=Work.NONE, flops=no_flops, autocast="keep", backward_flops=0.0)
+_free = partial(spec, work=Work.NONE, flops=no_flops, autocast="keep")
 _view = partial(_free, load=LoadClass.FREE, view=True)
 _reshaped = partial(_view, strides=strides.reshaped)
 _part = partial(_view, strides=strides.unchanged)
-_copy = partial(spec, work=Work.COPY, flops=no_flops, backward_flops=0.0)
+_copy = partial(spec, work=Work.COPY, flops=no_flops)
 _join = partial(_copy, work=Work.JOIN, autocast="join")
 _new = partial(_free, stops=EVERY)
 

@@ -34,18 +34,6 @@ def window_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | N
     return (*x[:-2], *out)
 
 
-def adaptive_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
-    """Output of a 2-D adaptive pooling: the requested size, None keeps the input's."""
-    x = ins[0]
-    if x is None or len(x) not in (3, 4):
-        return None
-    size = attrs["output_size"]
-    pair = (
-        (size, size) if isinstance(size, int) or size is None else tuple(size) * (1 if len(size) == 2 else 2)
-    )
-    return (*x[:-2], *[have if want is None else want for want, have in zip(pair, x[-2:], strict=True)])
-
-
 def window_flops(call: Call) -> int:
     """One operation for each element of each window."""
     kernel = call.attrs.get("kernel_size", 1)
@@ -82,14 +70,7 @@ OPS = (
     _pool(
         "adaptive_avg_pool2d",
         "input output_size",
-        "_adaptive_avg_pool2d",
-        infer=adaptive_shape,
-        flops=reduced_flops,
-    ),
-    _pool(
-        "adaptive_avg_pool1d",
-        "input output_size",
-        "adaptive_avg_pool3d _adaptive_avg_pool3d",
+        "_adaptive_avg_pool2d adaptive_avg_pool1d adaptive_avg_pool3d _adaptive_avg_pool3d",
         flops=reduced_flops,
     ),
     _pool(

@@ -150,7 +150,6 @@ _attention = partial(
     memory=attention,
     stops=(3,),
     composite="attention",
-    backward_flops=1.25,
 )
 
 OPS = (

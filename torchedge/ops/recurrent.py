@@ -15,6 +15,7 @@ from typing import Any
 
 from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, StorageSize
 from torchedge.graphs.sizes import poly
+from torchedge.ops import cudnn
 from torchedge.ops.kernels import kernel
 from torchedge.ops.specs import Call, LoadClass, OpSpec, Work, spec
 from torchedge.ops.strides import Sizes, Strided
@@ -43,23 +44,21 @@ def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple
 class _Kind:
     """A kind of layer.
 
-    Values for each step, hidden unit and sample. gates: results of products. reserve: what cuDNN keeps. kept:
-    what a loop of PyTorch keeps; passing: what a step of its backward pass allocates. small, large: cuDNN's
-    workspace, for few hidden units (one kernel runs all steps) and for many: values of each direction, and in
-    any case; copies of the weights, and of the sequence.
+    Values for each step, hidden unit and sample. gates: results of products. kept: what a loop of PyTorch
+    keeps; passing: what a step of its backward pass allocates. cudnn: the same layer there.
     """
 
     gates: int
-    reserve: int
     kept: int
     passing: int
-    small: tuple[int, int, int, int]
-    large: tuple[int, int, int, int]
+    cudnn: cudnn.CudnnLayer
 
 
-_LSTM = _Kind(4, 5, 7, 10, (9, 12, 1, 1), (10, -6, 1, 2))
-_GRU = _Kind(3, 6, 7, 7, (6, 11, 2, 3), (8, -4, 1, 2))
-_RNN = _Kind(1, 1, 1, 3, (6, 7, 4, 3), (9, -3, 1, 2))
+_LSTM, _GRU, _RNN = (
+    _Kind(4, 7, 10, cudnn.LSTM),
+    _Kind(3, 7, 7, cudnn.GRU),
+    _Kind(1, 1, 3, cudnn.RNN),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +114,6 @@ def _layers(call: Call, kind: _Kind) -> _Layers | None:
 
 
 # CUDA -------------------------------------------------------------------------------------------------------
-_WORKSPACE = 8 * 2**20
-"""Bytes of cuDNN's workspace for each layer and direction, whatever its size."""
-_FEW_HIDDEN = 128
-"""Most hidden units for which cuDNN 9 keeps the weights of a layer on the chip."""
-
-
 def _reserve(call: Call, kind: _Kind) -> tuple[int, ...]:
     """CuDNN keeps the gates and states of every step, and what each layer but the last puts out.
 
@@ -131,7 +124,7 @@ def _reserve(call: Call, kind: _Kind) -> tuple[int, ...]:
         return (6 * prod(call.outs[0]) * call.out_item_size(),)  # about as much for packed sequences
     if call.backend == "cpu":
         return ()
-    values = (kind.reserve + 1) * s.layers - 1
+    values = (kind.cudnn.reserve + 1) * s.layers - 1
     if s.width != s.hidden:
         values += s.layers
     unit = s.steps * s.batch * s.directions * call.out_item_size()
@@ -147,11 +140,11 @@ def _workspace(call: Call, kind: _Kind) -> tuple[int, ...]:
     copy = s.steps * s.batch * s.features * item if s.copied else 0
     if call.backend == "cpu":
         return (_inference_scratch(s, kind, _fused(s, kind, call)) * item,)
-    fits = s.hidden <= _FEW_HIDDEN and s.width == s.hidden
-    each, once, weights, source = kind.small if fits else kind.large
+    fits = s.hidden <= cudnn.FEW_HIDDEN and s.width == s.hidden
+    each, once, weights, source = kind.cudnn.small if fits else kind.cudnn.large
     values = (each * s.directions + once) * s.hidden + source * s.features
     elements = values * s.steps * s.batch + weights * s.weights
-    return (copy + _WORKSPACE * s.layers * s.directions + elements * item,)
+    return (copy + cudnn.LAYER_BYTES * s.layers * s.directions + elements * item,)
 
 
 # CPU --------------------------------------------------------------------------------------------------------

@@ -148,8 +148,6 @@ OPS = (
         "cross_entropy_loss",
         "input target weight reduction ignore_index label_smoothing",
         "cross_entropy",
-        infer=reduced_shape,
-        first_dtype=True,
         widens=True,
     ),
     _loss(

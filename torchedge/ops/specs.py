@@ -193,7 +193,6 @@ class OpSpec:
     view: its output shares the storage of input 0.
     strides: strides of the output from those of input 0 (None: the output is contiguous).
     composite: "attention" is taken apart where no fused kernel runs it; "recurrent" layers copy sequences.
-    backward_flops: forward FLOPs spent for each input gradient.
     hides: whether, for these shapes of inputs, the result is a view of a tensor that the operator makes.
     gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
@@ -214,7 +213,6 @@ class OpSpec:
     view: bool = False
     strides: StrideRule | None = None
     composite: Composite = ""
-    backward_flops: float = 1.0
     gathers: bool = False
     hides: Callable[[Sequence[Sizes | None]], bool] | None = None
 

@@ -89,11 +89,27 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One quantity of one mode over R rows: labels, measured and predicted values, intervals (NaN: none)."""
+class JudgedFigure:
+    """A figure that is held against measurements: Γ or Φ of training, γ or φ of inference."""
 
     mode: Mode
     quantity: Quantity
+
+    @property
+    def symbol(self) -> str:
+        """Γ, Φ, γ or φ."""
+        return NAMES[self.mode, self.quantity][0]
+
+    @property
+    def name(self) -> str:
+        """The figure in words, such as "training memory"."""
+        return NAMES[self.mode, self.quantity][1]
+
+
+@dataclass(frozen=True)
+class Comparison(JudgedFigure):
+    """One quantity of one mode over R rows: labels, measured and predicted values, intervals (NaN: none)."""
+
     network: StringArray
     level: npt.NDArray[np.int64]
     strategy: StringArray
@@ -103,16 +119,6 @@ class Comparison:
     value: FloatArray
     low: FloatArray
     high: FloatArray
-
-    @property
-    def symbol(self) -> str:
-        """Γ, Φ, γ or φ."""
-        return NAMES[self.mode, self.quantity][0]
-
-    @property
-    def name(self) -> str:
-        """The quantity in words."""
-        return NAMES[self.mode, self.quantity][1]
 
     @property
     def unit(self) -> str:

@@ -17,7 +17,7 @@ from torchedge.errors import InputError, ProfileError, check_choice
 from torchedge.graphs import Mode
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels
 from torchedge.profiling import profile_folders
-from torchedge.profiling.accuracy import NAMES, Score
+from torchedge.profiling.accuracy import NAMES, JudgedFigure, Score
 from torchedge.profiling.campaigns.expansion import PLAN
 from torchedge.profiling.campaigns.plans import LARGER, parse_plan, read_plan
 from torchedge.profiling.datasets import is_dataset, read_dataset
@@ -46,6 +46,11 @@ GOOD, USABLE = 10.0, 40.0
 """Largest mean errors in % of a good and of a usable figure. An unmeasured device's latency, whose intervals
 are a factor of 2.2 to each side, is expected to err by 40 %: a fit that errs more is worth less than none."""
 
+MEANINGS = {
+    "good": f"errs by at most {GOOD:.0f} % on what it has not seen",
+    "rough": "errs by more: compare settings by it, and leave a margin",
+    "unusable": f"errs by over {USABLE:.0f} %, as an estimate without any measurement does",
+}
 _LEAST_COVERAGE = 70.0
 """Fewer rows inside their 90 % intervals, in %, make a good figure a rough one."""
 
@@ -70,16 +75,14 @@ class _Silent:
 
 
 @dataclass(frozen=True, slots=True)
-class FigureFit:
-    """One fitted figure: Γ or Φ of training, γ or φ of inference.
+class FigureFit(JudgedFigure):
+    """One fitted figure.
 
     error: mean absolute error in % on networks held out (on pruning levels or points, where there is one
     network). coverage: % of held-out rows inside their 90 % intervals, NaN where it was not scored. worst:
     the network that errs most, "" where networks were not told apart. written: the profile holds the figure.
     """
 
-    mode: Mode
-    quantity: Quantity
     rows: int
     networks: int
     error: float
@@ -87,16 +90,6 @@ class FigureFit:
     worst: str
     verdict: Verdict
     written: bool
-
-    @property
-    def symbol(self) -> str:
-        """Γ, Φ, γ or φ."""
-        return NAMES[self.mode, self.quantity][0]
-
-    @property
-    def name(self) -> str:
-        """The figure in words, such as "training memory"."""
-        return NAMES[self.mode, self.quantity][1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from torchedge.errors import OpenCLError, ProfileError, clipped
+from torchedge.graphs import WEIGHT_ROLES
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.kernels.loading import (
     destination_of,
@@ -52,7 +53,7 @@ from torchedge.storage.journals import Row, continued
 from torchedge.streaming.capacities import LOADING_WAYS
 from torchedge.streaming.instances import Instance, Layer
 from torchedge.streaming.plans import always_next, preload_everything
-from torchedge.streaming.schedules import WEIGHT_ROLES, LaunchWork, make_schedule, weights_of, works_of
+from torchedge.streaming.schedules import LaunchWork, make_schedule, weights_of, works_of
 from torchedge.textures.layouts import PAGE_BYTES, Layout
 
 PROBE = "torchedge streaming 1"
@@ -196,7 +197,7 @@ class LoadBench:
         elif way != "alone":
             number = self.next
             self.next = (number + 1) % len(self.buffers.buffers)
-            self.buffers.open(number, self.reading.pop(number, []))
+            self.buffers.open(number * self.buffers.part_bytes, self.reading.pop(number, []))
             ready, offset = self.buffers.hand_over(number, self.second)
             self.second.flush()
             numbers = map(np.uint32, slot_numbers(self.filled, 0, nbytes, offset))

@@ -115,9 +115,11 @@ OPERATORS = tuple(_MODULES)
 """The operators of Table 3, in its order."""
 
 
-def all_cases(
-    operators: tuple[str, ...] = OPERATORS, most_flops: float = 4e9, most_elements: float = 2**26
-) -> list[OperatorCase]:
+MOST_ELEMENTS = 2**26
+"""Elements of the largest tensor of a case."""
+
+
+def all_cases(operators: tuple[str, ...] = OPERATORS, most_flops: float = 4e9) -> list[OperatorCase]:
     """Return the operators at all their shapes within limits of arithmetic and of elements of a tensor.
 
     operators: names, also with sizes, as in "Conv2Ds1 56 3": that shape alone, of any size.
@@ -136,7 +138,7 @@ def all_cases(
         if operator not in OPERATORS:
             raise InputError(f"operator is {operator!r}; expected one of {', '.join(OPERATORS)}")
         shapes = [OperatorCase(operator, sizes) for sizes in _sizes(operator)]
-        cases += [case for case in shapes if case.flops <= most_flops and case.elements <= most_elements]
+        cases += [case for case in shapes if case.flops <= most_flops and case.elements <= MOST_ELEMENTS]
     return cases
 
 

@@ -25,11 +25,11 @@ from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
 from torchedge.lowering.translation import translate
+from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.opencl.sharing import check_process
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
-from torchedge.runtime.notices import noticed
 from torchedge.runtime.program_caches import lowered
 from torchedge.runtime.tensor_memory import (
     KeptTensor,
@@ -177,7 +177,8 @@ def _compiled(
             _alive[run] = number
         return run
 
-    return compile_with_backward(module, examples, make, frozenset(all_rules()))
+    with noticed("tracing a compiled graph"):
+        return compile_with_backward(module, examples, make, frozenset(all_rules()))
 
 
 class _ByShape:
@@ -246,12 +247,13 @@ class GraphRun:
         """Return the results: a tensor that is returned twice is one object, views share its storage."""
         hosts: dict[str, torch.Tensor] = {}
         results: list[torch.Tensor | None] = []
+        self.device.memory.settle()  # in a way that Ctrl-C ends: drivers may block in a copy
         for place, name in enumerate(self._results.returned):
             value = None if name is None else values[name]
             if name is not None and value is not None and place < self.traced.returned:
                 form, view = self._results.forms[name], self.traced.views[place]
                 if name not in hosts:
-                    hosts[name] = self._on_host(value, form)
+                    hosts[name] = self._on_host(value, form, later=True)
                 if view is not None and view != (tuple(form.shape), form.stride(), 0):
                     hosts[name] = base = with_strides(hosts[name], form.stride())
                     if self.traced.part == "inference":
@@ -261,12 +263,14 @@ class GraphRun:
                 else:
                     value = hosts[name]
             results.append(value.stand_in() if isinstance(value, KeptTensor) else value)
+        if hosts:
+            self.device.memory.settle()
         return results
 
-    def _on_host(self, value: OnDevice, form: torch.Tensor) -> torch.Tensor:
+    def _on_host(self, value: OnDevice, form: torch.Tensor, *, later: bool = False) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
-        return self.device.memory.to_host(value.stored, value.memory, form)
+        return self.device.memory.to_host(value.stored, value.memory, form, later=later)
 
     # preparing: the first run ------------------------------------------------------------------------------
 
@@ -373,7 +377,7 @@ class SegmentProgram:
     def __init__(
         self, segment: Segment, settings: _Settings, values: Mapping[str, OnDevice], title: str
     ) -> None:
-        self.segment, self.device = segment, settings.device
+        self.segment, self.device, self._measured = segment, settings.device, settings.profile
         roles: list[tuple[str, Role]] = [
             (name, "parameter" if isinstance(values[name], torch.nn.Parameter) else "input")
             for name in segment.inputs
@@ -412,7 +416,11 @@ class SegmentProgram:
         if self._draws:
             self.executor.write(SEED, np.int64(torch.randint(1 << 31, ()).item()))
             self.executor.write(COUNTER, np.int64(0))
+        if self._measured:  # in a queue of its own, which does not wait for that of copies
+            self.device.memory.settle()
         self.executor.launch()
+        if self._measured:
+            self.executor.finish()
         values.update({name: results[tensor.name] for name, tensor in self._outputs.items()})
 
     @property

@@ -18,12 +18,14 @@ from torchedge.errors import (
     OpenCLError,
     did_you_mean,
 )
+from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
+from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.build_processes import TrialRun
 from torchedge.opencl.compiling import CompiledKernels
@@ -31,7 +33,7 @@ from torchedge.opencl.contexts import record_launches, translated, translation
 from torchedge.opencl.memory import download, upload, wait
 from torchedge.opencl.memory_gauges import admit, memory_gauge
 from torchedge.opencl.sharing import is_fork, serialised
-from torchedge.runtime.kernel_stores import BoundSlot, KernelStore, Slot, slots_of
+from torchedge.runtime.kernel_stores import BoundSlot, KernelStore
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
 from torchedge.runtime.memory import (
     ArenaMemory,
@@ -43,13 +45,8 @@ from torchedge.runtime.memory import (
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore, WeightStream
 from torchedge.storage.locks import cached_property
-from torchedge.streaming.schedules import StreamingSchedule
-
-SHARED = frozenset({"parameter", "buffer", "state"})
-"""Roles of tensors that all programs of a model share by name."""
-
-LOADED = SHARED | {"constant"}
-"""Roles of tensors that have to be loaded before the first step; they stay from step to step."""
+from torchedge.streaming.commands import Slot, resolve, slots_of
+from torchedge.streaming.schedules import Loads, StreamingSchedule
 
 _WORDS = 4
 
@@ -76,7 +73,8 @@ class Executor:
 
     program: a Program, whose weights `load` writes; or a StreamingSchedule with a `source` of its weights: a
     `FileSource(path, {name: (offset, bytes)})`, or an `ArraysSource({name: packed array})`. The executor
-    loads the weights that the schedule preloads at once and the others in every run, and closes the source.
+    loads the weights that the schedule preloads at once and the others in every run, by the schedule's
+    `loads`, or by those that follow from the places of the source, and closes the source.
     loading: how streamed weights get into their memory, by "copy" commands or "kernel"s on a second queue, or
     where a launch loads some beside its work by that launch's "slot" (`streaming.capacities.loading_way`).
 
@@ -151,10 +149,15 @@ class Executor:
         own = None if shared else DeviceMemory(self.context, self.context.new_queue(self._profile))
         self.memory: DeviceMemory = own or shared.memory  # type: ignore[union-attr]
         self._queue: Any = self.memory.queue
-        slots = slots_of(schedule) if schedule is not None and loading == "slot" else {}
+        loads, slots = None, dict[int, Slot]()
+        if schedule is not None and source is not None:
+            loads = schedule.loads if loading == "copy" else None
+            loads = loads or resolve(schedule, source.places, by_kernels=loading != "copy")
+            slots = slots_of(self.program, loads) if loading == "slot" else {}
         kernels = self._kernels(schedule, whole_arena)
         trials = _trials(self.program, kernels) if schedule is None else []
-        compiled = compile_kernels(self.context, _sources(self.program, kernels, slots), trials=trials)
+        with noticed(f"building the kernels of {self.program.name}"):
+            compiled = compile_kernels(self.context, _sources(self.program, kernels, slots), trials=trials)
         self._gauge = memory_gauge(self.context) if self._profile and schedule is not None else None
         self._before_bytes = 0 if self._gauge is None else self._gauge.read()
         self._tensors = self._residents({} if shared is None else shared._tensors)
@@ -164,15 +167,15 @@ class Executor:
         if any(kernel.checks for kernel in self.program.kernels):
             self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
         self._calls = self._bind(compiled, kernels, slots)
-        if schedule is not None and source is not None:
-            self._preload(schedule, source, loading, slots)
+        if schedule is not None and source is not None and loads is not None:
+            self._preload(schedule, source, loads, loading, slots)
         names = self._names
         self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in names(self.program.outputs)]
         flags = [t for t in self._tensors.values() if t.tensor.role == "output"]
         self._checked = [t for t in flags if t.tensor.indices or t.tensor.divisor]
         self._last_check = max(self._writing({t.tensor.name for t in self._checked}), default=-1)
-        self._awaited = [t for t in self._tensors.values() if t.tensor.role in LOADED] + [
+        self._awaited = [t for t in self._tensors.values() if t.tensor.role in RESIDENT_ROLES] + [
             self._tensors[name] for name in names(self.program.hyperparameters.values())
         ]
 
@@ -188,7 +191,7 @@ class Executor:
             if tensor.role != "intermediate"
             and not arena.holds(index)
             and tensor.name not in self._placed
-            and not (tensor.role in SHARED and tensor.name in theirs)
+            and not (tensor.role in SHARED_ROLES and tensor.name in theirs)
         ]
         needed = sum(tensor.nbytes for tensor in own) + total_bytes(arena) + staging
         # Beside the device's memory: outputs as arrays, and one tensor at a time on its way there.
@@ -200,6 +203,7 @@ class Executor:
         self,
         schedule: StreamingSchedule,
         source: WeightSource,
+        loads: Loads,
         loading: LoadingWay,
         slots: Mapping[int, Slot],
     ) -> None:
@@ -210,8 +214,8 @@ class Executor:
         for position, slot in slots.items():
             launch = self.program.launches[position]
             own = len(launch.tensors) + self.program.kernels[launch.kernel].checks + len(launch.sizes)
-            bound[position] = BoundSlot(slot.tensor, self._calls[position][0], own)
-        store = StreamingStore(stream) if loading == "copy" else KernelStore(stream, bound)
+            bound[position] = BoundSlot(slot.copy, self._calls[position][0], own)
+        store = StreamingStore(stream, loads) if loading == "copy" else KernelStore(stream, loads, bound)
         self._store = store
         store.preload()
         for index in schedule.preload:
@@ -229,7 +233,7 @@ class Executor:
                 )
             if tensor.name in self._placed:
                 tensors[tensor.name] = DeviceTensor(tensor, self._placed[tensor.name], written=True)
-            elif tensor.role in SHARED and tensor.name in theirs:
+            elif tensor.role in SHARED_ROLES and tensor.name in theirs:
                 check_same(tensor, theirs[tensor.name].tensor)
                 tensors[tensor.name] = theirs[tensor.name]
             else:
@@ -337,8 +341,9 @@ class Executor:
                 f"program {self.program.name} got {len(inputs)} inputs, expected {len(self._fed)} ({names})"
             )
         for tensor, array in zip(self._fed, inputs, strict=True):
-            self.memory.write(tensor, array)
+            self.memory.write(tensor, array, later=True)
         self._enqueue()
+        self.memory.settle()
         return [self.memory.read(tensor) for tensor in self._returned]
 
     @serialised
@@ -387,7 +392,7 @@ class Executor:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
         if not self._profile:
             raise InputError("this executor measures no times; create it with profile=True")
-        with translated("reading times"):
+        with translated("reading times", device=self.context.device):
             wait(self.context, self._queue)
             times = [(event.profile.start, event.profile.end) for event in self._events]
         launches = []

@@ -6,75 +6,35 @@ with unified memory both sides share the bytes, and the only copy is the kernel'
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from torchedge.errors import LoweringError
 from torchedge.lowering.kernels.loading import (
-    VECTOR_BYTES,
     Destination,
     destination_of,
     loading_kernel,
     loading_size,
     slot_numbers,
-    with_slot,
 )
-from torchedge.lowering.programs import Kernel, StoredTensor
 from torchedge.lowering.targets import DeviceClass, device_class
 from torchedge.opencl import compile_kernels
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.memory import PAGE_BYTES, counted_buffer
 from torchedge.runtime.memory import DeviceMemory
-from torchedge.runtime.staging import READERS, Bytes, Place
-from torchedge.runtime.weight_reads import Copy
+from torchedge.runtime.staging import Bytes
 from torchedge.runtime.weight_stores import StreamingStore, WeightStream
-from torchedge.streaming.schedules import StreamingSchedule
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A launch that carries part of a weight: the tensor, and the launch's kernel with a slot."""
-
-    tensor: int
-    kernel: Kernel
-
-
-def slots_of(schedule: StreamingSchedule) -> dict[int, Slot]:
-    """Return the slots of the launches that carry the largest of their transfers themselves.
-
-    Launches without a transfer that kernels can load have none, nor have kernels of another package's text.
-    """
-    program = schedule.program
-    slots: dict[int, Slot] = {}
-    for launch, transfers in enumerate(schedule.transfers):
-        loadable = [t for t in transfers if _destination(program.tensors[t.tensor]) is not None]
-        if not loadable:
-            continue
-        tensor = max(loadable, key=lambda transfer: transfer.nbytes).tensor
-        kernel = program.kernels[program.launches[launch].kernel]
-        with contextlib.suppress(LoweringError):
-            slots[launch] = Slot(
-                tensor, with_slot(kernel, destination_of(program.tensors[tensor]), program.target)
-            )
-    return slots
-
-
-def _destination(tensor: StoredTensor) -> Destination | None:
-    try:
-        return destination_of(tensor)
-    except LoweringError:
-        return None
+from torchedge.streaming.commands import PARTS, is_loadable
+from torchedge.streaming.schedules import Copy, Loads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundSlot:
-    """A launch's slot: the tensor, pyopencl's kernel, and the position of the slot's first argument."""
+    """A launch's slot: the number of its copy, pyopencl's kernel, and the slot's first argument."""
 
-    tensor: int
+    copy: int
     kernel: Any
     first: int
 
@@ -86,52 +46,52 @@ class StagingBuffers:
         DeviceMemoryError: no memory is left.
     """
 
-    def __init__(self, context: DeviceContext, nbytes: int, count: int = READERS + 1) -> None:
+    def __init__(self, context: DeviceContext, nbytes: int) -> None:
         cl = context.cl
-        self._cl, self._size = cl, nbytes // count // PAGE_BYTES * PAGE_BYTES
-        self.nbytes = count * (self._size - PAGE_BYTES)  # a buffer may begin within a page
-        self._queue = context.new_queue(False, own=True)
+        self._cl, self.part_bytes = cl, nbytes // PARTS // PAGE_BYTES * PAGE_BYTES
+        self._queue, self._device = context.new_queue(False, own=True), context.device
         with translated("staging buffers", nbytes=nbytes, device=context.device):
             flags = cl.mem_flags.READ_ONLY | cl.mem_flags.ALLOC_HOST_PTR
-            self.buffers = [counted_buffer(context, flags, self._size) for _ in range(count)]
+            self.buffers = [counted_buffer(context, flags, self.part_bytes) for _ in range(PARTS)]
         self._maps: dict[int, Any] = {}
         self._arrays: dict[int, Bytes] = {}
 
-    def places(self, sizes: Sequence[int]) -> tuple[Place, ...]:
-        """Take one buffer after the other."""
-        count = len(self.buffers)
-        return tuple([Place(number % count, max(0, number + 1 - count)) for number in range(len(sizes))])
+    def buffer(self, at: int) -> tuple[int, int]:
+        """Return the buffer of a place, by number, and the byte there, counted from its first whole page."""
+        return divmod(at, self.part_bytes)
 
     def open(self, at: int, events: Sequence[Any]) -> None:
         """Wait until a buffer is free, and map it."""
+        number = at // self.part_bytes
         ways = self._cl.map_flags.WRITE_INVALIDATE_REGION  # nothing is copied back
-        with translated("mapping a staging buffer"):
+        with translated("mapping a staging buffer", device=self._device):
             for event in events:
                 event.wait()
             mapped, _ = self._cl.enqueue_map_buffer(
-                self._queue, self.buffers[at], ways, 0, (self._size,), np.uint8
+                self._queue, self.buffers[number], ways, 0, (self.part_bytes,), np.uint8
             )
-        self._maps[at] = mapped.base
-        self._arrays[at] = mapped[-mapped.ctypes.data % PAGE_BYTES :]
+        self._maps[number] = mapped.base
+        self._arrays[number] = mapped[-mapped.ctypes.data % PAGE_BYTES :]
 
-    def view(self, at: int, start: int, stop: int) -> Bytes:
-        """Return bytes of a mapped buffer, counted from its first whole page."""
-        return self._arrays[at][start:stop]
+    def view(self, at: int, nbytes: int) -> Bytes:
+        """Return bytes of a mapped buffer."""
+        number, start = self.buffer(at)
+        return self._arrays[number][start : start + nbytes]
 
-    def hand_over(self, at: int, queue: Any) -> tuple[Any, int]:
-        """Unmap a buffer; return the event and the byte of the buffer at which `view` began."""
-        begin = self._size - self._arrays.pop(at).size
-        return self._maps.pop(at).release(queue), begin
+    def hand_over(self, number: int, queue: Any) -> tuple[Any, int]:
+        """Unmap a buffer; return the event and the byte of its first whole page."""
+        begin = self.part_bytes - self._arrays.pop(number).size
+        return self._maps.pop(number).release(queue), begin
 
     def clear(self) -> None:
         """Unmap all buffers."""
-        for at in list(self._maps):
-            self.hand_over(at, self._queue)
+        for number in list(self._maps):
+            self.hand_over(number, self._queue)
 
     def release(self) -> None:
         """Give the memory back."""
         self.clear()
-        with translated("unmapping staging buffers"):
+        with translated("unmapping staging buffers", device=self._device):
             self._queue.finish()
         self.buffers = []
 
@@ -145,125 +105,98 @@ class KernelStore(StreamingStore):
 
     _pool: StagingBuffers
 
-    _joins_launches = False  # a slot carries the bytes of its own launch
-
-    def __init__(self, stream: WeightStream, slots: Mapping[int, BoundSlot]) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: WeightStream, loads: Loads, slots: Mapping[int, BoundSlot]) -> None:
+        super().__init__(stream, loads)
         device = stream.memory.context.device
         self._class: DeviceClass = device_class(device.kind, device.name, device.vendor, device.platform)
-        self._slots = slots
-        for slot in slots.values():  # one without a copy loads nothing
-            self._set(slot, self._pool.buffers[0], slot_numbers(self._program.tensors[slot.tensor], 0, 0, 0))
+        self._slots, self._carried = slots, {slot.copy for slot in slots.values()}
         self._loading: dict[Destination, Any] = {}
-        self._carried = self._largest()
-        self._carrying = set(self._carried.values())
+        self._carrier: list[Any] = []  # the event of the last launch that carried a copy
         self._ready: Any = None  # the bytes of the present read are unmapped
-        self._begin_at = 0  # byte of a buffer at which they begin
-        self._staged: dict[int, tuple[int, Any]] = {}  # (byte, event) of a carried copy whose bytes are there
-
-    def _largest(self) -> dict[int, int]:
-        """Return the copy, by its number, that each launch with a slot carries."""
-        largest: dict[int, int] = {}
-        for number, (copy, _) in enumerate(self._stream.copies):
-            slot = self._slots.get(copy.launch)
-            if slot is not None and copy.tensor == slot.tensor and self._is_loadable(copy):
-                best = largest.setdefault(copy.launch, number)
-                if copy.nbytes > self._stream.copies[best][0].nbytes:
-                    largest[copy.launch] = number
-        return largest
+        self._begin_at = 0  # the byte of its buffer at which they begin
+        self._staged: dict[int, tuple[int, Any]] = {}  # (byte, event) of copies whose launch is to come
 
     def _new_pool(self, memory: DeviceMemory) -> StagingBuffers:
         return StagingBuffers(memory.context, self.staging_bytes)
 
-    def _set(self, slot: BoundSlot, buffer: Any, numbers: Sequence[int]) -> None:
-        arguments = [buffer, self._targets[slot.tensor], *map(np.uint32, numbers)]
-        with translated("setting the arguments of a slot"):
-            for place, argument in enumerate(arguments, slot.first):
-                slot.kernel.set_arg(place, argument)
-
     # around launches ---------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the first reads."""
+        self._staged, self._carrier = {}, []
+        super().begin()
 
     def before(self, launch: int) -> list[Any] | None:
         """Return the events for which a launch waits; that of the bytes that it carries as well."""
-        number = self._carried.get(launch)
-        if number is None:
+        slot = self._slots.get(launch)
+        if slot is None:
             return super().before(launch)
-        copy, read = self._stream.copies[number]
-        if self._cursor < self._stream.ends[read]:
-            self._advance(self._stream.ends[read], wait=True)
-        offset, ready = self._staged.pop(number)
-        buffer = self._pool.buffers[self._stream.places[read]]
-        self._set(self._slots[launch], buffer, self._numbers(copy, offset))
+        if self._cursor <= slot.copy:
+            self._advance(slot.copy + 1, wait=True)
+        copy = self._stream[slot.copy][0]
+        offset, ready = self._staged[slot.copy]
+        buffer = self._pool.buffers[self._pool.buffer(copy.at)[0]]
+        arguments = [buffer, self._targets[copy.tensor], *map(np.uint32, self._numbers(copy, offset))]
+        with translated("setting the arguments of a slot", device=self._context.device):
+            for place, argument in enumerate(arguments, slot.first):
+                slot.kernel.set_arg(place, argument)
         return [*(super().before(launch) or []), ready]
 
     def after(self, launch: int, event: Any) -> None:
         """Free the buffer of a carried copy once the launch has run."""
-        number = self._carried.get(launch)
-        if number is not None:
-            read = self._stream.copies[number][1]
-            events = self.log.loads[read].events
-            events[number - self._stream.ends[read]] = event
+        slot = self._slots.get(launch)
+        if slot is not None:
+            del self._staged[slot.copy]
+            self.log.events[slot.copy], self._carrier = event, [event]
             self._queue.flush()
-            self._submit(self._stream.freed[read], list(events))
+            self._submit()
         super().after(launch, event)
 
     def end(self) -> None:
         """Check that the weights were the right ones."""
         super().end()
-        self._awaited += self._launched[-1:]
+        self._awaited = [*self._awaited, *self._launched[-1:]]
 
     # reads and copies --------------------------------------------------------------------------------------
 
+    def _freeing(self, count: int) -> list[Any] | None:
+        """Return the events after which the first `count` copies have ended, those in slots included."""
+        events = super()._freeing(count)
+        if not events or any(number < count for number in self._staged):
+            return events if count == 0 else None
+        return [*events, *self._carrier]
+
     def _start(self, number: int) -> Any:
         """Enqueue a copy whose bytes are there by a kernel, unless a launch carries it."""
-        copy, read = self._pass.copies[number]
-        at = self._pass.places[read]
-        if number == self._pass.ends[read] - len(self._pass.reads[read].copies):  # the first of its read
-            for other in self._pass.reads[read].copies:
-                self._check(other, at)
-            self._ready, self._begin_at = self._pool.hand_over(at, self._uploads)
-        offset = self._begin_at + copy.at
-        if self._pass is self._stream and number in self._carrying:
+        copy, read = self._copies[number]
+        place, at = self._pool.buffer(copy.at)
+        if number == 0 or self._copies[number - 1][1] != read:  # the first of its read
+            for other in self._reads[read].copies:
+                self._check(other)
+            self._ready, self._begin_at = self._pool.hand_over(place, self._uploads)
+            before = self._ready
+        else:
+            before = self._copied[-1]
+        offset = self._begin_at + at
+        if self._running and number in self._carried:
             self._staged[number] = offset, self._ready
-            return self._ready
-        return self._enqueue(copy, at, offset, self._wait_for(copy.launch))
+            return before  # copies on the second queue up to this one
+        return self._enqueue(copy, self._pool.buffers[place], offset, self._wait_for(copy))
 
-    def _free(self, number: int, events: list[Any]) -> None:
-        stop = self._pass.ends[number]
-        own = range(stop - len(self._pass.reads[number].copies), stop)
-        if self._pass is self._stream and not self._carrying.isdisjoint(own):
-            return  # the launch that carries a copy frees the buffer
-        super()._free(number, events)
-
-    def _enqueue(self, copy: Copy, at: int, offset: int, wait_for: list[Any] | None) -> Any:
+    def _enqueue(self, copy: Copy, buffer: Any, offset: int, wait_for: list[Any] | None) -> Any:
         """Enqueue one copy from an unmapped buffer, by a loading kernel where possible."""
-        cl, target, buffer = self._context.cl, self._targets[copy.tensor], self._pool.buffers[at]
-        if self._is_loadable(copy):
+        cl, target = self._context.cl, self._targets[copy.tensor]
+        if is_loadable(self._program.tensors[copy.tensor], copy):
             kernel = self._kernel(copy.tensor)
             kernel.set_args(buffer, target, *map(np.uint32, self._numbers(copy, offset)))
             device = self._context.device
             largest = min(device.work_group, device.work_item_sizes[0])
             sizes = loading_size(copy.nbytes, self._class, largest)
             return cl.enqueue_nd_range_kernel(self._uploads, kernel, *sizes, wait_for=wait_for)
-        if len(copy.place) == 1:
-            return cl.enqueue_copy(
-                self._uploads,
-                target,
-                buffer,
-                byte_count=copy.nbytes,
-                src_offset=offset,
-                dst_offset=copy.place[0],
-                wait_for=wait_for,
-            )
-        return cl.enqueue_copy(
-            self._uploads,
-            target,
-            buffer,
-            offset=offset,
-            origin=copy.place[:2],
-            region=copy.place[2:],
-            wait_for=wait_for,
-        )
+        sides: dict[str, Any] = {"byte_count": copy.nbytes, "src_offset": offset, "dst_offset": copy.place[0]}
+        if len(copy.place) > 1:
+            sides = {"offset": offset, "origin": copy.place[:2], "region": copy.place[2:]}
+        return cl.enqueue_copy(self._uploads, target, buffer, **sides, wait_for=wait_for)
 
     def _kernel(self, tensor: int) -> Any:
         destination = destination_of(self._program.tensors[tensor])
@@ -272,15 +205,6 @@ class KernelStore(StreamingStore):
             compiled = compile_kernels(self._context, {kernel.name: kernel.source})
             self._loading[destination] = compiled.kernel(kernel.name)
         return self._loading[destination]
-
-    def _is_loadable(self, copy: Copy) -> bool:
-        """Whether kernels can load a copy: vectors of 16 bytes, or whole rows of texels."""
-        tensor = self._program.tensors[copy.tensor]
-        if _destination(tensor) is None or copy.at % VECTOR_BYTES:
-            return False
-        if tensor.layout.storage == "buffer":
-            return copy.place[0] % VECTOR_BYTES == 0
-        return copy.place[0] == 0 and copy.place[2] == tensor.layout.extent(tensor.shape)[0]
 
     def _numbers(self, copy: Copy, offset: int) -> tuple[int, ...]:
         tensor = self._program.tensors[copy.tensor]

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.lowering.programs import Program
-from torchedge.runtime.weight_reads import PRELOAD
 from torchedge.runtime.weight_stores import LoadLog
 from torchedge.storage.documents import Document, write_json
 from torchedge.streaming.figures import draw_memory
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.schedules import StreamingSchedule, activations_of, weight_uses
+from torchedge.streaming.schedules import Copy, StreamingSchedule, activations_of, weight_uses
 from torchedge.streaming.simulation import MemoryCurve, memory_curve
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ def measured_run(
     initialisation = (preload.end_ns - preload.start_ns) / 1e6
     reads: list[MeasuredRead] = []
     copies: list[MeasuredCopy] = []
-    _add_loads(schedule.program, preload, 0.0, reads, copies)
+    _add_loads(schedule.program, preload, None, reads, copies)
     _add_loads(schedule.program, run, initialisation, reads, copies)
     shift = _offset_ns(run) - run.start_ns
     times = [
@@ -231,35 +230,40 @@ def _offset_ns(log: LoadLog) -> int:
 
     What was measured is some microseconds off; but a copy had ended when a read began to take its place.
     """
-    offset = log.offset_ns
-    for load in log.loads:
-        if load.after:
-            end = max(event.profile.end for event in log.loads[load.after - 1].events)
-            offset = min(offset, load.start_ns - end)
+    offset, ended, latest = log.offset_ns, 0, 0
+    for read, times in zip(log.reads, log.times, strict=True):
+        latest = max([latest, *[event.profile.end for event in log.events[ended : read.after]]])
+        ended = read.after
+        if ended and times is not None:
+            offset = min(offset, times[0] - latest)
     return offset
 
 
 def _add_loads(
-    program: Program, log: LoadLog, begin_ms: float, reads: list[MeasuredRead], copies: list[MeasuredCopy]
+    program: Program,
+    log: LoadLog,
+    begin_ms: float | None,
+    reads: list[MeasuredRead],
+    copies: list[MeasuredCopy],
 ) -> None:
-    """Append the reads and copies of a log that begins at `begin_ms`."""
+    """Append the reads and copies of a log that begins at `begin_ms`; None: of the initialisation."""
     offset = _offset_ns(log)
+    events = iter(log.events)
 
     def shown(ns: int) -> float:
-        return begin_ms + max(ns - log.start_ns, 0) / 1e6
+        return (begin_ms or 0.0) + max(ns - log.start_ns, 0) / 1e6
 
-    for load in log.loads:
-        for copy, event in zip(load.read.copies, load.events, strict=True):
-            start, end = (ns + offset for ns in (event.profile.start, event.profile.end))
+    def beside(copy: Copy) -> int | None:
+        return None if begin_ms is None else copy.after
+
+    for read, times in zip(log.reads, log.times, strict=True):
+        assert times is not None
+        for copy in read.copies:
+            event = next(events)
+            start, end = (shown(ns + offset) for ns in (event.profile.start, event.profile.end))
             name = program.tensors[copy.tensor].name
-            beside = _launch_of(copy.launch)
-            copies.append(MeasuredCopy(name, len(reads), beside, copy.nbytes, shown(start), shown(end)))
-        span = shown(load.start_ns), shown(load.end_ns)
-        reads.append(MeasuredRead(_launch_of(load.read.launch), load.read.address, load.read.needed, *span))
-
-
-def _launch_of(launch: int) -> int | None:
-    return None if launch == PRELOAD else launch
+            copies.append(MeasuredCopy(name, len(reads), beside(copy), copy.nbytes, start, end))
+        reads.append(MeasuredRead(beside(read.copies[0]), read.offset, read.nbytes, *map(shown, times)))
 
 
 def _launches(

@@ -25,6 +25,7 @@ from torchedge.opencl.memory import (
     image_over_buffer,
     sub_buffer,
     upload,
+    wait,
 )
 
 Array = npt.NDArray[Any]
@@ -63,11 +64,17 @@ class ArenaMemory:
 class DeviceMemory:
     """The memory of one device: allocates, and copies arrays.
 
-    Every copy between host and device returns when the data is there.
+    A copy between host and device returns when the data is there; those `later` are done after `settle`.
     """
 
     def __init__(self, context: DeviceContext, queue: Any) -> None:
         self.context, self.queue = context, queue
+        self._pending: list[Any] = []
+
+    def settle(self) -> None:
+        """Wait for all that the queue holds; raises the errors of `torchedge.opencl.memory.wait`."""
+        wait(self.context, self.queue)
+        self._pending.clear()
 
     # allocation -------------------------------------------------------------------------------------------
 
@@ -138,10 +145,10 @@ class DeviceMemory:
 
     # arrays -----------------------------------------------------------------------------------------------
 
-    def write(self, target: DeviceTensor, array: object) -> None:
+    def write(self, target: DeviceTensor, array: object, *, later: bool = False) -> None:
         """Copy an array to the device; raises InputError for another shape or kind of dtype."""
         packed = target.tensor.layout.pack(converted(target.tensor, array))
-        upload(self.context, self.queue, target.memory, packed)
+        upload(self.context, self.queue, target.memory, packed, self._pending if later else None)
         target.written = True
 
     def write_packed(self, target: DeviceTensor, packed: Array) -> None:

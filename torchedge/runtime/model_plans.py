@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 
 from torchedge.errors import InputError
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.packing import check_weight, pack_weight
 from torchedge.opencl import ClDevice, open_context
-from torchedge.runtime.executors import LOADED, Executor
+from torchedge.runtime.executors import Executor
 from torchedge.runtime.measured_runs import MeasuredRun
 from torchedge.runtime.memory import Array
 from torchedge.runtime.weight_sources import ArraysSource
@@ -66,7 +67,7 @@ class ModelPlan(StreamingPlan):
 
     def _packed(self) -> dict[str, Array]:
         """Return the weights as the device keeps them; a state without a tensor begins at its fill."""
-        stored = [t for t in self.program.tensors if t.role in LOADED]
+        stored = [t for t in self.program.tensors if t.role in RESIDENT_ROLES]
         stored = [t for t in stored if t.role != "state" or t.name in self.tensors]
         meta = [t.name for t in stored if t.name in self.tensors and self.tensors[t.name].is_meta]
         if meta:

@@ -21,6 +21,7 @@ from torchedge.lowering.assembly import lower
 from torchedge.lowering.program_files import parse_program, program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import Target
+from torchedge.notices import stage
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.build_processes import start_ahead
 from torchedge.opencl.platforms import ClDevice
@@ -59,6 +60,7 @@ def lowered(
         return known, True
     if device is not None:
         start_ahead(device, len(step.ops))
+    stage(f"lowering {len(step.ops):,} operators")
     program = lower(step, target, layouts, timer=timer)
     cache.write(key, json.dumps(program_document(program), allow_nan=False).encode())
     return program, False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -15,37 +14,23 @@ import numpy.typing as npt
 
 from torchedge.opencl.contexts import translated
 from torchedge.opencl.memory import StagingMemory
-from torchedge.runtime.weight_reads import WeightRead
 from torchedge.runtime.weight_sources import WeightSource
+from torchedge.streaming.commands import PARTS, whole_pages
+from torchedge.streaming.schedules import FileRead
 
 Bytes = npt.NDArray[np.uint8]
 
-READERS = 2
+READERS = PARTS - 1
 """Reader threads: one waits for the disk while the other starts the next read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a read lies in staging memory; it is free once the copies of the first `after` reads are done."""
-
-    at: int
-    after: int
-
-
 class StagingPool(Protocol):
-    """Staging memory whose places are planned for all reads of a run."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all places together."""
-
-    def places(self, sizes: Sequence[int]) -> tuple[Place, ...]:
-        """Return the place of each read, of whole pages, in order."""
+    """Staging memory, in which the places of all reads are known before a run."""
 
     def open(self, at: int, events: Sequence[Any]) -> None:
         """Wait for the events after which a place is free, and let the host write there."""
 
-    def view(self, at: int, start: int, stop: int) -> Bytes:
+    def view(self, at: int, nbytes: int) -> Bytes:
         """Return bytes of a place that is open."""
 
     def clear(self) -> None:
@@ -59,34 +44,20 @@ class StagingRing:
     """One staging memory, always mapped, for copy commands; places of any size."""
 
     def __init__(self, memory: StagingMemory) -> None:
-        self._memory, self.nbytes = memory, memory.bytes.size
-
-    def places(self, sizes: Sequence[int]) -> tuple[Place, ...]:
-        """Place reads one behind the other, and at the start again where the end is too near."""
-        places: list[Place] = []
-        taken: deque[tuple[int, int, int]] = deque()  # (start, stop, number of the next read), in order
-        head = after = 0
-        for number, nbytes in enumerate(sizes, 1):
-            start = head if head + nbytes <= self.nbytes else 0
-            head = start + nbytes
-            while any(begin < head and start < stop for begin, stop, _ in taken):
-                after = taken.popleft()[2]
-            taken.append((start, head, number))
-            places.append(Place(start, after))
-        return tuple(places)
+        self._memory = memory
 
     def open(self, at: int, events: Sequence[Any]) -> None:
         """Wait until a place is free."""
-        with translated("copying weights to the device"):
+        with translated("copying weights to the device", device=self._memory.device):
             for event in events:
                 event.wait()
 
-    def view(self, at: int, start: int, stop: int) -> Bytes:
+    def view(self, at: int, nbytes: int) -> Bytes:
         """Return bytes of a place."""
-        return self._memory.bytes[at + start : at + stop]
+        return self._memory.bytes[at : at + nbytes]
 
     def clear(self) -> None:
-        """Do nothing: places are planned anew by each run."""
+        """Do nothing: a run begins with free places."""
 
     def release(self) -> None:
         """Give the memory back."""
@@ -96,8 +67,7 @@ class StagingRing:
 @dataclass(frozen=True, slots=True)
 class _Job:
     number: int
-    read: WeightRead
-    at: int
+    read: FileRead
     events: Sequence[Any]
 
 
@@ -132,10 +102,10 @@ class Readers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, number: int, read: WeightRead, at: int, events: Sequence[Any]) -> None:
-        """Have a read done at a place once events have completed, which must be flushed."""
+    def submit(self, number: int, read: FileRead, events: Sequence[Any]) -> None:
+        """Have a read done once events have completed, which must be flushed."""
         self._busy += 1
-        self._jobs.put(_Job(number, read, at, events))
+        self._jobs.put(_Job(number, read, events))
 
     def next_done(self, *, wait: bool) -> tuple[int, int, int] | None:
         """Return (number, start, end (ns)) of a read that is done; None if there is none yet, without `wait`.
@@ -179,9 +149,10 @@ def _serve(
 ) -> None:
     while (job := jobs.get()) is not None:
         try:
-            pool.open(job.at, job.events)
+            read = job.read
+            pool.open(read.at, job.events)
             start = time.perf_counter_ns()
-            source.read(job.read.address, job.read.needed, pool.view(job.at, 0, job.read.nbytes))
+            source.read(read.offset, read.nbytes, pool.view(read.at, whole_pages(read.nbytes)))
             done.put(_Done(job.number, start, time.perf_counter_ns()))
         except BaseException as error:  # it reaches the caller in `next_done`
             done.put(_Done(job.number, 0, 0, error))

@@ -85,7 +85,7 @@ class _Copy:
 class TensorMemory(DeviceMemory):
     """The memory of one device, with copies of PyTorch's tensors.
 
-    Every copy between host and device returns when the data is there.
+    Copies to the device are done after `settle`, as are those to the host that are asked for `later`.
     """
 
     def __init__(self, context: DeviceContext, queue: Any) -> None:
@@ -98,7 +98,7 @@ class TensorMemory(DeviceMemory):
         """Fill device memory with a tensor in a layout; its dimensions are transposed on the device."""
         plain = tensor.detach().resolve_neg()
         if layout.storage != "buffer":
-            upload(self.context, self.queue, memory, layout.pack(plain.numpy()))
+            upload(self.context, self.queue, memory, layout.pack(plain.numpy()), self._pending)
             return
         order = memory_order(plain)
         dense = plain.permute(order).contiguous()
@@ -106,17 +106,21 @@ class TensorMemory(DeviceMemory):
         if sizes is None:
             dense, sizes = plain.permute(layout.order).contiguous(), ()
         target = self._transposer.staging(dense.nbytes) if sizes else memory
-        upload(self.context, self.queue, target, dense.numpy().reshape(-1))
+        upload(self.context, self.queue, target, dense.numpy().reshape(-1), self._pending)
         if sizes:
             self._transposer.transpose(target, memory, sizes, dense.element_size())
 
-    def to_host(self, stored: StoredTensor, memory: Any, form: torch.Tensor) -> torch.Tensor:
+    def to_host(
+        self, stored: StoredTensor, memory: Any, form: torch.Tensor, *, later: bool = False
+    ) -> torch.Tensor:
         """Return the content of device memory as a new tensor with the strides of `form`."""
         layout, shape, dtype = stored.layout, stored.shape, getattr(torch, stored.dtype)
         if layout.storage == "buffer":
             tensor = self._dense(layout, shape, dtype, memory, memory_order(form))
         else:
             tensor = torch.from_numpy(self.read(DeviceTensor(stored, memory)))
+        if not (later and _lies_so(tensor, form.stride())):
+            self.settle()
         return with_strides(tensor, form.stride())
 
     def _dense(
@@ -131,7 +135,7 @@ class TensorMemory(DeviceMemory):
         if sizes:
             source = self._transposer.staging(dense.nbytes)
             self._transposer.transpose(memory, source, sizes, dense.element_size())
-        download(self.context, self.queue, source, dense.numpy().reshape(-1))
+        download(self.context, self.queue, source, dense.numpy().reshape(-1), self._pending)
         return dense.permute(sorted(range(dense.dim()), key=list(order).__getitem__))
 
     def copy_of(self, tensor: torch.Tensor, stored: StoredTensor) -> Any:
@@ -202,12 +206,17 @@ def _key(tensor: torch.Tensor) -> _Key:
 
 def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """Return a tensor with other strides that is no view: over the same storage where nothing moves."""
-    pairs = zip(tensor.stride(), strides, tensor.shape, strict=True)
-    if tensor.numel() and any(a != b and n != 1 for a, b, n in pairs):
+    if not _lies_so(tensor, strides):
         return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
     if not tensor._is_view() and tensor.stride() == tuple(strides):
         return tensor
     return over_storage(tensor, (tuple(tensor.shape), tuple(strides), 0))
+
+
+def _lies_so(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Return whether strides address a tensor's elements where they are."""
+    pairs = zip(tensor.stride(), strides, tensor.shape, strict=True)
+    return not tensor.numel() or all(a == b or n == 1 for a, b, n in pairs)
 
 
 def over_storage(tensor: torch.Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int]) -> torch.Tensor:

@@ -16,16 +16,17 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError
+from torchedge.graphs import SHARED_ROLES, WEIGHT_ROLES
 from torchedge.graphs.steps import Step
 from torchedge.graphs.training_steps import Loss, TrainerOptions, TrainingStep
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
+from torchedge.notices import noticed, stage
 from torchedge.opencl import ClDevice, open_context
 from torchedge.opencl.sharing import serialised
-from torchedge.runtime.executors import LOADED, SHARED, Executor, ProgramReport, report_on
+from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
-from torchedge.runtime.notices import noticed
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
@@ -226,8 +227,8 @@ class Trainer:
         """What is held on the device, in bytes."""
         executors = self._executors()
         own = [t for e in executors for t in e.program.tensors if t.role in ("constant", "input", "output")]
-        shared = {t.name: t for e in executors for t in e.program.tensors if t.role in SHARED}
-        by_role = dict.fromkeys(SHARED, 0)
+        shared = {t.name: t for e in executors for t in e.program.tensors if t.role in SHARED_ROLES}
+        by_role = dict.fromkeys(SHARED_ROLES, 0)
         for tensor in shared.values():
             by_role[tensor.role] += tensor.nbytes
         arena = sum(executor.arena_bytes for executor in executors)
@@ -266,7 +267,7 @@ class Trainer:
         programs = self._training.get(key)
         if programs is None:
             self._check_room([k for k in self._training if k[0] == key[0]], batch)
-            with noticed(f"making the training step of {self._title} for {_described(batch)}"):
+            with noticed(self._making("the training step", batch, self._training, self._state)):
                 programs = self._training[key] = self._capture_training(batch)
             self._forget_states(key[0])
         return programs
@@ -278,6 +279,7 @@ class Trainer:
         if known and _fit(known, weights):
             updating = self._opened_on(known[0], weights, None)
             return _Training(updating, self._opened_on(known[1], weights, updating) if known[1:] else None)
+        stage("capturing the model")
         with self._settings.as_captured(), _keywords_named(batch):
             captured = capture_step(
                 self._model,
@@ -331,12 +333,13 @@ class Trainer:
         inference = self._inferences.get(key)
         if inference is None:
             self._check_room([k for k in self._inferences if k[0] == key[0]], batch)
-            with noticed(f"making the inference of {self._title} for {_described(batch)}"):
+            with noticed(self._making("the inference", batch, self._inferences, self._state_in_eval)):
                 inference = self._inferences[key] = self._capture_inference(batch, loss)
             self._forget_states(key[0], self._inferences)
         return inference
 
     def _capture_inference(self, batch: _Batch, loss: Loss | None) -> _Inference:
+        stage("capturing the model")
         with _keywords_named(batch):
             captured = capture_step(
                 self._model,
@@ -372,8 +375,7 @@ class Trainer:
         if self._first is None:
             return
         held = {tensor.name for tensor in self._first.program.tensors}
-        roles = ("parameter", "buffer", "state")
-        names = [v.name for v in step.values if v.role in roles and not v.name.startswith("random.")]
+        names = [v.name for v in step.values if v.role in SHARED_ROLES and not v.name.startswith("random.")]
         others = [name for name in names if name not in held]
         weights = self._named_weights()
         replaced = [n for n in names if n in weights and weights[n] is not self._held.get(n)]
@@ -441,6 +443,14 @@ class Trainer:
     def _title(self) -> str:
         return type(unwrapped(self._model)).__name__
 
+    def _making(self, what: str, batch: _Batch, programs: Mapping[Any, Any], state: Guard) -> str:
+        """Return what is made for a batch, and why it is made again."""
+        text = f"making {what} of {self._title} for {_described(batch)}"
+        if not programs:
+            return text
+        changes = "" if batch.shapes in [key[1] for key in programs] else "batches of this size are new"
+        return f"{text}, as {changes or ', '.join(map(str, state.changes[:2])) + ' changed'}"
+
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers that the first program holds, by name."""
         return {n: t for n, t in self._weights().items() if self._roles.get(n) in ("parameter", "buffer")}
@@ -462,12 +472,14 @@ class Trainer:
 
 def _shared_layouts(owner: Executor | None) -> dict[str, Layout]:
     """Return the layouts of the tensors that other programs share with an executor's, by name."""
-    return {} if owner is None else {t.name: t.layout for t in owner.program.tensors if t.role in SHARED}
+    return (
+        {} if owner is None else {t.name: t.layout for t in owner.program.tensors if t.role in SHARED_ROLES}
+    )
 
 
 def _fit(programs: Sequence[Program], weights: Mapping[str, torch.Tensor]) -> bool:
     """Whether a model has all that programs load, in the same form."""
-    loaded = [t for program in programs for t in program.tensors if t.role in LOADED and t.role != "state"]
+    loaded = [t for program in programs for t in program.tensors if t.role in WEIGHT_ROLES]
     forms = {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in weights.items()}
     return all(forms.get(tensor.name) == (tensor.shape, tensor.dtype) for tensor in loaded)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError, ProfileError
+from torchedge.errors import ProfileError
 from torchedge.opencl.memory import PAGE_BYTES
 
 Bytes = npt.NDArray[np.uint8]
@@ -33,14 +33,14 @@ _JOINED_GAP = 2**60
 class WeightSource(Protocol):
     """Packed tensors by name in one space of addresses."""
 
-    alignment: int = 1
-    """Bytes of which the addresses and lengths of reads are multiples."""
-
-    def address(self, name: str, nbytes: int) -> int:
-        """Return where a tensor of `nbytes` packed bytes begins; raises InputError for another tensor."""
+    places: Mapping[str, tuple[int, int]]
+    """Address and packed bytes of each tensor by name."""
 
     def read(self, address: int, needed: int, into: Bytes) -> None:
-        """Fill at least the first `needed` bytes of `into` from an address; raises ProfileError."""
+        """Fill at least the first `needed` bytes of `into`, which has whole pages, from a page's address.
+
+        Raises ProfileError.
+        """
 
     def check(self) -> None:
         """Raise ProfileError if the source has changed since it was opened."""
@@ -87,31 +87,20 @@ class FileSource(WeightSource):
         state: tuple[int, int] | None = None,
     ) -> None:
         self._file: RawFile | None = None
-        self._path, self._places = Path(path), dict(places)
-        self.alignment = PAGE_BYTES if reads == "direct" else 1
+        self._path, self.places = Path(path), dict(places)
+        self._alignment = PAGE_BYTES if reads == "direct" else 1
         self._file = (opener or open_raw)(self._path, reads)
         self._state = self._file.state()
         if state not in (None, self._state):
             self.close()
             raise ProfileError(f"{path}: was changed after it was checked; load the bundle again")
-        for name, (offset, nbytes) in self._places.items():
+        for name, (offset, nbytes) in self.places.items():
             if offset < 0 or nbytes < 0 or offset + nbytes > self._state[0]:
                 self.close()
                 raise ProfileError(
                     f"{path}: {name!r} lies at bytes {offset} to {offset + nbytes} of a file of "
                     f"{self._state[0]}; export or copy it again"
                 )
-
-    def address(self, name: str, nbytes: int) -> int:
-        """Return the offset of a tensor."""
-        if name not in self._places:
-            raise InputError(f"{self._path}: has no place for {name!r}; export the model again")
-        offset, stored = self._places[name]
-        if stored != nbytes:
-            raise InputError(
-                f"{self._path}: {name!r} has {stored} bytes, the program takes {nbytes}; export it again"
-            )
-        return offset
 
     def read(self, address: int, needed: int, into: Bytes) -> None:
         """Read, over short reads and passing errors."""
@@ -129,7 +118,7 @@ class FileSource(WeightSource):
                 time.sleep(FIRST_PAUSE * 2 ** (failures - 1))
                 continue
             if done + count < needed:  # the next read begins at a page again
-                count -= count % self.alignment
+                count -= count % self._alignment
             if count <= 0:
                 raise ProfileError(
                     f"{self._path}: ends near byte {address + done}, expected {needed - done} bytes more; it "
@@ -165,19 +154,8 @@ class ArraysSource(WeightSource):
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._bytes = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
-        self._number = {name: number for number, name in enumerate(arrays)}
-
-    def address(self, name: str, nbytes: int) -> int:
-        """Return the address of an array: arrays lie far apart."""
-        if name not in self._number:
-            raise InputError(f"the arrays of weights hold no {name!r}; pass one for each weight")
-        number = self._number[name]
-        if self._bytes[number].size != nbytes:
-            raise InputError(
-                f"the array of {name!r} has {self._bytes[number].size} bytes, expected {nbytes}; pack it "
-                "with the layout of its tensor"
-            )
-        return number * _GAP
+        named = zip(arrays, self._bytes, strict=True)
+        self.places = {name: (number * _GAP, own.size) for number, (name, own) in enumerate(named)}
 
     def read(self, address: int, needed: int, into: Bytes) -> None:
         """Copy from an array."""
@@ -190,17 +168,11 @@ class JoinedSource(WeightSource):
 
     def __init__(self, sources: Sequence[WeightSource]) -> None:
         self._sources = tuple(sources)
-        self.alignment = max((source.alignment for source in sources), default=1)
-
-    def address(self, name: str, nbytes: int) -> int:
-        """Return an address in the space of all sources."""
-        place, _, own = name.partition("/")
-        number = int(place) - 1 if place.isdecimal() else -1
-        if not own or not 0 <= number < len(self._sources):
-            raise InputError(
-                f"{name!r} belongs to none of {len(self._sources)} joined programs; expected k/NAME, k from 1"
-            )
-        return number * _JOINED_GAP + self._sources[number].address(own, nbytes)
+        self.places = {
+            f"{number}/{name}": ((number - 1) * _JOINED_GAP + address, nbytes)
+            for number, source in enumerate(sources, 1)
+            for name, (address, nbytes) in source.places.items()
+        }
 
     def read(self, address: int, needed: int, into: Bytes) -> None:
         """Read from the source of an address."""

@@ -54,6 +54,11 @@ class Header:
     metadata: dict[str, str]
     entries: dict[str, Entry]
 
+    @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Offset in the file and bytes of each tensor, by name."""
+        return {name: (entry.start, entry.stop - entry.start) for name, entry in self.entries.items()}
+
 
 def read_tensors(
     path: str | Path, *, max_bytes: int = MAX_TENSOR_BYTES, finite: bool = True

@@ -11,21 +11,22 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
+from typing import Annotated
+
+from msgspec import Meta
 
 from torchedge.errors import PlanError
+from torchedge.graphs import WEIGHT_ROLES
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import in_place_pairs, lifetimes_of, live_bytes, planned, total_bytes
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
-from torchedge.lowering.programs import Arena, LoadClassName, Program
+from torchedge.lowering.programs import MAX_ITEMS, Arena, LoadClassName, Program, Size
 from torchedge.opencl.platforms import ClDevice
 from torchedge.streaming.instances import Instance, Weight
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.verification import verify_plan
 from torchedge.textures.layouts import PAGE_BYTES
-
-WEIGHT_ROLES = frozenset({"parameter", "buffer", "constant"})
-"""Roles of the tensors of an inference that are loaded from a file."""
 
 LEAST_STAGING_BYTES = 16 * PAGE_BYTES
 
@@ -42,6 +43,52 @@ class Transfer:
     def nbytes(self) -> int:
         """Bytes to copy."""
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The copy of `nbytes` bytes at byte `at` of staging memory to a tensor of the program.
+
+    after: launches of the run that have ended when it begins. place: the byte of a buffer, or (x, y, width,
+    height) in texels of an image.
+    """
+
+    tensor: Size
+    after: Size
+    at: Size
+    nbytes: Size
+    place: Annotated[tuple[Size, ...], Meta(max_length=4)]
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """A read of `nbytes` bytes at byte `offset` of the file into staging memory at byte `at`.
+
+    Both places are multiples of 4,096. after: copies of the run that have ended when it begins. The memory
+    belongs to the read up to the next multiple of 4,096, so that whole pages can be read. copies: of its
+    bytes, in order.
+    """
+
+    offset: Size
+    nbytes: Size
+    at: Size
+    after: Size
+    copies: Annotated[tuple[Copy, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+
+
+Reads = Annotated[tuple[FileRead, ...], Meta(max_length=MAX_ITEMS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What is loaded: `preload` before the first run, `run` in each run.
+
+    waits: for each launch, the copies of the run that have ended when it begins.
+    """
+
+    preload: Reads
+    run: Reads
+    waits: Annotated[tuple[Size, ...], Meta(max_length=MAX_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +116,15 @@ class StreamingSchedule:
 
     program: its arena has places for the streamed weights. preload: weights that are loaded once. transfers:
     for each launch, copies that begin when that launch begins, in order; a weight is complete before its
-    first use.
+    first use. loads: the reads and copies of it where the places of its weights in a file are known
+    (`commands.resolve`).
     """
 
     program: Program
     preload: tuple[int, ...]
     transfers: tuple[tuple[Transfer, ...], ...]
     staging_bytes: int
+    loads: Loads | None = None
 
     @property
     def memory(self) -> RunMemory:
@@ -151,7 +200,8 @@ def schedule_for(schedule: StreamingSchedule, device: ClDevice) -> StreamingSche
     lifetimes = _lifetimes(schedule.program, schedule.transfers)
     program = placed_for(schedule.program, device, ALIGNMENT, lifetimes)
     staging = min(schedule.staging_bytes, device.allocation_bytes // PAGE_BYTES * PAGE_BYTES)
-    return replace(schedule, program=program, staging_bytes=staging)
+    loads = schedule.loads if staging == schedule.staging_bytes else None
+    return replace(schedule, program=program, staging_bytes=staging, loads=loads)
 
 
 def least_memory(program: Program, instance: Instance, plan: OverlapPlan, staging_bytes: int) -> RunMemory:

@@ -7,7 +7,7 @@ local memory, bandwidths, arithmetic, writes, barriers and launches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log2
 
@@ -73,15 +73,6 @@ def occupancy(registers: npt.ArrayLike, coefficients: KernelCoefficients) -> Flo
     of_a_warp = np.maximum(of_an_item, 1.0) * coefficients.warp
     fitting = np.floor(coefficients.register_bytes / of_a_warp)
     return np.clip(fitting, 1.0, float(coefficients.max_waves))
-
-
-def work_groups(
-    outputs: Sequence[npt.ArrayLike], tiles: Sequence[npt.ArrayLike], group: Sequence[npt.ArrayLike]
-) -> FloatArray:
-    """Return the number of work-groups (eq. 5): outputs, tiles and work-group sizes by dimension."""
-    dimensions = zip(outputs, tiles, group, strict=True)
-    factors = [np.ceil(np.asarray(o) / (np.asarray(t) * np.asarray(g))) for o, t, g in dimensions]
-    return np.asarray(np.prod(np.broadcast_arrays(*factors), axis=0), np.float64)
 
 
 def occupancy_groups(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchedge.graphs import WEIGHT_ROLES
 from torchedge.graphs.graph import Op
 from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
 from torchedge.tracing.recorder import DTYPE_NAMES
@@ -16,7 +17,6 @@ from torchedge.tracing.steps import CapturedStep
 SMALL_BYTES = 4096
 """Constants of at most this size are folded even if memory grows by them."""
 
-_WEIGHTS = frozenset(("parameter", "buffer", "constant"))
 _VIEWS = frozenset(("_to_copy", "expand", "permute", "squeeze", "unsqueeze", "view"))
 """Operators whose result a kernel reads from their input: storing it would only take memory."""
 _PARTS = frozenset(("select", "slice"))
@@ -87,7 +87,7 @@ class _Folding:
         self.known = {
             index: _Origin(frozenset([index]), True)
             for index, value in enumerate(self.step.values)
-            if value.role in _WEIGHTS and index not in updated
+            if value.role in WEIGHT_ROLES and index not in updated
         }
         for op in self.step.ops:
             inputs = [i for i in op.inputs if i is not None]

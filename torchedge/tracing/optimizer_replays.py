@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import repeat
+from math import prod
 from typing import Any
 
 import torch
@@ -31,6 +33,9 @@ _ON_DEVICE = "counts on the device"
 _COUNTER_BYTES = 4
 _LEAST_PAGED = 100_000
 """Elements from which on bitsandbytes pages a state."""
+_STAND_IN, _FIXED_BYTES = 3 * _LEAST_PAGED + 1, 8
+"""The first size of stand-ins for parameters: none is a multiple of 3, so that the number of elements tells
+them apart; and the largest storage whose size follows from no parameter's."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +64,41 @@ class OptimizerReplay:
         return any(option in group for group in groups for option in (("fused", True), ("fused", "True")))
 
     def update(self, graph: ForwardGraph, foreach: bool) -> tuple[UpdateFootprint, frozenset[int]]:
-        """Return the optimizer's steps for a graph, and which of its values it updates.
+        """Return the optimizer's steps for a graph, whose values own storages, and which of these it updates.
 
         foreach: the framework's default on the device. Raises InputError for the optimizer of another model,
         and for one that cannot run on meta tensors.
         """
         learning = {index: value for index, value in enumerate(graph.values) if value.trainable}
         if self.parameters is None:
-            learn = [(value.at(1), getattr(torch, value.dtype), 0, True) for value in learning.values()]
-            parameters = tuple(learn)
-            named = OptimizerReplay(self.name, self.options, parameters)
-            return _replayed(named, tuple(range(len(parameters))), foreach), frozenset(learning)
-        without = [value for value in graph.values if not value.trainable] + list(graph.unread)
-        places = self._places(learning, without)
-        return _replayed(self, tuple(places), foreach), frozenset(places.values())
+            places = dict(enumerate(learning))
+            footprint = self._of_named(list(learning.values()), foreach)
+        else:
+            without = [value for value in graph.values if not value.trainable] + list(graph.unread)
+            places = self._places(learning, without)
+            footprint = _replayed(self, tuple(places), foreach)
+        owners = tuple([places.get(owner, -1) for owner in footprint.owners])
+        return replace(footprint, owners=owners), frozenset(places.values())
+
+    def _of_named(self, values: Sequence[Value], foreach: bool) -> UpdateFootprint:
+        """Return the steps over values: once for all sizes if storages are as large as their parameters."""
+
+        def replayed(shapes: Sequence[tuple[int, ...]]) -> UpdateFootprint:
+            parameters = zip(shapes, dtypes, repeat(0), repeat(True), strict=False)
+            return _replayed(replace(self, parameters=tuple(parameters)), tuple(range(len(values))), foreach)
+
+        if not values:
+            return UpdateFootprint((), (), (), (), {})
+        dtypes = [getattr(torch, value.dtype) for value in values]
+        ranks = [len(value.shape) for value in values]
+        stand_ins = [(_STAND_IN + k + k // 2, *[3] * (rank - 1))[:rank] for k, rank in enumerate(ranks)]
+        footprint = replayed(stand_ins)
+        own = [prod(shape) * dtype.itemsize for shape, dtype in zip(stand_ins, dtypes, strict=True)]
+        storages = [(size[0], owner) for size, owner in zip(footprint.sizes, footprint.owners, strict=True)]
+        if all(size <= _FIXED_BYTES or (owner >= 0 and size == own[owner]) for size, owner in storages):
+            sizes = [(size, 0, 0) if size <= _FIXED_BYTES else values[k].nbytes for size, k in storages]
+            return replace(footprint, sizes=tuple(sizes))
+        return replayed([value.at(1) for value in values])
 
     def _places(self, learning: dict[int, Value], without: Sequence[Value]) -> dict[int, int]:
         """Return the value of each parameter: by its name, else the first one left with its shape.
@@ -193,7 +219,8 @@ def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -
         optimizer = _emptied(replay.template, {id(p): new for p, new in zip(old, parameters, strict=True)})
     fused = _configure(optimizer, foreach)
     for place in places:
-        parameters[place].grad = torch.empty_like(parameters[place])
+        shape, dtype, _, _ = replay.parameters[place]
+        parameters[place].grad = torch.empty(shape, dtype=dtype, device="meta")
     run = _UpdateRun()
     try:
         with _disable_current_modes(), run:
@@ -215,8 +242,16 @@ def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -
             f"the optimizer {replay.name} does not run on tensors without values ({type(error).__name__}: "
             f"{error}); pass the name of the optimizer whose state is as large, such as 'adam'"
         ) from None
+    names = run.names_of_states(optimizer, parameters)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for place, parameter in enumerate(parameters):
+        alike.setdefault((parameter.numel(), parameter.element_size()), []).append(place)
     sizes = [numel * dtype.itemsize for numel, dtype in run.sizes]
-    stays = set(states)
+    owners = [(*alike.get((numel, dtype.itemsize), ()), -1, -1) for numel, dtype in run.sizes]
+    only = [place if second < 0 else -1 for place, second, *_ in owners]
+    for k, (place, _) in names.items():
+        only[k] = place
+    stays = {k: names[k][1] if k in names else "" for k in states}
     first, later = run.signed(begin, middle, stays), run.signed(middle, len(run.events), stays)
     if fused:
         first, later = [k + 1 for k in states], []
@@ -224,9 +259,18 @@ def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -
         for parameter in optimizer_group["params"] if optimizer_group.get(_ON_DEVICE) else ():
             if parameter.grad is not None:
                 first.append(len(sizes) + 1)
-                states.append(len(sizes))
+                stays[len(sizes)] = "step"
                 sizes.append(_COUNTER_BYTES)
-    return UpdateFootprint(tuple(sizes), tuple(first), tuple(later), tuple(states))
+                only.append(-1)
+    used = {number: k for k, number in enumerate(sorted({abs(event) - 1 for event in (*first, *later)}))}
+    first, later = ([(used[abs(e) - 1] + 1) * (1 if e > 0 else -1) for e in part] for part in (first, later))
+    return UpdateFootprint(
+        tuple([(sizes[number], 0, 0) for number in used]),
+        tuple([only[number] for number in used]),
+        tuple(first),
+        tuple(later),
+        {used[number]: name for number, name in stays.items()},
+    )
 
 
 def _configure(optimizer: Any, foreach: bool) -> bool:
@@ -261,6 +305,13 @@ def _paged(p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(0) if p.numel() >= _LEAST_PAGED else torch.zeros_like(p, dtype=dtype)
 
 
+_ALIKE = frozenset(
+    [torch.ops.aten.clone.default, torch.ops.aten._foreach_sqrt.default, torch.ops.aten.zeros_like.default]
+)
+"""Operators whose results are as their only operand, or as each of its tensors."""
+_PLAIN = {"pin_memory": False, "memory_format": torch.preserve_format}
+
+
 class _UpdateRun(StorageLog):
     """Follows an optimizer's storages. Operators in place are skipped: they allocate nothing."""
 
@@ -271,9 +322,26 @@ class _UpdateRun(StorageLog):
             return self.value
         if func._schema.is_mutable:
             return (kwargs or {}).get("out", args[0]) if func._schema.returns else None
+        if func in _ALIKE:  # PyTorch's own meta kernels of these are in Python
+            like = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            plain = (kwargs or {}).items() <= _PLAIN.items()
+            if plain and all(t.is_meta and t.is_contiguous() for t in like):
+                made = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in like]
+                for tensor in made:
+                    self.follow(tensor)
+                return made if like is args[0] else made[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def signed(self, begin: int, end: int, stays: set[int]) -> list[int]:
+    def names_of_states(self, optimizer: Any, parameters: Sequence[Any]) -> dict[int, tuple[int, str]]:
+        """Return the parameter and the name of each state that lies under one of `optimizer.state`."""
+        return {
+            self.alive[item.untyped_storage()._cdata]: (place, str(name))
+            for place, parameter in enumerate(parameters)
+            for name, item in optimizer.state.get(parameter, {}).items()
+            if isinstance(item, torch.Tensor) and item.is_meta
+        }
+
+    def signed(self, begin: int, end: int, stays: Collection[int]) -> list[int]:
         """Return events as k + 1 (allocated) and -k - 1 (freed); states are not freed."""
         events = [(event is FootprintEvent.NEW, k) for event, k, _, _ in self.events[begin:end]]
         return [k + 1 if new else -k - 1 for new, k in events if new or k not in stays]
@@ -304,5 +372,6 @@ class _EightBit(torch.optim.Optimizer):
 
 _CLASSES: dict[str, Any] = {
     **{name.lower(): item for name, item in vars(torch.optim).items() if isinstance(item, type)},
+    "sgd-momentum": partial(torch.optim.SGD, momentum=0.9),
     "adamw-8bit": _EightBit,
 }

@@ -24,7 +24,7 @@ import re
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import IOBase
@@ -65,7 +65,7 @@ _ATOMS = frozenset(
         torch.dtype, torch.device, torch.memory_format, torch.layout, torch.finfo, torch.iinfo,
     )
 )  # fmt: skip
-_INERT = (logging.Logger, re.Pattern, PurePath, staticmethod)
+_INERT = (logging.Logger, re.Pattern, PurePath)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _CLOCKS = frozenset(("time", "datetime", "uuid", "secrets"))
 _CHANGING = frozenset(
@@ -87,11 +87,8 @@ _MOST = 200_000
 """Objects of a state; what lies beyond is not compared."""
 _ABSENT = object()
 _FUNCTIONS = (
-    FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-)
+    FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
+)  # fmt: skip
 
 
 def _flags() -> tuple[Any, ...]:
@@ -134,17 +131,10 @@ _PRECISIONS: list[Callable[[], Any]] = [
     lambda: (_backends.cudnn.allow_tf32, _backends.cuda.matmul.allow_tf32),
     lambda: _backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
     lambda: _backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    functools.partial(attrgetter("fp32_precision"), _backends),
     *[
-        functools.partial(attrgetter(f"{name}fp32_precision"), _backends)
-        for name in (
-            "",
-            "mkldnn.matmul.",
-            "mkldnn.conv.",
-            "mkldnn.rnn.",
-            "cuda.matmul.",
-            "cudnn.conv.",
-            "cudnn.rnn.",
-        )
+        functools.partial(attrgetter(f"{name}.fp32_precision"), _backends)
+        for name in ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn")
     ],
 ]
 
@@ -184,11 +174,9 @@ class _Watched:
     """Places of values, and the values there."""
 
     values: list[tuple[Mapping[str, Any], str, Any, str]] = field(default_factory=list)
-    absent: list[tuple[Mapping[str, Any], str, str]] = field(default_factory=list)
     homes: list[tuple[Mapping[str, Any], frozenset[str], str]] = field(default_factory=list)
     boxes: list[tuple[Any, list[Any], str]] = field(default_factory=list)
     keyed: list[tuple[dict[Any, Any], list[Any], list[Any] | None, str]] = field(default_factory=list)
-    cells: list[tuple[CellType, Any, str]] = field(default_factory=list)
     arrays: list[tuple[np.ndarray[Any, Any] | torch.Tensor, Any, str]] = field(default_factory=list)
 
 
@@ -227,19 +215,18 @@ class PythonState:
 
     def _prepare(self) -> None:
         seen = self._watched
-        self._maps, self._keys, self._values = _columns([entry[:3] for entry in seen.values], 3)
-        self._absent_maps, self._absent_keys = _columns([entry[:2] for entry in seen.absent], 2)
+        present = [entry[:3] for entry in seen.values if entry[2] is not _ABSENT]
+        self._maps, self._keys, self._values = _columns(present)
+        self._absent_maps, self._absent_keys, _ = _columns([e[:3] for e in seen.values if e[2] is _ABSENT])
         self._sized: list[Any] = [*[entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]]
         self._sizes = [*map(len, self._sized)]
-        self._lists = [box for box, _, _ in seen.boxes if not isinstance(box, (set, frozenset))]
-        self._listed = [item for box, items, _ in seen.boxes if box in _Same(self._lists) for item in items]
+        self._lists = [box for box, _, _ in seen.boxes if not isinstance(box, set)]
+        self._listed = [item for box, items, _ in seen.boxes if not isinstance(box, set) for item in items]
         self._sets = [(box, items) for box, items, _ in seen.boxes if isinstance(box, set)]
         self._dicts = [box for box, _, _, _ in seen.keyed]
         self._dict_keys = [key for _, keys, _, _ in seen.keyed for key in keys]
         self._full = [box for box, _, items, _ in seen.keyed if items is not None]
         self._held = [item for _, _, items, _ in seen.keyed if items is not None for item in items]
-        self._cells = [cell for cell, _, _ in seen.cells]
-        self._contents = [content for _, content, _ in seen.cells]
 
     def same(self) -> bool:
         """Return whether nothing has changed, by identity: an equal value in place of another is a change."""
@@ -251,12 +238,11 @@ class PythonState:
                 and all(map(is_, chain.from_iterable(self._lists), self._listed))
                 and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._held))
                 and [*chain.from_iterable(self._dicts)] == self._dict_keys
-                and all(map(is_, map(attrgetter("cell_contents"), self._cells), self._contents))
                 and all([_content(array) == content for array, content, _ in self._watched.arrays])
                 and all([len(box) == len(box.intersection(items)) for box, items in self._sets])
                 and (self._tracing or _flags() == self._now)
             )
-        except (KeyError, ValueError, RuntimeError):  # a name, or a cell's content, that is gone
+        except (KeyError, RuntimeError):  # a name that is gone
             return False
 
     def changes(self) -> list[Change]:
@@ -267,9 +253,6 @@ class PythonState:
             now = home.get(key, _ABSENT)
             if now is not value and not _equal(now, value):
                 found.append(Change(_joined(path, key), value, now))
-        for home, key, path in seen.absent:
-            if key in home:
-                found.append(Change(_joined(path, key), _ABSENT, home[key]))
         for home, names, path in seen.homes:
             for key in home.keys() - names:
                 if key in self._names or self._everything:
@@ -282,10 +265,6 @@ class PythonState:
         for mapping, keys, held, path in seen.keyed:
             if [*mapping] != keys or (held is not None and not _equal_lists([*mapping.values()], held)):
                 found.append(Change(path, held, [*mapping.values()]))
-        for cell, content, path in seen.cells:
-            inside = _content_of(cell)
-            if inside is not content and not _equal(inside, content):
-                found.append(Change(path, content, inside))
         found += [Change(path, a, a) for a, content, path in seen.arrays if _content(a) != content]
         if not self._tracing and _flags() != self._now:
             found.append(Change("a setting of PyTorch (autocast, default dtype, torch.backends)", "", ""))
@@ -295,11 +274,11 @@ class PythonState:
         """Restore every value."""
         seen = self._watched
         for home, key, value, _ in seen.values:
-            if home.get(key, _ABSENT) is not value and isinstance(home, dict):
-                home[key] = value
-        for home, key, _ in seen.absent:
-            if isinstance(home, dict):
-                home.pop(key, None)
+            if home.get(key, _ABSENT) is not value and isinstance(home, MutableMapping):
+                if value is _ABSENT:
+                    del home[key]
+                else:
+                    home[key] = value
         for home, names, _ in seen.homes:
             if isinstance(home, dict):
                 for key in home.keys() - names:
@@ -308,19 +287,16 @@ class PythonState:
             if isinstance(box, set):
                 box.intersection_update(items)
                 box.update(items)
-            elif not _identical([*box], items):
+            elif not _equal_lists([*box], items):
                 box.clear()
                 box.extend(items)
         for mapping, keys, held, _ in seen.keyed:
             if held is None:
                 for key in mapping.keys() - set(keys):
                     del mapping[key]
-            elif [*mapping] != keys or not _identical([*mapping.values()], held):
+            elif [*mapping] != keys or not _equal_lists([*mapping.values()], held):
                 mapping.clear()
                 mapping.update(zip(keys, held, strict=True))
-        for cell, content, _ in seen.cells:
-            if _content_of(cell) is not content:
-                cell.cell_contents = content
         for array, content, _ in seen.arrays:
             if isinstance(array, np.ndarray) and not array.dtype.hasobject and _content(array) != content:
                 array[...] = np.frombuffer(content, array.dtype).reshape(array.shape)
@@ -540,7 +516,8 @@ class _Walk:
         if isinstance(item, torch.nn.Module):
             return self._module(item, path)
         if isinstance(item, type):
-            return self._class(item, path)
+            with self._within(item.__module__, self._in_library):
+                return self._class(item)
         if isinstance(item, ModuleType):
             return self._namespace(item, frozenset(self.names), path)
         if isinstance(item, enum.Enum):
@@ -585,7 +562,10 @@ class _Walk:
 
     def _callable(self, item: Any, path: str) -> str | None:
         if isinstance(item, FunctionType):
-            return self._function(item, path)
+            home = item.__globals__.get("__name__")
+            followed = _room(home) in _TORCH or not _from_library(item)
+            with self._within(home, _room(home) in _TORCH if followed else self._in_library):
+                return self._function(item)
         if isinstance(item, MethodType):
             return f"method {self.of(item.__func__, path)} of {self.of(item.__self__, path)}"
         if isinstance(item, (staticmethod, classmethod)):
@@ -618,21 +598,15 @@ class _Walk:
         return None
 
     def _cell(self, cell: CellType, path: str) -> _Literal:
-        content = _content_of(cell)
-        if content is _ABSENT:
-            return _Literal("empty")
-        self.watched.cells.append((cell, content, path))
-        return self.of(content, path)
+        content = self._watch(_Slots(cell), "cell_contents", path)
+        return _Literal("empty") if content is _ABSENT else self.of(content, path)
 
     # attributes --------------------------------------------------------------------------------------------
 
     def _watch(self, home: Mapping[str, Any], key: str, path: str) -> Any:
         """Compare what a mapping holds under a name from now on; returns it."""
         value = home.get(key, _ABSENT)
-        if value is _ABSENT:
-            self.watched.absent.append((home, key, path))
-        else:
-            self.watched.values.append((home, key, value, path))
+        self.watched.values.append((home, key, value, path))
         return value
 
     def _wanted(self, name: str) -> bool:
@@ -649,23 +623,14 @@ class _Walk:
                 for name in [*home]
                 if name not in skipped and self._wanted(name)
             ]
-        for kind in type(item).__mro__:
-            for name, slot in [*vars(kind).items()]:
-                if isinstance(slot, types.MemberDescriptorType) and self._wanted(name):
-                    slots = _Slots(item)
-                    value = self._watch(slots, name, path)
-                    texts.append(
-                        (name, "absent" if value is _ABSENT else self.of(value, _joined(path, name)))
-                    )
+        for name in filter(self._wanted, _slots_of(type(item))):
+            value = self._watch(_Slots(item), name, path)
+            texts.append((name, "absent" if value is _ABSENT else self.of(value, _joined(path, name))))
         return str(texts) if texts else ""
 
     def _object(self, item: Any, path: str) -> str:
         kind = type(item)
-        has_state = hasattr(item, "__dict__") or any(
-            isinstance(slot, types.MemberDescriptorType)
-            for base in kind.__mro__
-            for slot in vars(base).values()
-        )
+        has_state = hasattr(item, "__dict__") or _slots_of(kind)
         if not has_state or (_room(kind.__module__) in _LIBRARIES and _room(kind.__module__) not in _PURE):
             self._unknown(f"{kind.__name__} {getattr(item, '__name__', '')}")
             return f"object {kind.__module__}.{kind.__qualname__} at {id(item)}"
@@ -712,21 +677,18 @@ class _Walk:
     # classes and functions ---------------------------------------------------------------------------------
 
     @contextmanager
-    def _within(self, module: object) -> Iterator[None]:
-        """Note whether what code of a module names is that of an installed package."""
-        outside, room = self._in_package, _room(module)
+    def _within(self, module: object, library: bool) -> Iterator[None]:
+        """Note whether what code of a module names is that of an installed package, or of a library."""
+        outside, room = (self._in_package, self._in_library), _room(module)
         if room not in _LIBRARIES:  # whose functions wrap those of others
             self._in_package = _package(room) is not None
+        self._in_library = library
         try:
             yield
         finally:
-            self._in_package = outside
+            self._in_package, self._in_library = outside
 
-    def _class(self, item: type, path: str) -> str:
-        with self._within(item.__module__):
-            return self._class_text(item)
-
-    def _class_text(self, item: type) -> str:
+    def _class(self, item: type) -> str:
         name = f"class {item.__module__}.{item.__qualname__}"
         if (package := self._packaged(item.__module__)) is not None:
             return f"{name} {package}"
@@ -755,17 +717,7 @@ class _Walk:
             texts.append(self.of(type(item), type(item).__qualname__))
         return f"{name} {texts}"
 
-    def _function(self, item: FunctionType, path: str) -> str:
-        outside, home = self._in_library, _room(item.__globals__.get("__name__"))
-        if home in _TORCH or not _from_library(item):
-            self._in_library = home in _TORCH
-        try:
-            with self._within(item.__globals__.get("__name__")):
-                return self._function_text(item)
-        finally:
-            self._in_library = outside
-
-    def _function_text(self, item: FunctionType) -> str:
+    def _function(self, item: FunctionType) -> str:
         title = f"{item.__globals__.get('__name__')}.{item.__qualname__}"
         known = _from_library(item)
         cells = dict(zip(item.__code__.co_freevars, item.__closure__ or (), strict=True))
@@ -821,7 +773,7 @@ class _Walk:
             self.clocks.append(module.__name__)
         if not self._in_library:
             for name in sorted(set(read) - home.keys() - _SWITCHED):
-                self.watched.absent.append((home, name, path))
+                self._watch(home, name, path)
         for name in sorted(home.keys() & set(read)):
             if name in _SWITCHED or (id(module), name) in self._seen:
                 texts.append((name, ""))
@@ -842,62 +794,45 @@ class _Walk:
 
 _OF_CLASSES = frozenset(
     (
-        "__dict__",
-        "__weakref__",
-        "__doc__",
-        "__module__",
-        "__annotations__",
-        "__slots__",
+        "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__",
         "__abstractmethods__",
     )
-)
+)  # fmt: skip
 
 
-class _Slots(dict[str, Any]):
-    """An object's slots as a mapping."""
+class _Slots(MutableMapping[str, Any]):
+    """The slots of an object, or the content of a cell, as a mapping."""
 
     def __init__(self, item: Any) -> None:
-        super().__init__()
         self.item = item
 
     def __getitem__(self, name: str) -> Any:
         try:
             return object.__getattribute__(self.item, name)
-        except AttributeError:
+        except (AttributeError, ValueError):  # an empty slot, an empty cell
             raise KeyError(name) from None
 
     def __setitem__(self, name: str, value: Any) -> None:
         object.__setattr__(self.item, name, value)
 
-    def __contains__(self, name: object) -> bool:
-        return self.get(str(name), _ABSENT) is not _ABSENT
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self.item, name)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a slot's value."""
-        try:
-            return self[name]
-        except KeyError:
-            return default
+    def __iter__(self) -> Iterator[str]:
+        return (slot for slot in _slots_of(type(self.item)) if slot in self)
 
-    def pop(self, name: str, default: Any = None) -> Any:
-        """Empty a slot."""
-        if name in self:
-            object.__delattr__(self.item, name)
-        return default
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
-class _Same:
-    """Objects, contained by identity."""
-
-    def __init__(self, items: Iterable[Any]) -> None:
-        self._ids = {id(item) for item in items}
-
-    def __contains__(self, item: object) -> bool:
-        return id(item) in self._ids
+def _slots_of(kind: type) -> list[str]:
+    """Return the names of a class's slots, those of its bases among them."""
+    members = types.MemberDescriptorType
+    return [name for base in kind.__mro__ for name, slot in vars(base).items() if isinstance(slot, members)]
 
 
-def _columns(rows: list[Any], width: int) -> Iterator[list[Any]]:
-    return iter([list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)])
+def _columns(rows: list[Any]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
 
 
 def _room(name: object) -> str:
@@ -934,14 +869,9 @@ def _followed(item: FunctionType) -> bool:
 
 
 def _joined(path: str, name: str) -> str:
+    if name == "cell_contents":  # the path names the variable
+        return path
     return f"{path}.{name}" if path else name
-
-
-def _content_of(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _ABSENT
 
 
 def _content(item: np.ndarray[Any, Any] | torch.Tensor) -> Any:
@@ -967,10 +897,6 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _equal_lists(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(a is b or _equal(a, b) for a, b in zip(some, others, strict=True))
-
-
-def _identical(some: list[Any], others: list[Any]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _code_text(code: CodeType) -> str:

@@ -389,13 +389,12 @@ class Recorder:
         dtype: str,
         role: Role,
         alias: int | None = None,
-        trainable: bool = False,
     ) -> int:
         """Append a value and return its index."""
         self.sizes.append(tuple(sizes))
         shape = self.sizes[-1] if self.fixed_batch is not None else decode_shape(self.sizes[-1])
         self.has_complex = self.has_complex or dtype[0] == "c"
-        return self._builder.add(name, shape, dtype, role, trainable, alias)
+        return self._builder.add(name, shape, dtype, role, alias=alias)
 
     def wrap(self, tensor: torch.Tensor, index: int) -> TracedTensor:
         """Return the stand-in of a value for the model's code."""

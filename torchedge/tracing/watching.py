@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -67,10 +68,8 @@ class _Roots(_Module):
             if root is module:
                 return name
         kind = type(module).__name__.lower()
-        name = "" if not self.roots else kind
-        number = 2
-        while name in self.roots:
-            name, number = f"{kind}_{number}", number + 1
+        names = chain([kind if self.roots else ""], (f"{kind}_{number}" for number in count(2)))
+        name = next(name for name in names if name not in self.roots)
         self.roots[name] = module
         return name
 
@@ -105,7 +104,7 @@ class _StepRecorder(Recorder):
         super().__init__(leaves_of(roots), batch_size, accelerator)
         self.fed: list[int] = []
         self.returned: list[int] = []
-        self.begun = False
+        self.begun = True
 
     def is_model(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor belongs to a module that the step calls."""
@@ -223,8 +222,8 @@ class StepWatch(Interceptor):
         if optimizer is None:
             notes.append("no optimizer stepped: the update is not counted")
         graphs = [replace(graph, notes=(*graph.notes, *notes)) for graph in graphs]
-        count = len(self._graphs) if alike else 1
-        self.step = WatchedStep(tuple(graphs), self._batch, count, optimizer, self._roots)
+        passes = len(self._graphs) if alike else 1
+        self.step = WatchedStep(tuple(graphs), self._batch, passes, optimizer, self._roots)
 
     def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """End the watch where an optimizer steps; a closure computes the loss first."""
@@ -276,10 +275,8 @@ class StepWatch(Interceptor):
         if self._recording is None or not self._recording.begun:
             if self._recording is None:
                 self._batch = self._batch_size((args, kwargs))
-            self._recording = _StepRecorder(self._roots, self._batch, self.accelerator)
+            self.recorder = self._recording = _StepRecorder(self._roots, self._batch, self.accelerator)
             self._recording.own_autocasts = self.own_autocasts
-            self._recording.begun = True
-            self.recorder = self._recording
             self._recording.scopes[:] = ["loss"]
         return self._recording
 
@@ -455,10 +452,6 @@ class _Nothing:
         return lambda *args, **kwargs: 0.0 if name == "elapsed_time" else None
 
 
-def _no_answer(*args: Any, **kwargs: Any) -> Any:
-    return {}
-
-
 @contextmanager
 def _replaced(watch: StepWatch) -> Iterator[None]:
     """Replace what a watch needs in PyTorch; put it back afterwards, also after an exception."""
@@ -494,7 +487,7 @@ def _replaced(watch: StepWatch) -> Iterator[None]:
 
     gone = {name: _Nothing for name in ("Event", "Stream", "ExternalStream", "stream", "device", "device_of")}
     answers: dict[str, Any] = {"current_stream": _Nothing, "default_stream": _Nothing}
-    answers |= dict.fromkeys(("memory_stats", "memory_summary", "memory_snapshot"), _no_answer)
+    answers |= dict.fromkeys(("memory_stats", "memory_summary", "memory_snapshot"), lambda *_, **__: {})
     replacements: list[tuple[Any, str, Any]] = [
         (_Module, "__call__", calling),
         (_Module, "compile", keep_module),

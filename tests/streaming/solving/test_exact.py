@@ -64,3 +64,20 @@ def test_the_smallest_limit_that_works_is_told():
     assert len(infeasible) == 40
     for instance in infeasible:
         assert solve(instance).solver["smallest_memory_chunks"] == smallest_memory(instance)
+
+
+@pytest.mark.parametrize("seed", blocks(24, 3))
+def test_larger_instances_against_the_papers_model(seed):
+    """Neither solver's bound is beyond the other's plan."""
+    oracle = pytest.importorskip("oracles.cp_sat_plans", reason="OR-Tools is not installed")
+    instance = random_instance(seed, "small")
+    plan, other = solve(instance), oracle.plan_by_cp_sat(instance)
+    check_plan(instance, plan)
+    if other is None:
+        return
+    assert (plan.status == "INFEASIBLE") == (other.status == "INFEASIBLE")
+    if other.objective is not None:
+        check_plan(instance, other)
+        assert plan.lower_bound <= other.objective + 1e-9 and other.lower_bound <= plan.objective + 1e-9
+        if "OPTIMAL" == plan.status == other.status:
+            assert plan.objective == pytest.approx(other.objective, abs=1e-9)

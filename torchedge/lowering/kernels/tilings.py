@@ -16,15 +16,13 @@ import numpy as np
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.scalars import Scalar
 from torchedge.lowering.kernels.products import Loops, Product, last_of, size
-from torchedge.lowering.schedules import PAD, ContractionSchedule, multiple
+from torchedge.lowering.schedules import LEAST_DEPTH, PAD, ContractionSchedule, ceil_div, multiple
 from torchedge.lowering.targets import Kind
 from torchedge.lowering.walks import Digit
 from torchedge.textures.layouts import LANES
 
 ENDLESS = 1 << 30
 """Rounds of the outermost loop of a work-item."""
-LEAST_DEPTH = 16
-"""Inner points of the chunks of a "panel": the innermost loop is cut into multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,6 @@ def tiling_of(product: Product, schedule: ContractionSchedule) -> Tiling:
     return _TILINGS[schedule.kind](product, schedule)
 
 
-def _over(amount: Any, step: Any) -> Any:  # noqa: ANN401
-    return -(-amount // step)
-
-
 def power_above(number: Any) -> Any:  # noqa: ANN401
     """Return the smallest powers of two that are not below numbers."""
     return 2 ** np.ceil(np.log2(np.maximum(number, 1))).astype(int)
@@ -116,8 +110,8 @@ def result_width(product: Product, schedule: ContractionSchedule) -> Any:  # noq
 
 def _settled(schedule: ContractionSchedule, chunks: Any) -> tuple[ContractionSchedule, dict[str, Any]]:  # noqa: ANN401
     """Return a schedule of which no slice is empty, and the chunks of a slice."""
-    each = _over(chunks, schedule.slices)
-    return replace(schedule, slices=_over(chunks, each)), {"chunks": chunks, "chunks_a_slice": each}
+    each = ceil_div(chunks, schedule.slices)
+    return replace(schedule, slices=ceil_div(chunks, each)), {"chunks": chunks, "chunks_a_slice": each}
 
 
 # "panel" ------------------------------------------------------------------------------------------------
@@ -145,13 +139,13 @@ def _panel(product: Product, schedule: ContractionSchedule) -> Tiling:
         tiled = tile_rows if is_rows else tile_cols
         width = widest(lane, vector) if along == is_rows else widest(lane, vector, tiled)
         copied = Operand(value, role, loops, lane, along, width)
-        deep = Digit("inner", _over(np.minimum(s.depth, inner), copied.depth), copied.depth)
-        wide = Digit(role, _over(extent, copied.across), copied.across)
+        deep = Digit("inner", ceil_div(np.minimum(s.depth, inner), copied.depth), copied.depth)
+        wide = Digit(role, ceil_div(extent, copied.across), copied.across)
         time = (deep, wide) if along or is_rows else (wide, deep)
         operands.append(replace(copied, time=time, reads=extent * points / width))
-    down, across = _over(rows, s.block_rows), _over(cols, s.block_cols)
+    down, across = ceil_div(rows, s.block_rows), ceil_div(cols, s.block_cols)
     # Whole tiles are computed; the last block of a row or column of blocks has fewer.
-    tile = _over(rows, tile_rows) * tile_rows / down, _over(cols, tile_cols) * tile_cols / across
+    tile = ceil_div(rows, tile_rows) * tile_rows / down, ceil_div(cols, tile_cols) * tile_cols / across
     deep = power_above(np.maximum(LEAST_DEPTH, cut["outers"] * cut["piece"]))
     width = result_width(product, s)
     first, second = (down, across) if np.all(s.rows_first) else (across, down)
@@ -171,7 +165,7 @@ def _panel(product: Product, schedule: ContractionSchedule) -> Tiling:
         points=points,
         stored=height * breadth,
         width=width,
-        time=(Digit("cols", _over(breadth, width), width),),
+        time=(Digit("cols", ceil_div(breadth, width), width),),
         lanes=(),
         global_size=(first, second, batch * s.slices),
         group=(1, 1, 1),
@@ -190,15 +184,17 @@ def _panel_cut(inner: Loops, schedule: ContractionSchedule) -> dict[str, Any]:
     inner_size, outer_size, depth = last_of(inner).extent, size(inner[:-1]), schedule.depth
     whole = inner_size <= np.asarray(depth)
     outers = np.where(whole, np.minimum(depth // inner_size, outer_size), 1)
-    piece = np.where(whole, inner_size, multiple(_over(inner_size, _over(inner_size, depth)), LEAST_DEPTH))
-    pieces = _over(inner_size, piece)
+    piece = np.where(
+        whole, inner_size, multiple(ceil_div(inner_size, ceil_div(inner_size, depth)), LEAST_DEPTH)
+    )
+    pieces = ceil_div(inner_size, piece)
     return {
         "inner_size": inner_size,
         "outer_size": outer_size,
         "outers": outers,
         "pieces": pieces,
         "piece": piece,
-        "chunks": _over(outer_size, outers) * pieces,
+        "chunks": ceil_div(outer_size, outers) * pieces,
     }
 
 
@@ -224,16 +220,16 @@ def _local(product: Product, schedule: ContractionSchedule) -> Tiling:
         width = widest(lane, LANES, share) if lane in contiguous else share // share
         short = (depth if along else np.asarray(extent)) // width
         beside = Digit("inner" if along else role, short, width)
-        below = Digit(role if along else "inner", _over(threads, short), 1)
+        below = Digit(role if along else "inner", ceil_div(threads, short), 1)
         rounds = share // width
-        time = (Digit(below.role, rounds, _over(threads, short)), Digit("inner", ENDLESS, depth))
+        time = (Digit(below.role, rounds, ceil_div(threads, short)), Digit("inner", ENDLESS, depth))
         operands.append(Operand(value, role, loops, lane, along, width, time, (beside, below), rounds * each))
         fetched = fetched + share
         local["a_block" if is_rows else "b_block"] = 2 * depth * (extent + PAD * along)
     if np.any(cut["table"]):
         local["points"] = 2 * depth * len(product.inner) * cut["table"]
     across = np.asarray(s.block_cols) // tile_cols
-    down, over = _over(rows, s.block_rows), _over(cols, s.block_cols)
+    down, over = ceil_div(rows, s.block_rows), ceil_div(cols, s.block_cols)
     points = each * depth
     return Tiling(
         product=product,
@@ -273,7 +269,7 @@ def _local_cut(product: Product, step: Any) -> dict[str, Any]:  # noqa: ANN401
     padded = multiple(innermost, step)
     crosses = len(inner) > 1 and not product.skips
     nested = (padded == innermost) | ((padded <= 1.15 * innermost) & (not crosses))
-    rounds = _over(whole, step)
+    rounds = ceil_div(whole, step)
     return {
         "nested": nested,
         "table": ~nested & (len(inner) > 1),
@@ -292,7 +288,7 @@ def _register(product: Product, schedule: ContractionSchedule) -> Tiling:
     cut = _register_cut(product.inner, schedule)
     s, chunks = _settled(schedule, cut["chunks"])
     tile_rows, tile_cols = np.asarray(s.tile_rows), np.asarray(s.tile_cols)
-    across, down = _over(cols, tile_cols), _over(rows, tile_rows)
+    across, down = ceil_div(cols, tile_cols), ceil_div(rows, tile_rows)
     group = [np.minimum(most, power_above(n)) for most, n in zip(s.group, (across, down), strict=True)]
     points = inner / s.slices
     operands = []
@@ -335,9 +331,9 @@ def _register(product: Product, schedule: ContractionSchedule) -> Tiling:
 def _register_cut(inner: Loops, schedule: ContractionSchedule) -> dict[str, Any]:
     """Cut the inner loops into rounds of the outer ones; for more slices, the innermost loop into pieces."""
     inner_size, outer_size = last_of(inner).extent, size(inner[:-1])
-    pieces = np.maximum(1, _over(schedule.slices, outer_size))
-    piece = multiple(_over(inner_size, pieces), LANES * schedule.unroll)
-    pieces = _over(inner_size, piece)
+    pieces = np.maximum(1, ceil_div(schedule.slices, outer_size))
+    piece = multiple(ceil_div(inner_size, pieces), LANES * schedule.unroll)
+    pieces = ceil_div(inner_size, piece)
     return {"inner_size": inner_size, "piece": piece, "pieces": pieces, "chunks": outer_size * pieces}
 
 

@@ -18,6 +18,7 @@ from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Constant, Position, Scalar, apply, cast, constant, where
 from torchedge.lowering.building import Operand, elementwise, full, pointwise
 from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules import ranges
 from torchedge.lowering.rules.promotion import (
     arithmetic_dtype,
     common_dtype,
@@ -36,7 +37,7 @@ def formula(
     *kinds: str,
     of: Literal["result", "operands", "bool"] = "result",
     of_bools: str = "",
-    **settings: str,
+    **settings: Any,  # noqa: ANN401 - as `rule` takes them
 ) -> Callable[[Body], Body]:
     """Register `body` of the elements of an operator's tensors and numbers, in the schema's order.
 
@@ -67,31 +68,31 @@ def formula(
     return register
 
 
-@formula("add", of_bools="or")
+@formula("add", of_bools="or", bounds=ranges.sums)
 def add(a: Scalar, b: Scalar, *, alpha: float = 1) -> Scalar:
     """Input + alpha · other; of bools, whether either holds."""
     return a + b * alpha
 
 
-@formula("sub")
+@formula("sub", bounds=ranges.differences)
 def sub(a: Scalar, b: Scalar, *, alpha: float = 1) -> Scalar:
     """Input - alpha · other."""
     return a - b * alpha
 
 
-@formula("rsub")
+@formula("rsub", bounds=ranges.reversed_differences)
 def rsub(a: Scalar, b: Scalar, *, alpha: float = 1) -> Scalar:
     """Other - alpha · input."""
     return b - a * alpha
 
 
-@formula("mul", of_bools="and")
+@formula("mul", of_bools="and", bounds=ranges.products)
 def mul(a: Scalar, b: Scalar) -> Scalar:
     """Input · other; of bools, whether both hold."""
     return a * b
 
 
-@formula("div")
+@formula("div", bounds=ranges.quotients, divides=True)
 def div(a: Scalar, b: Scalar, *, rounding_mode: str | None = None) -> Scalar:
     """Input / other; rounded towards zero ("trunc") or down ("floor")."""
     if rounding_mode is None:
@@ -126,13 +127,13 @@ def _crosses_zero(rest: Scalar, b: Scalar) -> Scalar:
     return apply("ne", rest, 0) & apply("xor", rest < 0, b < 0)
 
 
-@formula("fmod")
+@formula("fmod", divides=True)
 def fmod(a: Scalar, b: Scalar) -> Scalar:
     """The remainder with the sign of the input."""
     return apply("fmod", a, b) if is_floating(a.dtype) else apply("int_mod", a, _divisor(b))
 
 
-@formula("remainder")
+@formula("remainder", bounds=ranges.below, divides=True)
 def remainder(a: Scalar, b: Scalar) -> Scalar:
     """The remainder with the sign of the divisor."""
     rest = fmod(a, b)
@@ -165,8 +166,8 @@ def _whole_power(a: Scalar, exponent: int) -> Scalar:
     return half * half * a if exponent % 2 else half * half
 
 
-@formula("maximum", of_bools="or", function="maximum")
-@formula("minimum", of_bools="and", function="minimum")
+@formula("maximum", of_bools="or", function="maximum", bounds=ranges.either)
+@formula("minimum", of_bools="and", function="minimum", bounds=ranges.either)
 def bound(a: Scalar, b: Scalar, *, function: str) -> Scalar:
     """The larger or smaller of both; NaN if either is."""
     return apply(function, a, b)
@@ -182,7 +183,7 @@ def number_bound(a: Scalar, b: Scalar, *, function: str) -> Scalar:
     return where(apply("isnan", a), b, where(apply("isnan", b), a, both))
 
 
-@rule("clamp")
+@rule("clamp", bounds=ranges.clamped)
 def clamp(result: Result, input: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
     """Input, not below min and not above max; NaN stays."""
     limits = {function: x for function, x in (("maximum", min), ("minimum", max)) if x is not None}
@@ -225,7 +226,8 @@ for _kind in ("isnan", "isinf"):
     formula(_kind, of="operands", function=_kind)(_test)
 for _kind in ("and", "or", "xor", "not"):
     formula(f"logical_{_kind}", of="bool", function=_kind)(_applied)
-    formula(f"bitwise_{_kind}", of_bools=_kind, function=f"bit_{_kind}")(_applied)
+    _bounds = partial(ranges.below, included=1) if _kind == "and" else None
+    formula(f"bitwise_{_kind}", of_bools=_kind, function=f"bit_{_kind}", bounds=_bounds)(_applied)
 
 
 @formula("tanh")
@@ -312,7 +314,7 @@ def _within(b: Scalar, bits: int) -> Scalar:
     return apply("minimum", apply("maximum", b, 0), bits - 1)
 
 
-@rule("where")
+@rule("where", bounds=ranges.either)
 def where_(result: Result, condition: Node, input: Operand, other: Operand) -> Node:
     """Input where the condition holds, else other."""
     choices = [x if isinstance(x, Node) else full((), x, result.dtype) for x in (input, other)]
@@ -324,7 +326,7 @@ def where_(result: Result, condition: Node, input: Operand, other: Operand) -> N
     return elementwise(body, condition, *choices, dtype=result.dtype)
 
 
-@rule("_to_copy")
+@rule("_to_copy", bounds=ranges.same)
 def to_copy(result: Result, input: Node, dtype: str | None = None) -> Node:
     """Input as another dtype."""
     return converted(input, result.dtype)

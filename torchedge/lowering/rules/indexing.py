@@ -32,6 +32,7 @@ from torchedge.lowering.building import (
     reshaped,
 )
 from torchedge.lowering.nodes import Node, ReduceKind
+from torchedge.lowering.rules import ranges
 from torchedge.lowering.rules.elementwise import div
 from torchedge.lowering.rules.promotion import arithmetic_dtype, computed, is_floating
 from torchedge.lowering.rules.registry import Result, rule
@@ -192,7 +193,7 @@ def read_at(x: Node, indices: Sequence[Index], places: dict[int, Scalar]) -> Sca
     return guarded(bounds, x.at(*at), outside)
 
 
-@rule("embedding")
+@rule("embedding", indexes=ranges.rows)
 def embedding(
     result: Result,
     weight: Node,
@@ -208,7 +209,7 @@ def embedding(
     )
 
 
-@rule("index_select")
+@rule("index_select", indexes=ranges.along_dim, bounds=ranges.among)
 def index_select(result: Result, input: Node, dim: int, index: Node) -> Node:
     """Input at the indices of a dimension that index names."""
     if not input.shape:
@@ -221,7 +222,7 @@ def index_select(result: Result, input: Node, dim: int, index: Node) -> Node:
     return pointwise(result.shape, result.dtype, element)
 
 
-@rule("gather")
+@rule("gather", indexes=ranges.along_dim)
 def gather(result: Result, input: Node, dim: int, index: Node, sparse_grad: bool = False) -> Node:
     """Input at the places along a dimension that index holds."""
     if not input.shape:
@@ -235,7 +236,7 @@ def gather(result: Result, input: Node, dim: int, index: Node, sparse_grad: bool
     return reshaped(pointwise(places.shape, result.dtype, element), result.shape)
 
 
-@rule("index")
+@rule("index", indexes=ranges.every_dim)
 def index(result: Result, input: Node, indices: Sequence[Node | None]) -> Node:
     """Input at the places that tensors hold, together, for some of its dimensions."""
     listed = _index_tensors("index", indices)
@@ -269,7 +270,7 @@ def _block(listed: dict[int, Node]) -> int:
     return dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
 
 
-@rule("index_put")
+@rule("index_put", indexes=ranges.every_dim)
 def index_put(
     result: Result, input: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False
 ) -> Node:
@@ -362,7 +363,7 @@ def _along(input: Node, dim: int, index: Node, src: Operand) -> Sources:
     )
 
 
-@rule("scatter")
+@rule("scatter", indexes=ranges.along_dim)
 def scatter(
     result: Result,
     input: Node,
@@ -382,8 +383,8 @@ def scatter(
     return _dim_back(replacing, dim, result.shape)
 
 
-@rule("scatter_add")
-@rule("scatter_reduce")
+@rule("scatter_add", indexes=ranges.along_dim)
+@rule("scatter_reduce", indexes=ranges.along_dim)
 def scatter_reduce(
     result: Result,
     input: Node,
@@ -401,7 +402,7 @@ def scatter_reduce(
     return _dim_back(output, dim, result.shape)
 
 
-@rule("index_reduce")
+@rule("index_reduce", indexes=ranges.along_dim)
 def index_reduce(
     result: Result,
     input: Node,

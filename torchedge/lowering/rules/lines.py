@@ -8,6 +8,7 @@ come before it: n² comparisons for a line of n elements.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from typing import Literal, TypeVar
 
@@ -15,6 +16,7 @@ from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
 from torchedge.lowering.building import RowBuilder, elements, pointwise, reduction, reshaped
 from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules import ranges
 from torchedge.lowering.rules.promotion import arithmetic_dtype, converted, is_floating
 from torchedge.lowering.rules.reductions import log_of_sum, with_dimension
 from torchedge.lowering.rules.registry import Result, rule
@@ -118,15 +120,15 @@ def _join(kind: _Kind, before: Scalar, within: Scalar) -> Scalar:
     return apply(functions[kind], before, within)
 
 
-def log_add(a: Scalar, b: Scalar, exponential: str = "exp", scale: float = 1.0) -> Scalar:
+def log_add(a: Scalar, b: Scalar) -> Scalar:
     """Return larger + log(1 + exp(smaller - larger)); two equal infinities are themselves."""
     larger = apply("maximum", a, b)
     difference = -apply("abs", a - b)
-    spread = larger + apply("log1p", apply(exponential, difference)) * scale
+    spread = larger + apply("log1p", apply("exp", difference))
     return where(apply("isinf", a) & a.equals(b), a, spread)
 
 
-@rule("sort")
+@rule("sort", bounds=partial(ranges.places, output=1, dim=-1))
 def sort(
     result: Result, input: Node, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> tuple[Node, ...]:
@@ -134,7 +136,7 @@ def sort(
     return _ordered(result, input, dim, descending)
 
 
-@rule("topk")
+@rule("topk", bounds=partial(ranges.places, output=1, dim=-1))
 def topk(
     result: Result, input: Node, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Node, ...]:

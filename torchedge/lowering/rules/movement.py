@@ -13,30 +13,31 @@ from torchedge.expressions.indices import Index, flatten, unflatten
 from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, constant, guarded, where
 from torchedge.lowering.building import expanded, full, permuted, pointwise, reduction, reshaped, view
 from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules import ranges
 from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.registry import Result, rule
 from torchedge.lowering.rules.taps import Taps
 
 
-@rule("view", "squeeze", "unsqueeze")
+@rule("view", "squeeze", "unsqueeze", bounds=ranges.same)
 def view_as_result(result: Result, input: Node, **sizes: object) -> Node:
     """Input in the result's shape."""
     return reshaped(input, result.shape)
 
 
-@rule("permute")
+@rule("permute", bounds=ranges.same)
 def permute(result: Result, input: Node, dims: Sequence[int]) -> Node:
     """Dimension k of the result is dimension dims[k] of input."""
     return permuted(input, [d % len(dims) for d in dims])
 
 
-@rule("expand")
+@rule("expand", bounds=ranges.same)
 def expand(result: Result, input: Node, **sizes: object) -> Node:
     """Input repeated along dimensions of size 1 and new leading ones."""
     return expanded(input, result.shape)
 
 
-@rule("select")
+@rule("select", bounds=ranges.among)
 def select(result: Result, input: Node, dim: int, index: int) -> Node:
     """The part of input at one index of a dimension."""
     place = dim % len(input.shape)
@@ -44,7 +45,7 @@ def select(result: Result, input: Node, dim: int, index: int) -> Node:
     return view(input, result.shape, lambda *i: (*i[:place], at, *i[place:]))
 
 
-@rule("slice")
+@rule("slice", bounds=ranges.among)
 def slice_(
     result: Result, input: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Node:
@@ -62,7 +63,7 @@ def narrowed(x: Node, dim: int, start: int, size: int, step: int = 1) -> Node:
     return view(x, shape, lambda *i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]))
 
 
-@rule("flip")
+@rule("flip", bounds=ranges.among)
 def flip(result: Result, input: Node, dims: Sequence[int]) -> Node:
     """Input with dimensions in reverse."""
     rank = len(input.shape)
@@ -77,7 +78,7 @@ def flip(result: Result, input: Node, dims: Sequence[int]) -> Node:
     return view(input, result.shape, move)
 
 
-@rule("roll")
+@rule("roll", bounds=ranges.among)
 def roll(result: Result, input: Node, shifts: Sequence[int] | int, dims: Sequence[int] | int = ()) -> Node:
     """Input moved along dimensions; what leaves at the end comes back at the start."""
     steps = [shifts] if isinstance(shifts, int) else list(shifts)
@@ -109,7 +110,7 @@ def diagonal(result: Result, input: Node, offset: int = 0, dim1: int = 0, dim2: 
     return view(input, result.shape, move)
 
 
-@rule("unfold")
+@rule("unfold", bounds=ranges.among)
 def unfold(result: Result, input: Node, dimension: int, size: int, step: int) -> Node:
     """Windows of a dimension, `step` apart; the place within them is the last dimension."""
     if not input.shape:
@@ -118,7 +119,7 @@ def unfold(result: Result, input: Node, dimension: int, size: int, step: int) ->
     return view(input, result.shape, lambda *i: (*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]))
 
 
-@rule("cat")
+@rule("cat", bounds=ranges.parts)
 def cat(result: Result, tensors: Sequence[Node], dim: int = 0) -> Node:
     """Tensors one after the other along a dimension; each is read only where it lies."""
     rank = len(result.shape)
@@ -294,7 +295,7 @@ def col2im(
     return reduction((*result.shape, *taps.kernel), (rank, rank + 1), "window", term, result.dtype)
 
 
-@rule("full")
+@rule("full", bounds=ranges.filled)
 def filled(result: Result, fill_value: float | int | bool, **sizes: object) -> Node:
     """One number everywhere."""
     return full(result.shape, fill_value, result.dtype)
@@ -306,7 +307,7 @@ def empty(result: Result, **arguments: object) -> Node:
     return full(result.shape, 0, result.dtype)
 
 
-@rule("arange")
+@rule("arange", bounds=ranges.steps)
 def arange(result: Result, end: float, start: float = 0, step: float = 1, dtype: str | None = None) -> Node:
     """Start, start + step, ... below end."""
     compute = result.dtype if is_floating(result.dtype) else "int64"

@@ -7,6 +7,7 @@ are summed, which is as exact as two passes unless that element lies far outside
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -14,6 +15,7 @@ from torchedge.expressions.indices import Index, as_index
 from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
 from torchedge.lowering.building import RowBuilder, elements, normal_dims, reduced, reshaped
 from torchedge.lowering.nodes import Node, ReduceKind
+from torchedge.lowering.rules import ranges
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.registry import Result, rule
 
@@ -62,8 +64,8 @@ def any_(result: Result, input: Node, dim: Dims = None, keepdim: bool = False) -
     return reduced("any", input, dim, keepdim, body=lambda a: cast(a, "bool"), dtype=result.dtype)
 
 
-@rule("amax", kind="max")
-@rule("amin", kind="min")
+@rule("amax", kind="max", bounds=ranges.among)
+@rule("amin", kind="min", bounds=ranges.among)
 def extreme(
     result: Result, input: Node, dim: Dims = None, keepdim: bool = False, *, kind: Literal["max", "min"]
 ) -> Node:
@@ -73,8 +75,8 @@ def extreme(
     return total(result, input, dim, keepdim, kind=kind)
 
 
-@rule("max", kind="max")
-@rule("min", kind="min")
+@rule("max", kind="max", bounds=partial(ranges.places, output=1))
+@rule("min", kind="min", bounds=partial(ranges.places, output=1))
 def placed_extreme(
     result: Result,
     input: Node,
@@ -108,8 +110,8 @@ def with_dimension(x: Node) -> Node:
     return x if x.shape else reshaped(x, (1,))
 
 
-@rule("argmax", kind="argmax")
-@rule("argmin", kind="argmin")
+@rule("argmax", kind="argmax", bounds=ranges.places)
+@rule("argmin", kind="argmin", bounds=ranges.places)
 def extreme_place(
     result: Result, input: Node, dim: int | None = None, keepdim: bool = False, *, kind: ReduceKind
 ) -> Node:

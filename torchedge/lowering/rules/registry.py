@@ -15,10 +15,24 @@ from typing import Any, TypeVar
 
 from torchedge.errors import LoweringError
 from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules.ranges import BoundsRule, Indexes
 
 Rule = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Rule)
 _RULES: dict[str, Rule] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNumbers:
+    """Facts of an operator on whole numbers: ranges of its indices, bounds of results, whether it divides."""
+
+    indexes: Indexes | None = None
+    bounds: BoundsRule | None = None
+    divides: bool = False
+
+
+_WHOLE: dict[str, WholeNumbers] = {}
+_NO_FACTS = WholeNumbers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +53,17 @@ class Result:
         return self.dtypes[0]
 
 
-def rule(*kinds: str, **settings: str | bool) -> Callable[[_Function], _Function]:
+def rule(
+    *kinds: str,
+    indexes: Indexes | None = None,
+    bounds: BoundsRule | None = None,
+    divides: bool = False,
+    **settings: str | bool,
+) -> Callable[[_Function], _Function]:
     """Register a function as the rule of ATen operators (base names).
 
-    settings: further arguments of the function for these operators.
+    indexes, bounds, divides: `WholeNumbers` of these operators (`lowering.rules.ranges`), by which indices
+    and divisors are checked. settings: further arguments of the function for these operators.
     It is called as `function(result, **arguments)`: `result` is a `Result`, the arguments have the names of
     the ATen schema (`self` is `input`; only those given), tensors are Nodes. It returns a Node, or one for
     each output (None for an output that nobody can read).
@@ -53,6 +74,8 @@ def rule(*kinds: str, **settings: str | bool) -> Callable[[_Function], _Function
             if kind in _RULES:
                 raise LoweringError(f"operator {kind} has two rules; expected one")
             _RULES[kind] = partial(function, **settings) if settings else function
+            if indexes or bounds or divides:
+                _WHOLE[kind] = WholeNumbers(indexes, bounds, divides)
         return function
 
     return register
@@ -78,6 +101,12 @@ def all_rules() -> Mapping[str, Rule]:
     for file in iter_modules([str(Path(__file__).parent)]):
         import_module(f"torchedge.lowering.rules.{file.name}")
     return MappingProxyType(_RULES)
+
+
+def whole_numbers(kind: str) -> WholeNumbers:
+    """Return the facts of an operator on whole numbers."""
+    all_rules()
+    return _WHOLE.get(kind, _NO_FACTS)
 
 
 def rule_for(kind: str) -> Rule:

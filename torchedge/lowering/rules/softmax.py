@@ -12,6 +12,7 @@ from torchedge.expressions.indices import ZERO, Index
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, where
 from torchedge.lowering.building import RowBuilder, elements, normal_dims, pointwise, reshaped
 from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules import ranges
 from torchedge.lowering.rules.indexing import read_at
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.reductions import with_dimension
@@ -62,7 +63,7 @@ def _at_class(
     return cast(read_at(x, [*before, ZERO, *after], {len(before): chosen}), compute)
 
 
-@rule("nll_loss_forward", "nll_loss2d_forward")
+@rule("nll_loss_forward", "nll_loss2d_forward", indexes=ranges.classes)
 def nll_loss(
     result: Result,
     input: Node,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from torchedge.graphs import FLOATING, FUNCTION_REGION, ForwardGraph, Op
 from torchedge.graphs.sizes import Affine
 from torchedge.ops import Work, spec_of
+from torchedge.ops.cudnn import STEP_LAUNCHES
 from torchedge.ops.gradients import gradient_needs, is_differentiated
 from torchedge.prediction.memory.settings import StepSettings
 
@@ -29,10 +30,6 @@ twice."""
 _CHECKPOINT_LAUNCHES = 30
 """Launches that take the host as long as `torch.utils.checkpoint` itself for a region, forward and backward:
 frames, hooks of saved tensors, autocast, random generators."""
-
-_RECURRENT_LAUNCHES = 0.4
-"""Launches of products that take as long as one step of one layer and direction: 17 us forward and 23 us
-backward on an H200 (`benchmarks/recurrent_memory.py`)."""
 
 FORWARD_SHARE = 1 / 3
 """The part of element-wise work that a forward pass alone does."""
@@ -86,14 +83,17 @@ UpdateCost = tuple[float, float]
 """What an optimizer costs relative to SGD with momentum: memory accesses and calls."""
 
 _UPDATES = {
-    "none": (0, 0), "sgd": (6, 2), "sgd-momentum": (11, 4), "adam": (20, 10),
+    "none": (0, 0), "sgd": (6, 2), "sgd-momentum": (11, 4), "adam": (20, 10), "adamw": (20, 10),
 }  # fmt: skip
-_FUSED_UPDATES = {"sgd": (4, 1), "sgd-momentum": (5, 1), "adam": (7, 2)}
+_FUSED_UPDATES = {"sgd": (4, 1), "sgd-momentum": (5, 1), "adam": (7, 2), "adamw": (7, 2)}
 """Reads and writes of a parameter's element, and calls over all parameters: the multi-tensor steps of
 torch.optim line by line, with weight decay. Other optimizers count as Adam does."""
 _GRADIENT_CALLS = 4
 """Calls for each parameter whatever the optimizer: autograd stores its gradient, the optimizer looks up the
 gradient and its state, zero_grad drops the gradient."""
+
+
+TIMED_OPTIMIZERS = tuple(_UPDATES)
 
 
 def update_cost(settings: StepSettings) -> UpdateCost:
@@ -394,7 +394,7 @@ def _count_recurrent(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     if len(shape) == 3:
         steps, layers = shape[bool(op.attrs.get("batch_first"))], values[op.outputs[1]].shape[0]
         if not isinstance(steps, Affine) and not isinstance(layers, Affine):
-            counter.launch_product(frozen=not grad, times=_RECURRENT_LAUNCHES * steps * layers)
+            counter.launch_product(frozen=not grad, times=STEP_LAUNCHES * steps * layers)
     for index in op.inputs[1:]:
         if index is not None and values[index].role == "parameter" and len(values[index].shape) == 2:
             width, inner = (s for s in values[index].shape if not isinstance(s, Affine))

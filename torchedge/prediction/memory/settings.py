@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class StepSettings:
     """Settings of one simulated step.
 
-    optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw", with weight_decay
-    as a number; or an `OptimizerReplay` of any optimizer, which has its own options.
+    optimizer: a name of `OPTIMIZERS`, with weight_decay as a number ("none": forward and backward only); or
+    an `OptimizerReplay` of any optimizer, which has its own options.
     foreach: the optimizer's multi-tensor implementation, PyTorch's default on CUDA: faster, with temporaries
     as large as the parameters; False is the for-loop of CPU and of old releases.
     amp: autocast dtype, or None. accumulation: micro-batches a gradient is accumulated over before the
@@ -66,6 +66,16 @@ class StepSettings:
             ("attention", ("fused", "math")),
         ):
             check_choice(name, getattr(self, name), allowed)
+
+    @property
+    def replay(self) -> OptimizerReplay:
+        """What replays the optimizer's steps."""
+        from torchedge.tracing.optimizer_replays import OptimizerReplay
+
+        if not isinstance(self.optimizer, str):
+            return self.optimizer
+        options = (("weight_decay", self.weight_decay),) if self.weight_decay else ()
+        return OptimizerReplay(self.optimizer, options)
 
     def timed_on(self, device: Device) -> StepSettings:
         """Return the settings of a step's time: autocast to a dtype that a device emulates takes float32's.

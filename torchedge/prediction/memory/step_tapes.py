@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from torchedge.graphs import ForwardGraph, Op, Value
+from torchedge.graphs import FUNCTION_REGION, ForwardGraph, Op, Value
 from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, UpdateFootprint
 from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, Work, spec_of
@@ -32,16 +32,8 @@ from torchedge.prediction.memory.workspaces import (
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
-_ADAMS = ("adam", "adamw")
-_STATE, _OPTIMIZER_TEMPORARY = "optimizer state", "optimizer temporary"
+_STATE = "optimizer state"
 _BLAS = ("BLAS workspace", "BLAS workspace of the backward pass")
-_STATES: Mapping[object, tuple[str, ...]] = {
-    "none": (),
-    "sgd": (),
-    "sgd-momentum": ("momentum_buffer",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-}
 
 
 def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False) -> Tape:
@@ -136,8 +128,8 @@ class StepWriter:
         self._first = False
         self._update: UpdateFootprint | None = None
         self._updated: frozenset[int] | None = None
-        if graph.loss is not None and not isinstance(settings.optimizer, str):
-            self._update, self._updated = settings.optimizer.update(self.graph, settings.foreach)
+        if graph.loss is not None and settings.optimizer != "none":
+            self._update, self._updated = settings.replay.update(self.graph, settings.foreach)
 
     def write_persistent(self, first: bool) -> None:
         """Keep storages beyond a step: weights, buffers, inputs, optimizer state, gradients not freed."""
@@ -164,15 +156,19 @@ class StepWriter:
         for index in filter(self._keeps_gradient, trainable):
             name = f"{values[index].name}.grad"
             self._parameter_gradients[index] = tape.keep(self._sizes[index], GRADIENTS, name)
-        if self._update is not None:
-            sizes = self._update.sizes
-            self._state[-1] = [tape.keep((sizes[k], 0, 0), STATE, _STATE) for k in self._update.states]
-            return
-        for index in trainable:
-            self._state[index] = [
-                tape.keep(self._sizes[index], STATE, f"{values[index].name}.{state}")
-                for state in _STATES[settings.optimizer]
-            ]
+        if (update := self._update) is not None:
+            for number in sorted(update.states, key=lambda k: update.owners[k]):  # as `remaining` lists them
+                self._own_state(number, tape.keep(update.sizes[number], STATE, self._state_name(number)))
+
+    def _own_state(self, number: int, storage: int) -> None:
+        """Count a state with its parameter (-1: with none alone)."""
+        assert self._update is not None
+        self._state.setdefault(self._update.owners[number], []).append(storage)
+
+    def _state_name(self, number: int) -> str:
+        assert self._update is not None
+        owner, kind = self._update.owners[number], self._update.states[number]
+        return f"{self.graph.values[owner].name}.{kind}" if owner >= 0 else _STATE
 
     def remaining(self) -> list[int]:
         """Return the storages that are alive for the next step, in the order in which it lists them."""
@@ -210,6 +206,8 @@ class StepWriter:
         graph, tape = self.graph, self.tape
         regions: dict[int, _Region] = {}
         seen: dict[int, set[int]] = {}
+        ends = {op.region: position for position, op in enumerate(graph.ops) if op.region}
+        checkpoints = range(1, FUNCTION_REGION)  # those without re-entry
         for position, op in enumerate(graph.ops):
             tape.owner = position
             if op.region and op.grad and graph.loss is not None:
@@ -223,6 +221,10 @@ class StepWriter:
                 self._run(position, op, saving=False)
                 if op.stored:
                     self._store(op, region)
+                is_over = position == ends[op.region] and op.region in checkpoints
+                if is_over and self._run_again(region) == (0, 0):  # autograd keeps nothing that refers to it
+                    self._drop_all(region.inputs)
+                    region.inputs.clear()
             else:
                 self._run(position, op)
             for index in self._releases[position]:
@@ -580,20 +582,24 @@ class StepWriter:
     def _region_back(self, region: _Region, last: int) -> None:
         """Run a checkpoint region's forward again, then its backward.
 
-        Without re-entry the second run stops at the last tensor that autograd keeps, and frees its results;
-        with re-entry it runs to its end, keeps results and their gradients until its backward is complete
+        Without re-entry the second run begins when a node asks for a tensor that autograd keeps, which nodes
+        of casts and sums do not; it stops at the last such tensor, and frees its results. With re-entry it
+        runs to its end, keeps results and their gradients until its backward is complete
         (torch.utils.checkpoint), and gives parameters their gradients itself.
         """
         tape, graph = self.tape, self.graph
         reentrant = region.reentrant
         floor = len(self._records)
         storages: list[int] = []
-        runs = len(region.positions)
+        runs = end = len(region.positions)
         if reentrant:
             outputs = [output for position in region.positions for output in graph.ops[position].outputs]
             storages = [self._gradients[output] for output in outputs if output in self._gradients]
         else:
-            runs = self._run_again(region.positions)
+            runs, end = self._run_again(region)
+            for position in region.positions[end:]:
+                self._record_unrun(position, graph.ops[position])
+            self._run_back(floor)
         for storage in storages:
             tape.hold(storage)
         alive: set[int] = set()
@@ -606,7 +612,7 @@ class StepWriter:
                 if index in alive:
                     alive.discard(index)
                     tape.drop(self._storage[index])
-        for position in region.positions[runs:]:
+        for position in region.positions[runs:end]:
             self._record_unrun(position, graph.ops[position])
         results = [self._storage[index] for index in sorted(alive)]
         if not reentrant:
@@ -621,19 +627,20 @@ class StepWriter:
         self._pending_uses = uses
         self._drop_all([*storages, *results, *region.inputs])
 
-    def _run_again(self, positions: Sequence[int]) -> int:
-        """Return how many operators of a region run before the last tensor that autograd keeps is there.
+    def _run_again(self, region: _Region) -> tuple[int, int]:
+        """Return how many operators of a region run again, and how many up to the last that keeps a tensor.
 
-        An operator's inputs are kept before it runs, its outputs afterwards.
+        It runs if it keeps an output; its inputs are kept before it runs.
         """
+        positions = region.positions
         for end in range(len(positions), 0, -1):
             op = self.graph.ops[positions[end - 1]]
             if is_differentiated(op, self.differentiable):
                 footprint = self._footprint(op, self._needs(op))
                 known = {*footprint.tensors[: sum([index is not None for index in op.inputs])]}
                 if footprint.saved:
-                    return end - 1 + (op.inplace or not known.issuperset(footprint.saved))
-        return 0
+                    return end - 1 + (op.inplace or not known.issuperset(footprint.saved)), end
+        return 0, 0
 
     def _record_unrun(self, position: int, op: Op) -> None:
         """Record an operator that does not run again: its node of the first run keeps inputs at most."""
@@ -648,78 +655,27 @@ class StepWriter:
     # the optimizer ------------------------------------------------------------------------------------------
 
     def write_update(self, first: bool) -> None:
-        """Run the optimizer's step, and free the gradients where `zero_grad` does.
+        """Run the optimizer's step as PyTorch ran it, and free the gradients where `zero_grad` does.
 
-        The storages of an optimizer that was replayed are known. Those of named ones follow torch.optim:
-        weight decay goes into a copy of the gradient (not AdamW's); Adam forms the denominator
-        sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for all parameters at
-        once; the loop does one parameter after the other, its variables alive until the next parameter takes
-        their place. Missing state (first step) is allocated; momentum starts as a clone of the gradient.
+        Parameters without a gradient have neither state nor temporaries.
         """
         self.tape.phase, self.tape.owner = 2, 2 * len(self.graph.ops)
-        settings = self.settings
         trained = sorted(self._parameter_gradients)
-        decays = settings.weight_decay != 0 and settings.optimizer not in ("none", "adamw")
-        if self._update is not None:
-            self._replay_update(self._update, first)
-        elif settings.foreach:
-            self._update_together(trained, decays)
-        else:
-            self._update_one_by_one(trained, decays)
+        if (update := self._update) is not None:
+            owners = {-1, *trained}
+            numbers: dict[int, int] = {}
+            for event in update.first if first else update.later:
+                number = abs(event) - 1
+                if update.owners[number] not in owners:
+                    continue
+                if event < 0:
+                    self.tape.drop(numbers.pop(number))
+                elif number in update.states:
+                    storage = self.tape.new(update.sizes[number], STATE, self._state_name(number))
+                    self._own_state(number, storage)
+                else:
+                    numbers[number] = self.tape.new(update.sizes[number], TEMPORARY, "optimizer temporary")
         self._drop_all([self._parameter_gradients[i] for i in trained if not self._keeps_gradient(i)])
-
-    def _replay_update(self, update: UpdateFootprint, first: bool) -> None:
-        """Write the storages of a step that PyTorch ran on meta tensors."""
-        numbers: dict[int, int] = {}
-        for event in update.first if first else update.later:
-            if event > 0:
-                stays = event - 1 in update.states
-                category, label = (STATE, _STATE) if stays else (TEMPORARY, _OPTIMIZER_TEMPORARY)
-                numbers[event] = self.tape.new((update.sizes[event - 1], 0, 0), category, label)
-            else:
-                self.tape.drop(numbers.pop(-event))
-        if first:
-            self._state[-1] = [numbers[state + 1] for state in update.states]
-
-    def _start_state(self, parameters: list[int]) -> None:
-        """Allocate the state that parameters do not have yet."""
-        for index in parameters:
-            if index not in self._state:
-                self._state[index] = [
-                    self.tape.new(self._sizes[index], STATE, name)
-                    for name in _STATES[self.settings.optimizer]
-                ]
-
-    def _start_momentum(self, parameters: list[int]) -> None:
-        if self.settings.optimizer == "sgd-momentum":
-            self._start_state(parameters)
-
-    def _temporary(self, index: int) -> int:
-        return self.tape.new(self._sizes[index], TEMPORARY, _OPTIMIZER_TEMPORARY)
-
-    def _update_together(self, trained: list[int], decays: bool) -> None:
-        if self.settings.optimizer in _ADAMS:
-            self._start_state(trained)
-        decayed = [self._temporary(index) for index in trained] if decays else []
-        self._start_momentum(trained)
-        self._drop_all(decayed)
-        if self.settings.optimizer in _ADAMS:
-            self._drop_all([self._temporary(index) for index in trained])
-
-    def _update_one_by_one(self, trained: list[int], decays: bool) -> None:
-        if self.settings.optimizer in _ADAMS:
-            self._start_state(trained)
-        decayed: list[int] = []
-        denominator: list[int] = []
-        for index in trained:
-            self._drop_all(decayed)
-            decayed = [self._temporary(index)] if decays else []
-            self._start_momentum([index])
-            if self.settings.optimizer in _ADAMS:
-                root, quotient = self._temporary(index), self._temporary(index)
-                self._drop_all([root, *denominator])
-                denominator = [quotient]
-        self._drop_all([*decayed, *denominator])
 
 
 def _differentiated(op: Op, needs: Sequence[bool]) -> list[int]:

@@ -241,15 +241,7 @@ class PartSolver:
             prices[tables.slots - part.start] = climbed.prices
             free = tables.evaluate(np.zeros(len(tables.slots)))[2]
             for streaming, by_slot in ((free, none), (climbed.streaming, prices)):
-                flow = Flow(
-                    self.problem,
-                    part,
-                    limit,
-                    streaming,
-                    tables.preload_cost,
-                    by_slot,
-                    whole=self.limits.whole,
-                )
+                flow = Flow(self.problem, part, limit, streaming, tables.preload_cost, by_slot)
                 work.spend(flow.effort)
                 self.raise_bound(flow.bound - returned)
                 if flow.bound < np.inf:
@@ -317,9 +309,7 @@ class _Memory:
             prices = np.zeros(self.part.end - self.part.start)
             if len(self.flows) > FLOWS:
                 self.flows.clear()
-            self.flows[limit] = Flow(
-                self.problem, self.part, limit, none, self.chunks, prices, whole=self.whole
-            )
+            self.flows[limit] = Flow(self.problem, self.part, limit, none, self.chunks, prices)
             self.work.spend(self.flows[limit].effort)
         return self.flows[limit]
 

@@ -13,7 +13,7 @@ prices, within a limit on chunks in flight.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,79 +168,12 @@ _Entry = tuple[int, int, float, float]
 """A job by position, its chunks in units, the costs of streaming and of preloading it."""
 
 
-MOST_SETS = 8
-"""Sets of large jobs in flight, on average over the slots of a flow, at most."""
-
-_Choice = tuple[frozenset[int], frozenset[int], frozenset[int]]
-NO_CHOICE: _Choice = (frozenset(), frozenset(), frozenset())
-
-
-class _LargeJobs:
-    """Which large jobs can be in flight together, where weights count whole until they are loaded.
-
-    A streamed job is in flight at least from its release to the slot in which its last chunk is served if no
-    other job is served. Large jobs are those of more than 1/2, 1/3 ... of the limit: the more, the better, as
-    long as few sets of them fit the limit.
-    """
-
-    def __init__(self, problem: Problem, part: Subproblem, limit: int) -> None:
-        self.part, self.limit = part, limit
-        total = np.concatenate([[0], np.cumsum(problem.capacity)])
-        needed = [total[job.release] + job.chunks for job in part.jobs]
-        self.last = np.searchsorted(total, needed, "left") - 1
-        self.released: dict[int, list[int]] = {}
-        for k, job in enumerate(part.jobs):
-            self.released.setdefault(job.release, []).append(k)
-        self.active: dict[int, list[int]] = {}
-        self.large: frozenset[int] = frozenset()
-        for count in range(2, 6):
-            large = [k for k, job in enumerate(part.jobs) if count * job.chunks > limit]
-            active: dict[int, list[int]] = {}
-            for k in large:
-                for slot in range(part.jobs[k].release, min(int(self.last[k]), part.end - 1) + 1):
-                    active.setdefault(slot, []).append(k)
-            rows = sum(len(jobs) ** (count - 1) for jobs in active.values())
-            if rows > MOST_SETS * (part.end - part.start):
-                break
-            self.large, self.active = frozenset(large), active
-
-    def choices(self, slot: int) -> Iterator[tuple[frozenset[int], list[_Choice]]]:
-        """By set of large jobs in flight in a slot: which may start after it, the next set, jobs barred."""
-        own = self.released.get(slot + 1, [])
-        for present in self._fitting(self.active.get(slot, []), 0):
-            total = self._chunks(present)
-            staying = frozenset(k for k in present if self.last[k] > slot)
-            choices = []
-            for starting in self._fitting([k for k in own if k in self.large], total):
-                room = self.limit - total - self._chunks(starting)
-                barred = [
-                    k
-                    for k in own
-                    if k not in starting and (k in self.large or self.part.jobs[k].chunks > room)
-                ]
-                choices.append((starting, staying | starting, frozenset(barred)))
-            yield present, choices
-
-    def _chunks(self, jobs: Iterable[int]) -> int:
-        return sum(self.part.jobs[k].chunks for k in jobs)
-
-    def _fitting(self, jobs: Sequence[int], chunks: int) -> list[frozenset[int]]:
-        """Sets of jobs that fit the limit beside some chunks."""
-        sets: list[frozenset[int]] = [frozenset()]
-        for k in jobs:
-            sets += [
-                x | {k} for x in sets if chunks + self._chunks(x) + self.part.jobs[k].chunks <= self.limit
-            ]
-        return sets
-
-
 class Flow:
     """The least cost to go, by slot and chunks waiting, with a limit on chunks in flight.
 
     streaming, preloading: costs by job. prices: of the capacity that is used, by slot of the part. In flight
-    are the chunks that wait and those in use; of weights with several uses only the first use counts. whole:
-    weights count whole until they are loaded; each set of large jobs in flight then has a row of its own
-    (`_LargeJobs`), and `least` is the least of all rows of a slot.
+    are the chunks that wait and those in use; of weights with several uses only the first use counts. Where
+    weights count whole, no fewer chunks are in flight: the bound holds.
     """
 
     def __init__(
@@ -251,17 +184,15 @@ class Flow:
         streaming: Sequence[float] | Floats | Ints,
         preloading: Sequence[float] | Floats | Ints,
         prices: Floats,
-        *,
-        whole: bool = False,
     ) -> None:
         self.start, self.end = part.start, part.end
+        self.effort = flow_effort(part, limit)
         self.unit = unit_of(part, limit)
         # Rounding may let a unit too many wait: capacity is rounded up in its running total only.
         most = limit // self.unit + (self.unit > 1)
         total = -(-np.cumsum(problem.capacity) // self.unit)
         self.capacity: list[int] = np.minimum(most + 1, np.diff(total, prepend=0)).tolist()
         self.prices, self.most, self.whole_capacity = prices, most, problem.capacity
-        self.sets = 0
         self.jobs: dict[int, list[_Entry]] = {}
         for k, job in enumerate(part.jobs):
             if streaming[k] < NEVER:
@@ -271,22 +202,9 @@ class Flow:
             self.jobs.setdefault(job.release, []).append(entry)
         self.least = np.full((self.end - self.start + 2, most + 1), np.inf)
         self.least[-1, : 1 + (self.unit > 1)] = 0.0
-        sets = _LargeJobs(problem, part, limit) if whole else None
-        rows: dict[frozenset[int], Floats] = {frozenset(): self.least[-1]}
         for slot in range(self.end - 1, self.start - 2, -1):
-            own = self.jobs.get(slot + 1, [])
-            rows = {
-                present: np.minimum.reduce(
-                    [
-                        self._row(slot, rows[following], own, barred, starting)
-                        for starting, following, barred in choices
-                    ]
-                )
-                for present, choices in (sets.choices(slot) if sets else [(frozenset(), [NO_CHOICE])])
-            }
-            self.least[slot + 1 - self.start] = np.minimum.reduce(list(rows.values()))
-            self.sets += len(rows)
-        self.effort = flow_effort(part, limit) * self.sets / (self.end - self.start + 1)
+            following = self.least[slot + 2 - self.start]
+            self.least[slot + 1 - self.start] = self._row(slot, following, self.jobs.get(slot + 1, []))
 
     @property
     def bound(self) -> float:
@@ -296,20 +214,9 @@ class Flow:
     def _served(self, slot: int) -> int:
         return self.capacity[slot] if slot >= self.start else 0
 
-    def _row(
-        self,
-        slot: int,
-        following: Floats,
-        jobs: list[_Entry],
-        barred: frozenset[int],
-        starting: frozenset[int],
-    ) -> Floats:
-        """The costs to go by chunks waiting before a slot; `starting` jobs are streamed, barred ones not."""
+    def _row(self, slot: int, following: Floats, own: list[_Entry]) -> Floats:
+        """The costs to go by chunks waiting before a slot, after which its own jobs are streamed or not."""
         size, served = self.most + 1, self._served(slot)
-        own = [
-            (k, size if k in barred else chunks, streaming, np.inf if k in starting else preloading)
-            for k, chunks, streaming, preloading in jobs
-        ]
         row = np.empty(size)
         row[served:] = following[: size - served]  # where work is left after the slot
         for _, chunks, streaming, preloading in own:

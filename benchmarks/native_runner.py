@@ -1,0 +1,180 @@
+"""Compare the native runner with Python's, on this machine's default OpenCL device.
+
+    make runner && python benchmarks/native_runner.py
+    python benchmarks/native_runner.py --mutants 100000 --opener build/sanitized/torchedge-open
+
+Small networks are exported and run by both, in turn, with compiled programs in the cache. It prints the time
+from the start of the process to the first output, that of a step within one process, from array to array, and
+their ratios (medians and quartiles); then the size of the stripped library, and the lines of its source. With
+--mutants, bundles changed at random are opened instead, by a build with sanitizers:
+
+    cmake -S export/runner -B build/sanitized -D TORCHEDGE_SANITIZE=ON && cmake --build build/sanitized
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from drivers.processes import default_device, loader  # noqa: E402
+from runner.mutants import open_mutants  # noqa: E402
+from torch import nn  # noqa: E402
+
+import torchedge  # noqa: E402
+from torchedge.storage.tensors import write_tensors  # noqa: E402
+
+
+class Recurrent(nn.Module):
+    """An LSTM over 32 steps: many small launches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(32, 64, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the last step."""
+        return self.head(self.layer(x)[0][:, -1])
+
+
+def networks() -> dict[str, tuple[nn.Module, torch.Tensor]]:
+    """Return models and examples by name, each at batch size 1."""
+    from torchedge.tracing.vision import prepare_torchvision
+
+    prepare_torchvision()
+    import torchvision
+
+    torch.manual_seed(0)
+    mobile = torchvision.models.mobilenet_v3_small(weights=None).eval()
+    return {
+        "lstm": (Recurrent().eval(), torch.randn(1, 32, 32)),
+        "mobilenet_v3_small": (mobile, torch.randn(1, 3, 64, 64)),
+    }
+
+
+def seconds(command: Sequence[object], environment: dict[str, str]) -> float:
+    """Run a command to its end and return its time by the clock."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return time.perf_counter() - start
+
+
+class Library:
+    """A bundle open in libtorchedge, in this process."""
+
+    def __init__(self, path: Path, folder: Path, device: str) -> None:
+        class Options(ctypes.Structure):
+            _fields_ = (
+                *((name, ctypes.c_char_p) for name in ("device", "library", "cache", "sha256")),
+                ("memory_limit", ctypes.c_uint64),
+                *((name, ctypes.c_void_p) for name in ("progress", "context")),
+            )
+
+        self.library, self.handle = ctypes.CDLL(str(path)), ctypes.c_void_p()
+        self.library.torchedge_error.restype = ctypes.c_char_p
+        options = Options(device.encode(), loader().get("TORCHEDGE_OPENCL", "").encode())
+        self.call("open", str(folder).encode(), ctypes.byref(options), ctypes.byref(self.handle))
+
+    def call(self, name: str, *words: object) -> None:
+        """Call a function; exit with its error."""
+        if getattr(self.library, f"torchedge_{name}")(*words):
+            raise SystemExit(self.library.torchedge_error(self.handle).decode())
+
+    def step(self, fed: str, array: np.ndarray, got: str, result: np.ndarray) -> None:
+        """Run one batch, from an array to an array."""
+        pointers = [
+            (name.encode(), a.ctypes.data_as(ctypes.c_void_p), a.nbytes)
+            for name, a in ((fed, array), (got, result))
+        ]
+        self.call("set_input", self.handle, pointers[0][0], pointers[0][1], ctypes.c_size_t(pointers[0][2]))
+        self.call("step", self.handle)
+        self.call("get_output", self.handle, pointers[1][0], pointers[1][1], ctypes.c_size_t(pointers[1][2]))
+
+
+def compare(program: Path, name: str, rounds: int, steps: int, folder: Path) -> None:
+    """Print start and step of one network, in Python and natively."""
+    model, example = networks()[name]
+    bundle = torchedge.export(model, example, out=folder / name, device="local-cpu", onnx=False)
+    fed, got, array = bundle.inputs[0].name, bundle.outputs[0], example.numpy()
+    write_tensors(folder / "inputs.safetensors", {fed: array})
+    np.save(folder / "inputs.npy", array)
+    device, variables = default_device(folder)
+    environment = {**os.environ, **loader(), **variables}
+    native = [program, bundle.path, "--device", device, "--inputs", folder / "inputs.safetensors"]
+    python = [sys.executable, "-m", "torchedge", "run", bundle.path, "--input", folder / "inputs.npy"]
+    starts: list[tuple[float, float]] = []
+    for _ in range(rounds + 1):  # the first round fills the caches
+        starts.append((seconds(python, environment), seconds(native, environment)))
+    show(name, "start", starts[1:])
+    library = Library(program.with_name("libtorchedge.so"), bundle.path, device)
+    result = np.empty(got.shape, got.dtype)
+    pairs = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        (expected,) = bundle.run(array)
+        middle = time.perf_counter()
+        library.step(fed, array, got.name, result)
+        pairs.append((middle - begin, time.perf_counter() - middle))
+        assert expected.tobytes() == result.tobytes()
+    show(name, "step", pairs[steps // 10 :])
+
+
+def show(name: str, what: str, pairs: Sequence[tuple[float, float]]) -> None:
+    """Print medians of pairs (Python's, native) of seconds, and the median and quartiles of their ratio."""
+    python, native = (statistics.median(column) * 1000 for column in zip(*pairs, strict=True))
+    low, middle, high = statistics.quantiles([b / a for a, b in pairs], n=4)
+    print(
+        f"{name:20} {what:6} python {python:9.3f} ms  native {native:9.3f} ms  "
+        f"ratio {middle:.2f} ({low:.2f} to {high:.2f})"
+    )
+
+
+def main() -> None:
+    """Compare, or open mutants."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--program", type=Path, default=CHECKOUT / "build" / "runner" / "torchedge-run")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--mutants", type=int, default=0)
+    parser.add_argument("--opener", type=Path, default=CHECKOUT / "build" / "sanitized" / "torchedge-open")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        if arguments.mutants:
+            model, example = networks()["lstm"]
+            out = folder / "bundle"
+            torchedge.export(model, example, out=out, device="adreno-740", onnx=False)
+            print(open_mutants(arguments.opener, out, folder, arguments.mutants, arguments.seed))
+            return
+        for name in networks():
+            compare(arguments.program, name, arguments.rounds, arguments.steps, folder)
+        library = shutil.copy(arguments.program.with_name("libtorchedge.so"), folder)
+        subprocess.run(["strip", library], check=True)
+        files = [p for p in (CHECKOUT / "export" / "runner").rglob("*") if p.suffix in (".cpp", ".h")]
+        lines = sum(len(path.read_text().splitlines()) for path in files)
+        size = Path(library).stat().st_size / 1024
+        print(f"stripped library {size:.0f} KiB; {lines} lines in {len(files)} files")
+
+
+if __name__ == "__main__":
+    main()

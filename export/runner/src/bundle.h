@@ -1,0 +1,45 @@
+// A bundle's folder, read and checked: what is returned is what was hashed.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+namespace torchedge {
+
+/// A tensor that a caller feeds or gets.
+struct Port {
+  std::string name;
+  Shape shape;
+  DType dtype;
+};
+
+struct BundleFile {
+  std::string sha256;
+  int64_t nbytes;
+};
+
+struct Bundle {
+  std::string path, model, made_for, sha256;
+  bool trains = false, streams = false;
+  int64_t accumulation = 1;
+  std::vector<Port> inputs, outputs;
+  std::map<std::string, double> hyperparameters;
+  std::map<std::string, int64_t> memory;  // bytes that a run takes, as the manifest says
+  int device_class = 0;
+  std::map<std::string, BundleFile> files;
+  std::vector<Program> programs;  // what runs; then, with accumulation above 1, the step that only adds up gradients
+  File weights;
+  FileHeader header;
+
+  /// Read the weights from front to back, hashing them, and pass on the bytes of each tensor; a file that changed
+  /// since the bundle was made is an error after the last one.
+  Status read_weights(const std::function<Status(const std::string& name, const void* data)>& take) const;
+};
+
+/// Read a bundle. sha256: what the manifest's own digest has to be, empty for any.
+Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256);
+
+}  // namespace torchedge

@@ -1,0 +1,607 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+namespace torchedge {
+namespace {
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// An array of one number in every element; false where the dtype does not hold it.
+std::string filled(const Form& form, double value) {
+  std::string array(form.array_bytes(), '\0');
+  auto put = [&](auto element) {
+    for (int64_t k = 0; k < form.elements(); ++k) std::memcpy(array.data() + k * sizeof element, &element, sizeof element);
+  };
+  if (value == 0 && !std::signbit(value)) return array;
+  switch (form.dtype) {
+    case DType::float32: put(static_cast<float>(value)); break;
+    case DType::float64: put(value); break;
+    case DType::int64: put(static_cast<int64_t>(value)); break;
+    case DType::int32: put(static_cast<int32_t>(value)); break;
+    case DType::int16: put(static_cast<int16_t>(value)); break;
+    case DType::int8: put(static_cast<int8_t>(value)); break;
+    case DType::uint8: put(static_cast<uint8_t>(value)); break;
+    case DType::boolean: put(static_cast<uint8_t>(value != 0)); break;
+    case DType::uint32: put(static_cast<uint32_t>(value)); break;
+    case DType::float16: break;  // refused by fills_exactly
+  }
+  return array;
+}
+
+/// Whether `filled` gives the number that Python would: whole dtypes hold whole numbers in range.
+bool fills_exactly(const Form& form, double value) {
+  switch (form.dtype) {
+    case DType::float32:
+    case DType::float64: return true;
+    case DType::float16: return value == 0;
+    case DType::uint8:
+    case DType::boolean:
+    case DType::uint32: return value == std::floor(value) && value >= 0 && value < 256;
+    default: return value == std::floor(value) && std::abs(value) < 128;
+  }
+}
+
+int64_t whole_number(DType dtype, const void* array, int64_t k) {
+  auto get = [&](auto element) {
+    std::memcpy(&element, static_cast<const char*>(array) + k * sizeof element, sizeof element);
+    return static_cast<int64_t>(element);
+  };
+  switch (dtype) {
+    case DType::int64: return get(int64_t{});
+    case DType::int32: return get(int32_t{});
+    case DType::int16: return get(int16_t{});
+    case DType::int8: return get(int8_t{});
+    case DType::uint32: return get(uint32_t{});
+    default: return get(uint8_t{});
+  }
+}
+
+bool is_float(DType dtype) { return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::float64; }
+
+const Tensor* find(const Program& program, const std::string& name) {
+  for (const Tensor& tensor : program.tensors)
+    if (tensor.role != Role::intermediate && tensor.name == name) return &tensor;
+  return nullptr;
+}
+
+}  // namespace
+
+Error Executor::failed(const std::string& doing, cl_int code) const {
+  const char* advice = code == -4 || code == -5 || code == -6 || code == -61 ? "; the device has too little memory: use a smaller batch" : "";
+  return Error{doing + " failed on " + device_.title() + ": " + error_name(code) + advice};
+}
+
+// opening -----------------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<Executor>> Executor::create(Bundle bundle, const Settings& settings) {
+  std::unique_ptr<Executor> executor(new Executor());
+  executor->bundle_ = std::move(bundle);
+  TE_CHECK(executor->open(settings));
+  return executor;
+}
+
+Status Executor::open(const Settings& settings) {
+  TE_TRY(library, open_opencl(settings.library));
+  cl_ = library;
+  TE_TRY(device, choose_device(cl_, settings.device));
+  device_ = device;
+  TE_CHECK(check_limits(settings));
+  cl_int code = 0;
+  const cl_property properties[] = {0x1084, reinterpret_cast<cl_property>(device_.platform), 0};
+  context_ = cl_.CreateContext(properties, 1, &device_.handle, nullptr, nullptr, &code);
+  if (context_ == nullptr) return failed("creating a context", code);
+  queue_ = cl_.CreateCommandQueue(context_, device_.handle, 0, &code);
+  if (queue_ == nullptr) return failed("creating a queue", code);
+  std::vector<Kernel> kernels;
+  std::set<std::string> names;
+  for (const Program& program : bundle_.programs)
+    for (const Kernel& kernel : program.kernels)
+      if (names.insert(kernel.name).second) kernels.push_back(kernel);
+  double start = now_ms();
+  TE_CHECK(build_kernels(cl_, device_, context_, kernels, settings.cache, settings.progress, built_));
+  figures_.programs = static_cast<int64_t>(built_.programs.size());
+  figures_.programs_from_cache = built_.from_cache;
+  figures_.build_ms = now_ms() - start;
+  placed_.reserve(bundle_.programs.size());
+  for (const Program& program : bundle_.programs) {
+    placed_.emplace_back();
+    placed_.back().program = &program;
+    TE_CHECK(place(placed_.back(), built_));
+  }
+  start = now_ms();
+  TE_CHECK(load_weights());
+  for (const auto& [name, value] : bundle_.hyperparameters) TE_CHECK(set(name, value));
+  figures_.load_ms = now_ms() - start;
+  return {};
+}
+
+Executor::~Executor() {
+  if (queue_ != nullptr) cl_.Finish(queue_);
+  for (Placed& placed : placed_)
+    for (Call& call : placed.calls)
+      if (call.kernel != nullptr) cl_.ReleaseKernel(call.kernel);
+  // The last one first: images before the buffers under them. In another order NVIDIA's driver 580 crashes.
+  for (size_t k = allocated_.size(); k-- > 0;) cl_.ReleaseMemObject(allocated_[k]);
+  for (cl_program program : built_.programs) cl_.ReleaseProgram(program);
+  if (queue_ != nullptr) cl_.ReleaseCommandQueue(queue_);
+  if (context_ != nullptr) cl_.ReleaseContext(context_);
+}
+
+/// What the bundle asks of the device, before anything is built or allocated.
+Status Executor::check_limits(const Settings& settings) const {
+  const std::string elsewhere = "; export the model for this device";
+  auto beyond = [&](const std::string& what, auto asked, auto most) {
+    return Error{what + " takes " + std::to_string(asked) + "; " + device_.title() + " takes at most " + std::to_string(most) + elsewhere};
+  };
+  cl_ulong total = 0;
+  std::set<std::string> shared;
+  for (const Program& program : bundle_.programs) {
+    for (const Tensor& tensor : program.tensors) {
+      std::string name = std::string(name_of(tensor.role)) + " " + tensor.name;
+      const Layout& layout = tensor.form.layout;
+      if (layout.image() && static_cast<size_t>(layout.width) > device_.image_width)
+        return beyond(name + ": the width of its image", layout.width, device_.image_width);
+      if (layout.image() && static_cast<size_t>(layout.height) > device_.image_height)
+        return beyond(name + ": the height of its image", layout.height, device_.image_height);
+      if (tensor.form.dtype == DType::float64 && !device_.has("cl_khr_fp64"))
+        return Error{name + " is float64, with which " + device_.title() + " does not compute; export the model in float32"};
+      if (tensor.role == Role::intermediate) continue;
+      cl_ulong bytes = tensor.form.device_bytes();
+      if (bytes > device_.allocation) return beyond(name + ": one allocation", bytes, device_.allocation);
+      if (!is_shared(tensor.role) || shared.insert(tensor.name).second) total += bytes;
+    }
+    for (const Slot& slot : program.arena.slots) {
+      if (static_cast<size_t>(slot.width) > device_.image_width || static_cast<size_t>(slot.height) > device_.image_height)
+        return Error{"an image of the arena is " + std::to_string(slot.width) + " x " + std::to_string(slot.height) +
+                     " texels, more than " + device_.title() + " takes" + elsewhere};
+      cl_ulong bytes = static_cast<cl_ulong>(slot.width) * slot.height * 4 * size_of(slot.dtype);
+      if (bytes > device_.allocation) return beyond("an image of the arena: one allocation", bytes, device_.allocation);
+      total += bytes;
+    }
+    for (int64_t bytes : program.arena.pieces) {
+      if (static_cast<cl_ulong>(bytes) > device_.allocation) return beyond("the arena: one allocation", bytes, device_.allocation);
+      total += bytes;
+    }
+    for (const Kernel& kernel : program.kernels) {
+      if (static_cast<cl_ulong>(kernel.local_bytes) > device_.local_bytes)
+        return beyond("kernel " + kernel.name + ": local memory in bytes", kernel.local_bytes, device_.local_bytes);
+      if (kernel.source.find("cl_khr_fp16") != std::string::npos && !device_.has("cl_khr_fp16"))
+        return Error{"kernel " + kernel.name + " computes with half, with which " + device_.title() + " does not; export it in float32"};
+    }
+    for (const Launch& launch : program.launches) {
+      size_t items = 1;
+      for (size_t d = 0; d < launch.local.size(); ++d) {
+        const std::string name = "kernel " + program.kernels[launch.kernel].name;
+        if (launch.local[d] > device_.work_item_sizes[d]) return beyond(name + ": a work-group's side", launch.local[d], device_.work_item_sizes[d]);
+        items *= launch.local[d];
+        if (items > device_.work_group) return beyond(name + ": a work-group", items, device_.work_group);
+      }
+    }
+  }
+  cl_ulong most = settings.memory_limit > 0 ? settings.memory_limit : device_.memory;
+  if (total > most)
+    return Error{bundle_.model + " takes " + std::to_string(total) + " bytes with all weights on the device; " +
+                 (settings.memory_limit > 0 ? "the limit is " : device_.title() + " has ") + std::to_string(most) +
+                 ": use a limit of at least " + std::to_string(total) + (settings.memory_limit > 0 ? "" : ", or a smaller batch")};
+  return {};
+}
+
+// memory ------------------------------------------------------------------------------------------------------
+
+Result<cl_mem> Executor::buffer(int64_t nbytes) {
+  cl_int code = 0;
+  cl_mem memory = cl_.CreateBuffer(context_, kReadWrite, std::max<int64_t>(nbytes, 1), nullptr, &code);
+  if (memory == nullptr) return failed("allocating " + std::to_string(nbytes) + " bytes", code);
+  allocated_.push_back(memory);
+  figures_.allocated_bytes += nbytes;
+  return memory;
+}
+
+Result<cl_mem> Executor::image(const Form& form, int64_t width, int64_t height, cl_mem over) {
+  ClImageFormat format{kRgba, form.dtype == DType::float16 ? kHalfFloat : kFloat};
+  ClImageDescriptor described{};
+  described.type = kImage2d;
+  described.width = width;
+  described.height = height;
+  described.buffer = over;
+  if (over != nullptr) described.row_pitch = form.layout.row_texels * 4 * size_of(form.dtype);
+  cl_int code = 0;
+  cl_mem memory = cl_.CreateImage(context_, kReadWrite, &format, &described, nullptr, &code);
+  if (memory == nullptr)
+    return failed("allocating an image of " + std::to_string(width) + " x " + std::to_string(height) + " texels of " + name_of(form.dtype), code);
+  allocated_.push_back(memory);
+  if (over == nullptr) figures_.allocated_bytes += width * height * 4 * size_of(form.dtype);
+  return memory;
+}
+
+Result<cl_mem> Executor::own_memory(const Form& form) {
+  return form.layout.image() ? image(form, form.layout.width, form.layout.height) : buffer(form.device_bytes());
+}
+
+/// Memory of every tensor that is not in the arena, then of the arena, then the launches.
+Status Executor::place(Placed& placed, const Built& built) {
+  const Program& program = *placed.program;
+  placed.memory.resize(program.tensors.size());
+  for (size_t k = 0; k < program.tensors.size(); ++k) {
+    const Tensor& tensor = program.tensors[k];
+    if (tensor.role == Role::intermediate) continue;
+    // Programs of a bundle share parameters, buffers and states by name. One input serves both, where it is the same.
+    bool by_name = is_shared(tensor.role), input = tensor.role == Role::input;
+    if (input) {
+      const Tensor* first = find(bundle_.programs[0], tensor.name);
+      by_name = first != nullptr && first->role == Role::input && first->form.shape == tensor.form.shape &&
+                first->form.dtype == tensor.form.dtype && first->form.plain() && tensor.form.plain();
+    }
+    std::string key = (input ? "input " : "kept ") + tensor.name;
+    std::shared_ptr<Memory> memory = by_name ? shared_[key] : nullptr;
+    if (memory == nullptr) {
+      TE_TRY(handle, own_memory(tensor.form));
+      memory = std::make_shared<Memory>(Memory{handle, false});
+      if (by_name) shared_[key] = memory;
+    }
+    placed.memory[k] = memory;
+  }
+  TE_CHECK(place_arena(placed));
+  return bind(placed, built);
+}
+
+/// Parts of the arena; memory of its own for what the device does not take there.
+Status Executor::place_arena(Placed& placed) {
+  const Program& program = *placed.program;
+  const Arena& arena = program.arena;
+  std::vector<cl_mem> pieces, slots;
+  for (int64_t nbytes : arena.pieces) {
+    TE_TRY(memory, buffer(nbytes));
+    pieces.push_back(memory);
+  }
+  for (const Slot& slot : arena.slots) {
+    TE_TRY(memory, image(Form{{}, slot.dtype, {}}, slot.width, slot.height));
+    slots.push_back(memory);
+  }
+  std::map<std::array<int64_t, 3>, cl_mem> parts;
+  for (auto [index, offset] : arena.offsets) {
+    const Form& form = program.tensors[index].form;
+    auto [piece, within] = arena.place(offset);
+    int64_t nbytes = form.device_bytes();
+    bool pitched = !form.layout.image() || (device_.image_from_buffer() && device_.pitch_alignment > 0 &&
+                                            form.layout.row_texels % device_.pitch_alignment == 0);
+    cl_mem memory = nullptr;
+    if (within % static_cast<int64_t>(device_.base_alignment) != 0 || !pitched) {
+      TE_TRY(own, own_memory(form));
+      memory = own;
+    } else {
+      cl_mem& part = parts[{static_cast<int64_t>(piece), within, nbytes}];
+      if (part == nullptr) {
+        const size_t region[2] = {static_cast<size_t>(within), static_cast<size_t>(nbytes)};
+        cl_int code = 0;
+        part = cl_.CreateSubBuffer(pieces[piece], kReadWrite, kRegion, region, &code);
+        if (part == nullptr) return failed("making a part of the arena", code);
+        allocated_.push_back(part);
+      }
+      memory = part;
+      if (form.layout.image()) {
+        TE_TRY(over, image(form, form.layout.width, form.layout.height, part));
+        memory = over;
+      }
+    }
+    placed.memory[index] = std::make_shared<Memory>(Memory{memory, true});
+  }
+  for (auto [index, slot] : arena.slot_of) placed.memory[index] = std::make_shared<Memory>(Memory{slots[slot], true});
+  return {};
+}
+
+/// Set the arguments of every launch once, and find where flags are complete.
+Status Executor::bind(Placed& placed, const Built& built) {
+  const Program& program = *placed.program;
+  for (size_t k = 0; k < program.tensors.size(); ++k)
+    if (program.tensors[k].flag()) placed.flags.push_back(k);
+  int64_t first_update = -1;
+  for (size_t position = 0; position < program.launches.size(); ++position) {
+    const Launch& launch = program.launches[position];
+    const Kernel& described = program.kernels[launch.kernel];
+    cl_int code = 0;
+    cl_kernel kernel = cl_.CreateKernel(built.by_kernel.at(described.name), described.name.c_str(), &code);
+    if (kernel == nullptr) return failed("kernel " + described.name + ": creating it", code);
+    placed.calls.push_back({kernel, &launch});
+    cl_uint count = 0, place = 0;
+    size_t expected = launch.tensors.size() + launch.sizes.size();
+    if (cl_.GetKernelInfo(kernel, kNumArgs, sizeof count, &count, nullptr) != 0 || count != expected)
+      return Error{"kernel " + described.name + ": its text has " + std::to_string(count) + " arguments; program.json lists " +
+                   std::to_string(expected) + ": export the model again"};
+    for (int64_t index : launch.tensors)
+      code |= cl_.SetKernelArg(kernel, place++, sizeof(cl_mem), &placed.memory[index]->handle);
+    for (int64_t size : launch.sizes) {
+      cl_int number = static_cast<cl_int>(size);
+      code |= cl_.SetKernelArg(kernel, place++, sizeof number, &number);
+    }
+    if (code != 0) return failed("kernel " + described.name + ": setting its arguments", code);
+    for (size_t k = 0; k < launch.tensors.size(); ++k) {
+      if (described.access[k] == Access::read) continue;
+      const Tensor& tensor = program.tensors[launch.tensors[k]];
+      if (tensor.flag()) placed.last_flag = position;
+      bool trained = tensor.role == Role::parameter || (tensor.role == Role::state && is_float(tensor.form.dtype));
+      if (trained && first_update < 0) first_update = position;
+    }
+  }
+  placed.updates_before_flags = first_update >= 0 && first_update <= placed.last_flag;
+  return {};
+}
+
+Status Executor::write_packed(const Tensor& tensor, Memory& memory, const void* packed) {
+  const Layout& layout = tensor.form.layout;
+  size_t origin[3] = {0, 0, 0}, region[3] = {static_cast<size_t>(layout.width), static_cast<size_t>(layout.height), 1};
+  int64_t nbytes = tensor.form.packed_bytes();
+  cl_int code = 0;
+  if (layout.image()) {
+    code = cl_.EnqueueWriteImage(queue_, memory.handle, kTrue, origin, region, 0, 0, packed, 0, nullptr, nullptr);
+  } else if (nbytes > 0) {
+    code = cl_.EnqueueWriteBuffer(queue_, memory.handle, kTrue, 0, nbytes, packed, 0, nullptr, nullptr);
+  }
+  if (code != 0) return failed("writing " + tensor.name, code);
+  memory.written = true;
+  return {};
+}
+
+Status Executor::write(const Tensor& tensor, Memory& memory, const void* array) {
+  if (tensor.form.plain()) return write_packed(tensor, memory, array);
+  staging_.resize(std::max<size_t>(staging_.size(), tensor.form.packed_bytes()));
+  tensor.form.pack(array, staging_.data());
+  return write_packed(tensor, memory, staging_.data());
+}
+
+Status Executor::read(const Tensor& tensor, const Memory& memory, void* array) {
+  const Layout& layout = tensor.form.layout;
+  size_t origin[3] = {0, 0, 0}, region[3] = {static_cast<size_t>(layout.width), static_cast<size_t>(layout.height), 1};
+  int64_t nbytes = tensor.form.packed_bytes();
+  void* target = array;
+  if (!tensor.form.plain()) {
+    staging_.resize(std::max<size_t>(staging_.size(), nbytes));
+    target = staging_.data();
+  }
+  cl_int code = 0;
+  if (layout.image()) {
+    code = cl_.EnqueueReadImage(queue_, memory.handle, kTrue, origin, region, 0, 0, target, 0, nullptr, nullptr);
+  } else if (nbytes > 0) {
+    code = cl_.EnqueueReadBuffer(queue_, memory.handle, kTrue, 0, nbytes, target, 0, nullptr, nullptr);
+  }
+  if (code != 0) return failed("reading " + tensor.name, code);
+  if (target != array) tensor.form.unpack(target, array);
+  return {};
+}
+
+Status Executor::fill(const Tensor& tensor, Memory& memory) {
+  if (!fills_exactly(tensor.form, tensor.fill))
+    return Error{"state " + tensor.name + " begins at a number that its dtype does not hold exactly; export the model again"};
+  return write(tensor, memory, filled(tensor.form, tensor.fill).data());
+}
+
+Status Executor::load_weights() {
+  for (const Placed& placed : placed_)
+    for (size_t k = 0; k < placed.memory.size(); ++k) {
+      const Tensor& tensor = placed.program->tensors[k];
+      if (tensor.role == Role::state && !bundle_.header.entries.count(tensor.name)) TE_CHECK(fill(tensor, *placed.memory[k]));
+    }
+  std::map<std::string, std::vector<std::pair<const Tensor*, Memory*>>> targets;
+  for (const Placed& placed : placed_)
+    for (size_t k = 0; k < placed.memory.size(); ++k) {
+      const Tensor& tensor = placed.program->tensors[k];
+      if (!is_resident(tensor.role)) continue;
+      auto& list = targets[tensor.name];
+      bool known = std::any_of(list.begin(), list.end(), [&](auto& item) { return item.second == placed.memory[k].get(); });
+      if (!known) list.emplace_back(&tensor, placed.memory[k].get());
+    }
+  return bundle_.read_weights([&](const std::string& name, const void* data) -> Status {
+    for (auto& [tensor, memory] : targets[name]) {
+      if (tensor->indices) {
+        std::string array(tensor->form.array_bytes(), '\0');
+        tensor->form.unpack(data, array.data());
+        TE_CHECK(check_values(*tensor, array.data()));
+      }
+      TE_CHECK(write_packed(*tensor, *memory, data));
+    }
+    return {};
+  });
+}
+
+// steps -------------------------------------------------------------------------------------------------------
+
+Status Executor::check_values(const Tensor& tensor, const void* array) const {
+  if (tensor.form.dtype == DType::boolean)
+    for (int64_t k = 0; k < tensor.form.elements(); ++k)
+      if (whole_number(DType::uint8, array, k) > 1) return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1"};
+  if (!tensor.indices || is_float(tensor.form.dtype)) return {};
+  for (int64_t k = 0; k < tensor.form.elements(); ++k) {
+    int64_t value = whole_number(tensor.form.dtype, array, k);
+    if (tensor.indices->holds(value)) continue;
+    const IndexRange& range = *tensor.indices;
+    return Error{tensor.name + " holds " + std::to_string(value) + " at element " + std::to_string(k) + "; expected classes or indices from " +
+                 std::to_string(range.low) + " to " + std::to_string(range.high - 1) +
+                 (range.ignored ? ", or " + std::to_string(*range.ignored) + " (ignored)" : "") + ": correct the data"};
+  }
+  return {};
+}
+
+Status Executor::set_input(const std::string& name, const void* data, int64_t nbytes) {
+  for (size_t port = 0; port < bundle_.inputs.size(); ++port) {
+    if (bundle_.inputs[port].name != name) continue;
+    for (const Placed& placed : placed_) {
+      int64_t index = placed.program->fed()[port];
+      const Tensor& tensor = placed.program->tensors[index];
+      if (nbytes != tensor.form.array_bytes())
+        return Error{"input " + name + " has " + std::to_string(nbytes) + " bytes; expected " + tensor.form.text() + ", " +
+                     std::to_string(tensor.form.array_bytes()) + " bytes"};
+      if (&placed != &placed_[0] && placed.memory[index] == placed_[0].memory[placed_[0].program->fed()[port]]) continue;
+      TE_CHECK(check_values(tensor, data));
+      TE_CHECK(write(tensor, *placed.memory[index], data));
+    }
+    return {};
+  }
+  std::string names;
+  for (const Port& port : bundle_.inputs) names += (names.empty() ? "" : ", ") + port.name;
+  return Error{"there is no input " + name + "; expected one of " + names};
+}
+
+Status Executor::set(const std::string& name, double value) {
+  bool known = false;
+  for (const Placed& placed : placed_) {
+    auto item = placed.program->hyperparameters.find(name);
+    if (item == placed.program->hyperparameters.end()) continue;
+    known = true;
+    const Tensor& tensor = placed.program->tensors[item->second];
+    float single = static_cast<float>(value);
+    const void* number = tensor.form.dtype == DType::float64 ? static_cast<const void*>(&value) : &single;
+    TE_CHECK(write(tensor, *placed.memory[item->second], number));
+  }
+  if (known) {
+    hyperparameters_[name] = value;
+    return {};
+  }
+  std::string names;
+  for (const auto& [own, number] : bundle_.hyperparameters) names += (names.empty() ? "" : ", ") + own;
+  return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
+}
+
+Status Executor::step() {
+  bool completes = (batches_ + 1) % bundle_.accumulation == 0;
+  const Placed& placed = placed_[completes ? 0 : placed_.size() - 1];
+  for (int64_t index : placed.program->inputs)
+    if (!placed.memory[index]->written)
+      return Error{"nothing was written to input " + placed.program->tensors[index].name + "; set all inputs before a step"};
+  double start = now_ms();
+  last_ = nullptr;
+  for (size_t position = 0; position < placed.calls.size(); ++position) {
+    const Launch& launch = *placed.calls[position].launch;
+    const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
+    cl_int code = cl_.EnqueueNDRangeKernel(queue_, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, nullptr);
+    if (code != 0) {
+      cl_.Finish(queue_);  // what was enqueued before must not run into the next step
+      const std::string& name = placed.program->kernels[launch.kernel].name;
+      return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
+    }
+    // The launches that update weights come later, and do not run where a flag is set.
+    if (static_cast<int64_t>(position) == placed.last_flag) {
+      Status status = check_flags(placed);
+      batches_ += !status.ok() && placed.updates_before_flags;
+      TE_CHECK(std::move(status));
+    }
+  }
+  cl_int code = cl_.Finish(queue_);
+  if (code != 0) return failed("running a step", code);
+  last_ = &placed;
+  ++batches_;
+  ++figures_.steps;
+  figures_.step_ms = now_ms() - start;
+  figures_.total_step_ms += figures_.step_ms;
+  return {};
+}
+
+Status Executor::check_flags(const Placed& placed) {
+  for (int64_t index : placed.flags) {
+    const Tensor& tensor = placed.program->tensors[index];
+    std::string flag(std::max<int64_t>(tensor.form.array_bytes(), 1), '\0');
+    TE_CHECK(read(tensor, *placed.memory[index], flag.data()));
+    if (flag.find_first_not_of('\0') == std::string::npos) continue;
+    std::string state = placed.updates_before_flags ? "; load the weights again: this step has updated some of them" : "; this step has updated nothing";
+    if (tensor.divisor) return Error{"whole numbers are divided by zero at " + tensor.name + ": correct the data or the model" + state};
+    return Error{tensor.name + ", computed by the model, holds an index out of range: correct the data or the model" + state};
+  }
+  return {};
+}
+
+Status Executor::read(const std::string& name, void* data, int64_t nbytes) {
+  auto get = [&](const Placed& placed, int64_t index) -> Status {
+    const Form& form = placed.program->tensors[index].form;
+    if (nbytes != form.array_bytes())
+      return Error{name + " is read into " + std::to_string(nbytes) + " bytes; expected " + form.text() + ", " + std::to_string(form.array_bytes()) + " bytes"};
+    return read(placed.program->tensors[index], *placed.memory[index], data);
+  };
+  for (size_t port = 0; port < bundle_.outputs.size(); ++port)
+    if (bundle_.outputs[port].name == name) {
+      if (last_ == nullptr) return Error{"there are no outputs; run a step first"};
+      return get(*last_, last_->program->outputs[port]);
+    }
+  for (int64_t index : saved())
+    if (placed_[0].program->tensors[index].name == name) return get(placed_[0], index);
+  return Error{"there is no output, parameter, buffer or state " + name + "; torchedge_describe lists them"};
+}
+
+// saved state -------------------------------------------------------------------------------------------------
+
+std::vector<int64_t> Executor::saved() const {
+  std::vector<int64_t> places;
+  const Program& program = *placed_[0].program;
+  for (size_t k = 0; k < program.tensors.size(); ++k)
+    if (is_shared(program.tensors[k].role)) places.push_back(k);
+  return places;
+}
+
+Status Executor::save(const std::string& path) {
+  std::vector<FileTensor> tensors;
+  for (int64_t index : saved()) {
+    const Tensor& tensor = placed_[0].program->tensors[index];
+    const Memory& memory = *placed_[0].memory[index];
+    tensors.push_back({tensor.name, tensor.form.dtype, tensor.form.shape, [&](void* data) { return read(tensor, memory, data); }});
+  }
+  std::map<std::string, std::string> metadata = {{"schema", "torchedge-state-1"}, {"batches", std::to_string(batches_)}};
+  for (const auto& [name, value] : hyperparameters_) metadata["hyperparameter." + name] = number_text(value);
+  return write_tensors(path, std::move(tensors), metadata);
+}
+
+Status Executor::load(const std::string& path) {
+  TE_TRY(file, File::open(path));
+  TE_TRY(header, read_file_header(file));
+  const Program& program = *placed_[0].program;
+  std::set<std::string> names;
+  size_t states = 0, held = 0;
+  for (int64_t index : saved()) {  // everything is checked before anything is written
+    const Tensor& tensor = program.tensors[index];
+    names.insert(tensor.name);
+    auto entry = header.entries.find(tensor.name);
+    states += tensor.role == Role::state;
+    held += tensor.role == Role::state && entry != header.entries.end();
+    if (entry == header.entries.end() && tensor.role == Role::state) continue;
+    if (entry == header.entries.end()) return Error{path + ": holds no " + name_of(tensor.role) + " " + tensor.name + "; expected a state of this model"};
+    if (entry->second.shape != tensor.form.shape || entry->second.dtype != tensor.form.dtype)
+      return Error{path + ": holds " + tensor.name + " with another shape or dtype; expected " + tensor.form.text()};
+  }
+  for (const auto& [name, entry] : header.entries)
+    if (!names.count(name)) return Error{path + ": holds " + name.substr(0, 80) + ", which this model does not keep; expected a state of this model"};
+  if (held != 0 && held != states) return Error{path + ": holds " + std::to_string(held) + " of " + std::to_string(states) + " states; expected all, or none to begin anew"};
+  int64_t batches = 0;
+  std::map<std::string, double> numbers;
+  for (const auto& [key, text] : header.metadata) {
+    if (key != "batches" && key.rfind("hyperparameter.", 0) != 0) continue;
+    TE_TRY(document, Document::parse(path + " (metadata)", "{\"value\":" + text + "}"));
+    Entry value = document.root().at("value");
+    if (key == "batches") batches = value.integer(0, INT64_MAX / 2);
+    else numbers[key.substr(15)] = value.number();
+    TE_CHECK(document.status());
+    if (key != "batches" && !hyperparameters_.count(key.substr(15)))
+      return Error{path + ": sets " + key.substr(15, 80) + ", which is no hyperparameter of this model"};
+  }
+  std::string data;
+  for (int64_t index : saved()) {
+    const Tensor& tensor = program.tensors[index];
+    auto entry = header.entries.find(tensor.name);
+    if (entry == header.entries.end()) {
+      TE_CHECK(fill(tensor, *placed_[0].memory[index]));
+      continue;
+    }
+    data.resize(std::max<size_t>(data.size(), tensor.form.array_bytes()));
+    TE_CHECK(file.read(entry->second.begin, data.data(), tensor.form.array_bytes()));
+    TE_CHECK(check_values(tensor, data.data()));
+    TE_CHECK(write(tensor, *placed_[0].memory[index], data.data()));
+  }
+  for (const auto& [name, value] : numbers) TE_CHECK(set(name, value));
+  batches_ = batches;
+  return {};
+}
+
+}  // namespace torchedge

@@ -1,0 +1,104 @@
+// The executor: a bundle's memory on a device, its launches with their arguments set, one call a step.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "builds.h"
+#include "bundle.h"
+#include "opencl.h"
+
+namespace torchedge {
+
+struct Settings {
+  std::string device, library, cache;
+  int64_t memory_limit = 0;  // bytes; 0: what the device has
+  Progress progress;
+};
+
+struct Figures {
+  int64_t steps = 0, allocated_bytes = 0, programs = 0, programs_from_cache = 0;
+  double build_ms = 0, load_ms = 0, step_ms = 0, total_step_ms = 0;
+};
+
+/// Runs a bundle; weights and optimizer state stay on the device from step to step.
+class Executor {
+ public:
+  /// Build, allocate and load everything; a bundle that the device does not take is refused before.
+  static Result<std::unique_ptr<Executor>> create(Bundle bundle, const Settings& settings);
+  ~Executor();
+
+  const Bundle& bundle() const { return bundle_; }
+  const ClDevice& device() const { return device_; }
+  const Figures& figures() const { return figures_; }
+  /// Hyperparameters as they are now.
+  const std::map<std::string, double>& hyperparameters() const { return hyperparameters_; }
+
+  /// Write an input; it stays until it is written again.
+  Status set_input(const std::string& name, const void* data, int64_t nbytes);
+  Status set(const std::string& name, double value);
+  /// Run one batch; with accumulation N every N-th updates weights.
+  Status step();
+  /// Read an output of the last step, or a parameter, buffer or state.
+  Status read(const std::string& name, void* data, int64_t nbytes);
+  Status save(const std::string& path);
+  Status load(const std::string& path);
+
+ private:
+  struct Memory {
+    cl_mem handle = nullptr;
+    bool written = false;
+  };
+  struct Call {
+    cl_kernel kernel = nullptr;
+    const Launch* launch = nullptr;
+  };
+  /// A program on the device: the memory of its tensors and its calls.
+  struct Placed {
+    const Program* program;
+    std::vector<std::shared_ptr<Memory>> memory;  // by tensor; none where no launch touches it
+    std::vector<Call> calls;
+    std::vector<int64_t> flags;
+    int64_t last_flag = -1;        // the launch that writes the last of them
+    bool updates_before_flags = false;
+  };
+
+  Executor() = default;
+  Status open(const Settings& settings);
+  Status check_limits(const Settings& settings) const;
+  Status place(Placed& placed, const Built& built);
+  Status place_arena(Placed& placed);
+  Status bind(Placed& placed, const Built& built);
+  Status load_weights();
+  Status fill(const Tensor& tensor, Memory& memory);
+  Result<cl_mem> buffer(int64_t nbytes);
+  Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
+  Result<cl_mem> own_memory(const Form& form);
+  Status write_packed(const Tensor& tensor, Memory& memory, const void* packed);
+  Status write(const Tensor& tensor, Memory& memory, const void* array);
+  Status read(const Tensor& tensor, const Memory& memory, void* array);
+  Status check_values(const Tensor& tensor, const void* array) const;
+  Status check_flags(const Placed& placed);
+  Error failed(const std::string& doing, cl_int code) const;
+  /// Tensors that a saved state has: parameters, buffers and states of the program.
+  std::vector<int64_t> saved() const;
+
+  Bundle bundle_;
+  ClLibrary cl_{};
+  ClDevice device_{};
+  cl_context context_ = nullptr;
+  cl_queue queue_ = nullptr;
+  Built built_;
+  std::vector<cl_mem> allocated_;
+  std::map<std::string, std::shared_ptr<Memory>> shared_;
+  std::vector<Placed> placed_;
+  const Placed* last_ = nullptr;
+  std::map<std::string, double> hyperparameters_;
+  std::string staging_;
+  int64_t batches_ = 0;
+  Figures figures_;
+};
+
+}  // namespace torchedge

@@ -1,0 +1,198 @@
+#include "files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#if defined(TORCHEDGE_LIBCRYPTO)
+#include <openssl/evp.h>
+#else
+#include <mbedtls/sha256.h>
+#include <mbedtls/version.h>
+#if MBEDTLS_VERSION_MAJOR < 3
+#define mbedtls_sha256_starts mbedtls_sha256_starts_ret
+#define mbedtls_sha256_update mbedtls_sha256_update_ret
+#define mbedtls_sha256_finish mbedtls_sha256_finish_ret
+#endif
+#endif
+
+namespace torchedge {
+
+// SHA-256 -----------------------------------------------------------------------------------------------------
+
+#if defined(TORCHEDGE_LIBCRYPTO)
+struct Sha256::State {
+  EVP_MD_CTX* context = EVP_MD_CTX_new();
+  State() { EVP_DigestInit_ex(context, EVP_sha256(), nullptr); }
+  ~State() { EVP_MD_CTX_free(context); }
+  void update(const void* data, size_t size) { EVP_DigestUpdate(context, data, size); }
+  void finish(unsigned char* digest) { EVP_DigestFinal_ex(context, digest, nullptr); }
+};
+#else
+struct Sha256::State {
+  mbedtls_sha256_context context;
+  State() {
+    mbedtls_sha256_init(&context);
+    mbedtls_sha256_starts(&context, 0);
+  }
+  ~State() { mbedtls_sha256_free(&context); }
+  void update(const void* data, size_t size) {
+    mbedtls_sha256_update(&context, static_cast<const unsigned char*>(data), size);
+  }
+  void finish(unsigned char* digest) { mbedtls_sha256_finish(&context, digest); }
+};
+#endif
+
+Sha256::Sha256() : state_(std::make_unique<State>()) {}
+Sha256::~Sha256() = default;
+void Sha256::update(const void* data, size_t size) { state_->update(data, size); }
+
+std::string Sha256::bytes() {
+  unsigned char digest[32];
+  state_->finish(digest);
+  return {reinterpret_cast<char*>(digest), sizeof digest};
+}
+
+std::string Sha256::hex() {
+  std::string text;
+  for (unsigned char byte : bytes()) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+std::string sha256_of(std::string_view text) {
+  Sha256 state;
+  state.update(text);
+  return state.hex();
+}
+
+// reading -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Non-blocking: opening a pipe that nobody writes would otherwise wait for ever.
+constexpr int kReading = O_RDONLY | O_NONBLOCK | O_CLOEXEC;
+
+Error unreadable(const std::string& name, int reason) {
+  if (reason == ELOOP) return Error{name + ": is a link, which could lead out of its folder; expected a file: copy it"};
+  return Error{name + ": cannot be read (" + std::strerror(reason) + "); expected a file: check the path"};
+}
+
+}  // namespace
+
+File::File(File&& other) noexcept { *this = std::move(other); }
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(size_, other.size_);
+  std::swap(name_, other.name_);
+  return *this;
+}
+
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+Result<File> File::checked() && {
+  struct stat status;
+  if (::fstat(descriptor_, &status) != 0) return unreadable(name_, errno);
+  if (!S_ISREG(status.st_mode)) return Error{name_ + ": is not a regular file; expected one: check the path"};
+  size_ = status.st_size;
+  return std::move(*this);
+}
+
+Result<File> File::open(const std::string& path) {
+  int descriptor = ::open(path.c_str(), kReading);
+  if (descriptor < 0) return unreadable(path, errno);
+  return File(descriptor, path).checked();
+}
+
+Result<File> File::folder(const std::string& path) {
+  int descriptor = ::open(path.c_str(), kReading | O_DIRECTORY);
+  if (descriptor < 0) return Error{path + ": is no folder that can be read (" + std::strerror(errno) + "); check the path"};
+  return File(descriptor, path);
+}
+
+Result<File> File::below(const std::string& name) const {
+  std::string shown = name_ + "/" + name;
+  size_t slash = name.find('/');
+  File inner;
+  if (slash != std::string::npos) {
+    int descriptor = ::openat(descriptor_, name.substr(0, slash).c_str(), kReading | O_DIRECTORY | O_NOFOLLOW);
+    // Linux says ENOTDIR of a link where a folder has to be.
+    if (descriptor < 0) return unreadable(shown, errno == ENOTDIR ? ELOOP : errno);
+    inner = File(descriptor, shown);
+  }
+  int parent = slash == std::string::npos ? descriptor_ : inner.descriptor_;
+  int descriptor = ::openat(parent, name.c_str() + (slash == std::string::npos ? 0 : slash + 1), kReading | O_NOFOLLOW);
+  if (descriptor < 0) return unreadable(shown, errno);
+  return File(descriptor, shown).checked();
+}
+
+Status File::read(int64_t offset, void* data, size_t size) const {
+  char* target = static_cast<char*>(data);
+  while (size > 0) {
+    ssize_t count = ::pread(descriptor_, target, size, offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return unreadable(name_, errno);
+    if (count == 0) return Error{name_ + ": ends before byte " + std::to_string(offset + size) + "; copy it again"};
+    target += count;
+    offset += count;
+    size -= count;
+  }
+  return {};
+}
+
+Result<std::string> File::read_all(int64_t most) const {
+  if (size_ > most)
+    return Error{name_ + ": holds " + std::to_string(size_) + " bytes; expected at most " + std::to_string(most) +
+                 ": copy or export it again"};
+  std::string data(size_, '\0');
+  TE_CHECK(read(0, data.data(), data.size()));
+  return data;
+}
+
+// writing -----------------------------------------------------------------------------------------------------
+
+Status write_atomically(const std::string& path, const std::function<Status(const Sink&)>& content) {
+  size_t slash = path.rfind('/');
+  std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  std::string beside = path + ".XXXXXX";  // a name of its own: several processes may write the same file
+  int descriptor = ::mkstemp(beside.data());
+  auto failed = [&](int reason) {
+    return Error{path + ": cannot be written (" + std::strerror(reason) + "); check the folder and its free space"};
+  };
+  if (descriptor < 0) return failed(errno);
+  Status status = content([&](const void* data, size_t size) -> Status {
+    const char* source = static_cast<const char*>(data);
+    while (size > 0) {
+      ssize_t count = ::write(descriptor, source, size);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return failed(count == 0 ? ENOSPC : errno);
+      source += count;
+      size -= count;
+    }
+    return {};
+  });
+  if (status.ok() && ::fsync(descriptor) != 0) status = failed(errno);
+  if (::close(descriptor) != 0 && status.ok()) status = failed(errno);
+  if (status.ok() && ::rename(beside.c_str(), path.c_str()) != 0) status = failed(errno);
+  if (!status.ok()) {
+    ::unlink(beside.c_str());
+    return status;
+  }
+  int parent = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // the rename, too, has to reach the disk
+  if (parent >= 0) {
+    ::fsync(parent);
+    ::close(parent);
+  }
+  return {};
+}
+
+}  // namespace torchedge

@@ -1,0 +1,201 @@
+// torchedge-run: runs a bundle from a shell, through the C API alone for all that touches a device.
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "tensors.h"
+#include "torchedge.h"
+
+using namespace torchedge;
+
+namespace {
+
+constexpr const char* kUsage = R"(usage: torchedge-run BUNDLE [options]
+
+Run an exported bundle through OpenCL. Without --inputs, describe it.
+
+  --inputs FILE        arrays by name (.safetensors): NAME for every step, or K.NAME for step K, from 0
+  --outputs FILE       write the outputs of every step, as K.NAME (.safetensors)
+  --steps N            number of steps; default: as many as --inputs has, or 1
+  --set NAME=VALUE     set a hyperparameter before the first step; repeat it
+  --load FILE          begin with a saved state (.safetensors)
+  --save FILE          write weights, optimizer state and hyperparameters at the end (.safetensors)
+  --device TEXT        a part of "PLATFORM DEVICE VENDOR"
+  --cache FOLDER       keep compiled programs there; default: $TORCHEDGE_CACHE/opencl or
+                       $XDG_CACHE_HOME/torchedge/opencl or ~/.cache/torchedge/opencl; an empty text: nowhere
+  --memory-limit BYTES refuse to run with more device memory
+  --sha256 DIGEST      refuse any bundle but that with this SHA-256 in its manifest
+  --figures            print times and memory as JSON at the end
+
+The OpenCL library is $TORCHEDGE_OPENCL, else libOpenCL.so.1 or the vendors' places on Android.
+)";
+
+struct Arguments {
+  std::string bundle, inputs, outputs, load, save, device, cache, sha256;
+  std::vector<std::pair<std::string, double>> settings;
+  int64_t steps = 0;
+  uint64_t memory_limit = 0;
+  bool figures = false;
+};
+
+std::string default_cache() {
+  auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  if (auto folder = variable("TORCHEDGE_CACHE"); !folder.empty()) return folder + "/opencl";
+  if (auto folder = variable("XDG_CACHE_HOME"); !folder.empty()) return folder + "/torchedge/opencl";
+  if (auto folder = variable("HOME"); !folder.empty()) return folder + "/.cache/torchedge/opencl";
+  return "";
+}
+
+Result<double> number(const std::string& option, const std::string& text, double low, double high) {
+  char* end = nullptr;
+  double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(low <= value && value <= high)) return Error{option + " is " + text + "; expected a number"};
+  return value;
+}
+
+Result<Arguments> parse(int count, char** words) {
+  Arguments arguments;
+  arguments.cache = default_cache();
+  std::map<std::string, std::string*> texts = {
+      {"--inputs", &arguments.inputs}, {"--outputs", &arguments.outputs}, {"--load", &arguments.load},   {"--save", &arguments.save},
+      {"--device", &arguments.device}, {"--cache", &arguments.cache},     {"--sha256", &arguments.sha256}};
+  for (int k = 1; k < count; ++k) {
+    std::string word = words[k];
+    if (word == "--figures") {
+      arguments.figures = true;
+      continue;
+    }
+    if (word.rfind("--", 0) != 0) {
+      if (!arguments.bundle.empty()) return Error{"two bundles are given; expected one"};
+      arguments.bundle = word;
+      continue;
+    }
+    bool known = texts.count(word) || word == "--steps" || word == "--set" || word == "--memory-limit";
+    if (!known || ++k == count) return Error{word + (known ? " has no value" : " is no option") + "; see torchedge-run --help"};
+    std::string value = words[k];
+    if (texts.count(word)) {
+      *texts[word] = value;
+    } else if (word == "--set") {
+      size_t equals = value.find('=');
+      if (equals == std::string::npos) return Error{"--set is " + value + "; expected NAME=VALUE, such as lr=0.1"};
+      TE_TRY(setting, number("--set", value.substr(equals + 1), -HUGE_VAL, HUGE_VAL));
+      arguments.settings.emplace_back(value.substr(0, equals), setting);
+    } else {
+      TE_TRY(amount, number(word, value, 1, 1e15));
+      (word == "--steps" ? reinterpret_cast<uint64_t&>(arguments.steps) : arguments.memory_limit) = static_cast<uint64_t>(amount);
+    }
+  }
+  if (arguments.bundle.empty()) return Error{"no bundle is given; see torchedge-run --help"};
+  return arguments;
+}
+
+Status check(torchedge_bundle* handle, int code) { return code == 0 ? Status() : Status(Error{torchedge_error(handle)}); }
+
+/// A tensor of the --inputs file for an input in a step.
+const FileEntry* input_of(const FileHeader& header, const std::string& name, int64_t step) {
+  auto own = header.entries.find(std::to_string(step) + "." + name);
+  if (own == header.entries.end()) own = header.entries.find(name);
+  return own == header.entries.end() ? nullptr : &own->second;
+}
+
+Shape shape_of(const Json& port) { return port["shape"].get<Shape>(); }
+
+Status feed(torchedge_bundle* handle, const Json& port, const File& file, const FileHeader& header, int64_t step) {
+  const std::string name = port["name"];
+  const FileEntry* entry = input_of(header, name, step);
+  if (entry == nullptr) return Error{file.name() + ": holds no " + name + " and no " + std::to_string(step) + "." + name};
+  if (entry->shape != shape_of(port) || port["dtype"] != name_of(entry->dtype))
+    return Error{file.name() + ": holds " + name + " as " + Form{entry->shape, entry->dtype, {}}.text() + "; expected " +
+                 std::string(port["dtype"]) + port["shape"].dump()};
+  std::string data(entry->end - entry->begin, '\0');
+  TE_CHECK(file.read(entry->begin, data.data(), data.size()));
+  return check(handle, torchedge_set_input(handle, name.c_str(), data.data(), data.size()));
+}
+
+DType dtype_of(const Json& port) {
+  int kind = 0;
+  while (port["dtype"] != name_of(static_cast<DType>(kind))) ++kind;  // the library gave the name
+  return static_cast<DType>(kind);
+}
+
+Status run(torchedge_bundle* handle, const Arguments& arguments) {
+  const Json described = Json::parse(torchedge_describe(handle));
+  if (arguments.inputs.empty() && !described["inputs"].empty() && arguments.steps == 0) {
+    std::printf("%s\n", described.dump(2).c_str());
+    return {};
+  }
+  if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
+  for (const auto& [name, value] : arguments.settings) TE_CHECK(check(handle, torchedge_set(handle, name.c_str(), value)));
+  File file;
+  FileHeader header;
+  int64_t steps = std::max<int64_t>(arguments.steps, 1);
+  if (!arguments.inputs.empty()) {
+    TE_TRY(opened, File::open(arguments.inputs));
+    TE_TRY(read, read_file_header(opened));
+    file = std::move(opened);
+    header = std::move(read);
+    if (arguments.steps == 0 && !described["inputs"].empty())
+      while (header.entries.count(std::to_string(steps) + "." + std::string(described["inputs"][0]["name"]))) ++steps;
+  }
+  std::vector<FileTensor> outputs;
+  for (int64_t step = 0; step < steps; ++step) {
+    for (const Json& port : described["inputs"]) TE_CHECK(feed(handle, port, file, header, step));
+    TE_CHECK(check(handle, torchedge_step(handle)));
+    for (const Json& port : described["outputs"]) {
+      const std::string name = port["name"];
+      auto data = std::make_shared<std::string>(port["bytes"].get<size_t>(), '\0');
+      TE_CHECK(check(handle, torchedge_get_output(handle, name.c_str(), data->data(), data->size())));
+      if (described["mode"] == "train" && &port == &described["outputs"][0] && port["dtype"] == "float32") {
+        float loss = 0;
+        std::memcpy(&loss, data->data(), sizeof loss);
+        std::printf("step %lld loss %.9g\n", static_cast<long long>(step), loss);
+      }
+      if (arguments.outputs.empty()) continue;
+      outputs.push_back({std::to_string(step) + "." + name, dtype_of(port), shape_of(port), [data](void* target) {
+                           std::memcpy(target, data->data(), data->size());
+                           return Status();
+                         }});
+    }
+  }
+  if (!arguments.outputs.empty()) TE_CHECK(write_tensors(arguments.outputs, std::move(outputs), {}));
+  if (!arguments.save.empty()) TE_CHECK(check(handle, torchedge_save(handle, arguments.save.c_str())));
+  if (arguments.figures) std::printf("%s\n", torchedge_figures(handle));
+  return {};
+}
+
+void show_progress(void*, int done, int total) {
+  std::fprintf(stderr, done < total ? "\rbuilding kernels %d/%d" : "\r\033[K", done, total);
+}
+
+int fail(const std::string& reason) {
+  std::fprintf(stderr, "error: %s\n", reason.c_str());
+  return 2;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count == 2 && std::strcmp(words[1], "--help") == 0) return std::fputs(kUsage, stdout), 0;
+  auto arguments = parse(count, words);
+  if (!arguments.ok()) return fail(arguments.error().text);
+  const Arguments& chosen = arguments.value();
+  torchedge_options options{};
+  options.device = chosen.device.c_str();
+  options.cache = chosen.cache.c_str();
+  options.sha256 = chosen.sha256.c_str();
+  options.memory_limit = chosen.memory_limit;
+  if (isatty(STDERR_FILENO)) options.progress = show_progress;
+  torchedge_bundle* handle = nullptr;
+  int code = torchedge_open(chosen.bundle.c_str(), &options, &handle);
+  Status status = check(handle, code);
+  if (status.ok()) status = run(handle, chosen);
+  torchedge_close(handle);
+  return status.ok() ? 0 : fail(status.error().text);
+}

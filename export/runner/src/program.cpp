@@ -1,0 +1,302 @@
+#include "program.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace torchedge {
+namespace {
+
+constexpr size_t kMaxItems = size_t{1} << 16;
+constexpr size_t kMaxArguments = 256;
+constexpr int64_t kItemsPerElement = 64;  // far more work-items than any schedule takes
+
+Tensor read_tensor(const Entry& entry) {
+  Tensor tensor;
+  entry.only({"name", "shape", "dtype", "role", "layout", "fill", "indices", "divisor"});
+  tensor.name = entry.at("name").text();
+  tensor.form.shape = entry.at("shape").integers(0, kMaxSize, kMaxRank);
+  tensor.form.dtype = read_dtype(entry.at("dtype"));
+  tensor.role = static_cast<Role>(
+      entry.at("role").word({"input", "parameter", "buffer", "state", "constant", "output", "intermediate"}));
+  tensor.form.layout = read_layout(entry.at("layout"), tensor.form.shape);
+  if (auto fill = entry.find("fill"); fill.present()) tensor.fill = fill.number();
+  if (auto divisor = entry.find("divisor"); divisor.present()) tensor.divisor = divisor.boolean();
+  if (auto indices = entry.find("indices"); indices.present()) {
+    indices.only({"low", "high", "ignored"});
+    IndexRange range{indices.at("low").integer(-kMaxSize, kMaxSize), indices.at("high").integer(-kMaxSize, kMaxSize), {}};
+    if (auto ignored = indices.find("ignored"); ignored.present()) range.ignored = ignored.integer(INT64_MIN, INT64_MAX);
+    tensor.indices = range;
+  }
+  if (tensor.form.elements() > kMaxSize || tensor.form.device_bytes() > kMaxSize)
+    entry.refuse("is too large; expected at most 2^40 bytes");
+  bool channel = tensor.form.dtype == DType::float32 || tensor.form.dtype == DType::float16;
+  if (tensor.form.layout.image() && !channel) entry.refuse("is an image of whole numbers or float64; expected floats");
+  return tensor;
+}
+
+Kernel read_kernel(const Entry& entry, const std::map<std::string, std::string>& sources) {
+  Kernel kernel;
+  entry.only({"name", "access", "kind", "load_class", "checks", "in_place", "local_bytes", "sizes", "sha256"});
+  kernel.name = entry.at("name").text(128);
+  entry.at("kind").text();
+  entry.at("load_class").word({"elemental", "hierarchical", "reusable"});
+  for (const Entry& access : entry.at("access").items(kMaxArguments))
+    kernel.access.push_back(static_cast<Access>(access.word({"read", "write", "update"})));
+  if (auto pairs = entry.find("in_place"); pairs.present())
+    for (const Entry& pair : pairs.items(kMaxItems)) {
+      auto places = pair.integers(0, static_cast<int64_t>(kernel.access.size()) - 1, 2, 2);
+      if (places.size() == 2) kernel.in_place.emplace(places[0], places[1]);
+    }
+  if (auto local = entry.find("local_bytes"); local.present()) kernel.local_bytes = local.integer(0, kMaxSize);
+  if (auto sizes = entry.find("sizes"); sizes.present()) kernel.sizes = sizes.integer(0, kMaxArguments - 1);
+  if (auto checks = entry.find("checks"); checks.present() && checks.boolean())
+    entry.refuse("was made with checks; expected one without: export the bundle again");
+  auto digest = entry.at("sha256").sha256();
+  auto source = sources.find(kernel.name);
+  if (source == sources.end()) {
+    entry.refuse("has no text in kernels/; expected one for each kernel");
+  } else {
+    kernel.source = source->second;
+    if (!digest.empty() && digest != sha256_of(kernel.source)) entry.refuse("has the SHA-256 of another text");
+  }
+  return kernel;
+}
+
+std::vector<size_t> work_items(const Entry& entry) {
+  std::vector<size_t> items;
+  for (int64_t count : entry.integers(1, kMaxSize, 3, 1)) items.push_back(count);
+  return items;
+}
+
+Launch read_launch(const Entry& entry, const Program& program) {
+  Launch launch;
+  entry.only({"kernel", "tensors", "global_size", "local_size", "scope", "sizes", "flops", "nbytes", "reference"});
+  launch.kernel = entry.at("kernel").integer(0, static_cast<int64_t>(program.kernels.size()) - 1);
+  launch.tensors = entry.at("tensors").integers(0, static_cast<int64_t>(program.tensors.size()) - 1, kMaxArguments);
+  launch.global = work_items(entry.at("global_size"));
+  if (auto local = entry.find("local_size"); local.present()) launch.local = work_items(local);
+  if (auto scope = entry.find("scope"); scope.present()) launch.scope = scope.text(4000, 0);
+  if (auto sizes = entry.find("sizes"); sizes.present())
+    launch.sizes = sizes.integers(INT32_MIN, INT32_MAX, kMaxArguments);
+  return launch;
+}
+
+/// What a launch says of its kernel and tensors has to fit both.
+void check_launch(const Entry& entry, const Launch& launch, const Program& program) {
+  const Kernel& kernel = program.kernels[launch.kernel];
+  if (launch.tensors.size() != kernel.access.size() || static_cast<int64_t>(launch.sizes.size()) != kernel.sizes)
+    return entry.refuse("has " + std::to_string(launch.tensors.size()) + " tensors and " +
+                        std::to_string(launch.sizes.size()) + " sizes; kernel " + kernel.name + " takes " +
+                        std::to_string(kernel.access.size()) + " and " + std::to_string(kernel.sizes));
+  int64_t elements = 0;
+  for (size_t k = 0; k < launch.tensors.size(); ++k) {
+    const Tensor& tensor = program.tensors[launch.tensors[k]];
+    elements += std::max<int64_t>(tensor.form.elements(), 1);
+    if (kernel.access[k] == Access::read) continue;
+    if (tensor.role == Role::input || tensor.role == Role::constant)
+      return entry.refuse("writes " + std::string(name_of(tensor.role)) + " " + tensor.name + "; expected it to stay the same");
+    if (std::count(launch.tensors.begin(), launch.tensors.end(), launch.tensors[k]) > 1)
+      return entry.refuse("writes " + tensor.name + ", which is another argument, too");
+  }
+  if (!launch.local.empty() && launch.local.size() != launch.global.size())
+    return entry.refuse("has a local_size of other dimensions than its global_size");
+  int64_t items = 1, most = kItemsPerElement * elements;
+  for (size_t d = 0; d < launch.global.size(); ++d) {
+    size_t local = launch.local.empty() ? 1 : launch.local[d];
+    if (launch.global[d] % local != 0)
+      return entry.refuse("has a global_size that is no multiple of its local_size");
+    int64_t count = static_cast<int64_t>(launch.global[d] - local) + 1;  // what groups are rounded up to is free
+    items = count > most / items ? most + 1 : items * count;
+  }
+  if (items > most)
+    entry.refuse("has more work-items than " + std::to_string(most) + ", the most for tensors of these sizes");
+}
+
+void read_places(const Entry& entry, int64_t tensors, int64_t most, std::map<int64_t, int64_t>& places) {
+  for (const Entry& pair : entry.items(kMaxItems)) {
+    auto numbers = pair.integers(0, kMaxSize, 2, 2);
+    if (numbers.size() != 2) return;
+    if (numbers[0] >= tensors || numbers[1] > most) return pair.refuse("is out of range");
+    if (!places.emplace(numbers[0], numbers[1]).second) return pair.refuse("gives a tensor a second place");
+  }
+}
+
+Arena read_arena(const Entry& entry, const Program& program) {
+  Arena arena;
+  entry.only({"nbytes", "offsets", "slots", "slot_of", "live_bytes", "allocation_bytes", "pieces"});
+  arena.nbytes = entry.at("nbytes").integer(0, kMaxSize);
+  arena.live_bytes = entry.at("live_bytes").integer(0, kMaxSize);
+  if (auto pieces = entry.find("pieces"); pieces.present()) arena.pieces = pieces.integers(1, kMaxSize, kMaxItems);
+  if (arena.pieces.empty() && arena.nbytes > 0) arena.pieces = {arena.nbytes};
+  if (std::accumulate(arena.pieces.begin(), arena.pieces.end(), int64_t{0}) != arena.nbytes)
+    entry.refuse("has pieces of other bytes than " + std::to_string(arena.nbytes));
+  for (const Entry& slot : entry.at("slots").items(kMaxItems)) {
+    auto parts = slot.items(3, 3);
+    if (parts.size() != 3) break;
+    arena.slots.push_back({parts[0].integer(1, kMaxExtent), parts[1].integer(1, kMaxExtent), read_dtype(parts[2])});
+    if (arena.slots.back().dtype > DType::float16) slot.refuse("is no image of floats");
+  }
+  int64_t tensors = program.tensors.size(), slots = arena.slots.size();
+  read_places(entry.at("offsets"), tensors, arena.nbytes, arena.offsets);
+  read_places(entry.at("slot_of"), tensors, slots - 1, arena.slot_of);
+  return arena;
+}
+
+/// Each intermediate that a launch touches has one place, of its kind and size.
+void check_places(const Entry& entry, const Program& program) {
+  const Arena& arena = program.arena;
+  std::set<int64_t> placed, touched;
+  for (const Launch& launch : program.launches) touched.insert(launch.tensors.begin(), launch.tensors.end());
+  for (auto [index, offset] : arena.offsets) {
+    const Tensor& tensor = program.tensors[index];
+    int64_t end = offset + tensor.form.device_bytes();
+    if (end > arena.nbytes)
+      return entry.refuse("places " + tensor.name + " at bytes " + std::to_string(offset) + " to " + std::to_string(end) +
+                          "; expected them within " + std::to_string(arena.nbytes));
+    auto [piece, within] = arena.place(offset);
+    if (within + tensor.form.device_bytes() > arena.pieces[piece]) return entry.refuse("places " + tensor.name + " in two pieces");
+    if (tensor.form.layout.storage == Storage::image) return entry.refuse("places the image " + tensor.name + " in a buffer");
+    placed.insert(index);
+  }
+  for (auto [index, number] : arena.slot_of) {
+    const Form& form = program.tensors[index].form;
+    const Slot& slot = arena.slots[number];
+    bool fits = form.layout.width <= slot.width && form.layout.height <= slot.height && form.dtype == slot.dtype;
+    if (form.layout.storage != Storage::image || !fits)
+      return entry.refuse("places " + program.tensors[index].name + " in a slot that does not fit it");
+    if (!placed.insert(index).second) return entry.refuse("gives " + program.tensors[index].name + " two places");
+  }
+  for (size_t k = 0; k < program.tensors.size(); ++k) {
+    bool inside = program.tensors[k].role == Role::intermediate, has = placed.count(k) > 0;
+    if (has && !inside) return entry.refuse("places " + program.tensors[k].name + ", which is no intermediate");
+    if (!has && inside && touched.count(k)) return entry.refuse("has no place for " + program.tensors[k].name);
+  }
+}
+
+/// Follow the step through the arena: what a launch reads must be what an earlier one wrote there.
+void check_contents(const Entry& entry, const Program& program) {
+  const Arena& arena = program.arena;
+  std::map<int64_t, std::pair<int64_t, int64_t>> owners;  // begin of a range: its end and the tensor written there
+  auto range_of = [&](int64_t index) {
+    auto slot = arena.slot_of.find(index);
+    if (slot != arena.slot_of.end()) return std::pair(arena.nbytes + slot->second, arena.nbytes + slot->second + 1);
+    int64_t begin = arena.offsets.at(index);
+    return std::pair(begin, begin + program.tensors[index].form.device_bytes());
+  };
+  auto intact = [&](int64_t index) {
+    auto [begin, end] = range_of(index);
+    auto owner = owners.find(begin);
+    return owner != owners.end() && owner->second == std::pair(end, index);
+  };
+  auto lost = [&](int64_t index, const std::string& reader) {
+    entry.refuse("overwrites " + program.tensors[index].name + " before " + reader + " reads it, or nothing writes it");
+  };
+  for (size_t position = 0; position < program.launches.size(); ++position) {
+    const Launch& launch = program.launches[position];
+    const Kernel& kernel = program.kernels[launch.kernel];
+    // An operand of this launch in whose place argument k may not write.
+    auto disturbed = [&](int64_t owner, size_t k) {
+      for (size_t read = 0; read < launch.tensors.size(); ++read)
+        if (launch.tensors[read] == owner && read != k && !kernel.in_place.count({read, k})) return true;
+      return false;
+    };
+    for (int phase = 0; phase < 2; ++phase)  // reads come before writes: a result may take an operand's place
+      for (size_t k = 0; k < launch.tensors.size(); ++k) {
+        int64_t index = launch.tensors[k];
+        if (program.tensors[index].role != Role::intermediate) continue;
+        bool reads = kernel.access[k] != Access::write;
+        if (phase == 0 && reads && !intact(index)) return lost(index, "launch " + std::to_string(position));
+        if (phase == 0 || kernel.access[k] == Access::read || intact(index)) continue;
+        auto [begin, end] = range_of(index);
+        auto first = owners.lower_bound(begin);
+        if (first != owners.begin() && std::prev(first)->second.first > begin) --first;
+        while (first != owners.end() && first->first < end) {
+          if (disturbed(first->second.second, k)) return lost(first->second.second, "launch " + std::to_string(position));
+          first = owners.erase(first);
+        }
+        owners[begin] = {end, index};
+      }
+  }
+}
+
+void check_names(const Entry& entry, const Program& program) {
+  std::set<std::string> names;
+  for (const Tensor& tensor : program.tensors)
+    if (tensor.role != Role::intermediate && !names.insert(tensor.name).second)
+      return entry.refuse("has two tensors called " + tensor.name);
+  std::set<std::string> kernels;
+  for (const Kernel& kernel : program.kernels)
+    if (!kernels.insert(kernel.name).second) return entry.refuse("has two kernels called " + kernel.name);
+}
+
+void check_ports(const Entry& entry, const Program& program) {
+  for (int64_t index : program.inputs)
+    if (program.tensors[index].role != Role::input)
+      return entry.refuse("feeds " + program.tensors[index].name + ", which has another role than input");
+  if (std::set<int64_t>(program.inputs.begin(), program.inputs.end()).size() != program.inputs.size())
+    return entry.refuse("lists an input twice");
+  for (int64_t index : program.outputs)
+    if (program.tensors[index].role == Role::intermediate)
+      return entry.refuse("returns " + program.tensors[index].name + ", which is an intermediate");
+  for (const auto& [name, index] : program.hyperparameters) {
+    const Tensor& tensor = program.tensors[index];
+    bool number = tensor.form.shape.empty() && tensor.form.plain() && tensor.role == Role::input;
+    if (!number || (tensor.form.dtype != DType::float32 && tensor.form.dtype != DType::float64))
+      return entry.refuse("has the hyperparameter " + name + ", which is no single number with the role input");
+  }
+}
+
+}  // namespace
+
+const char* name_of(Role role) {
+  const char* names[] = {"input", "parameter", "buffer", "state", "constant", "output", "intermediate"};
+  return names[static_cast<int>(role)];
+}
+
+std::pair<size_t, int64_t> Arena::place(int64_t offset) const {
+  size_t piece = 0;
+  while (piece + 1 < pieces.size() && offset >= pieces[piece]) offset -= pieces[piece++];
+  return {piece, offset};
+}
+
+std::vector<int64_t> Program::fed() const {
+  std::vector<int64_t> fed;
+  for (int64_t index : inputs)
+    if (std::none_of(hyperparameters.begin(), hyperparameters.end(), [&](auto& item) { return item.second == index; }))
+      fed.push_back(index);
+  return fed;
+}
+
+Result<Program> read_program(const std::string& name, const std::string& text,
+                             const std::map<std::string, std::string>& sources) {
+  TE_TRY(document, Document::parse(name, text));
+  Entry entry = document.root();
+  Program program;
+  entry.only({"schema", "name", "tensors", "kernels", "launches", "inputs", "outputs", "arena", "hyperparameters",
+              "target", "notes"});
+  entry.at("schema").word({"torchedge-program-1"});
+  entry.at("name").text();
+  program.target = entry.at("target").word(kClasses);
+  for (const Entry& note : entry.at("notes").items(1000)) note.text(4000, 0);
+  for (const Entry& item : entry.at("tensors").items(kMaxItems)) program.tensors.push_back(read_tensor(item));
+  for (const Entry& item : entry.at("kernels").items(kMaxItems)) program.kernels.push_back(read_kernel(item, sources));
+  for (const Entry& item : entry.at("launches").items(kMaxItems)) {
+    program.launches.push_back(read_launch(item, program));
+    if (document.ok()) check_launch(item, program.launches.back(), program);
+  }
+  int64_t last = static_cast<int64_t>(program.tensors.size()) - 1;
+  program.inputs = entry.at("inputs").integers(0, last, kMaxItems);
+  program.outputs = entry.at("outputs").integers(0, last, kMaxItems);
+  for (const auto& [key, value] : entry.at("hyperparameters").entries(kMaxItems))
+    program.hyperparameters[key] = value.integer(0, last);
+  program.arena = read_arena(entry.at("arena"), program);
+  TE_CHECK(document.status());  // from here on every index is one that exists
+  check_names(entry, program);
+  check_ports(entry, program);
+  check_places(entry.at("arena"), program);
+  if (document.ok()) check_contents(entry.at("arena"), program);
+  TE_CHECK(document.status());
+  return program;
+}
+
+}  // namespace torchedge

@@ -1,0 +1,160 @@
+// The C API: one lock a handle, and no exception beyond it.
+#include "torchedge.h"
+
+#include <mutex>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "executor.h"
+
+using namespace torchedge;
+
+struct torchedge_bundle {
+  std::mutex lock;
+  std::unique_ptr<Executor> executor;
+  std::string error, description, figures;
+};
+
+namespace {
+
+Json port_json(const std::string& name, const Shape& shape, DType dtype) {
+  return {{"name", name}, {"shape", shape}, {"dtype", name_of(dtype)}, {"bytes", product(shape) * size_of(dtype)}};
+}
+
+Json ports_json(const std::vector<Port>& ports) {
+  Json list = Json::array();
+  for (const Port& port : ports) list.push_back(port_json(port.name, port.shape, port.dtype));
+  return list;
+}
+
+std::string describe(const Executor& executor) {
+  const Bundle& bundle = executor.bundle();
+  Json state = Json::array();
+  for (const Tensor& tensor : bundle.programs[0].tensors) {
+    if (!is_shared(tensor.role)) continue;
+    state.push_back(port_json(tensor.name, tensor.form.shape, tensor.form.dtype));
+    state.back()["role"] = name_of(tensor.role);
+  }
+  Json document = {{"model", bundle.model},
+                   {"mode", bundle.trains ? "train" : "infer"},
+                   {"accumulation", bundle.accumulation},
+                   {"sha256", bundle.sha256},
+                   {"made_for", bundle.made_for},
+                   {"device", executor.device().title()},
+                   {"driver", executor.device().driver},
+                   {"inputs", ports_json(bundle.inputs)},
+                   {"outputs", ports_json(bundle.outputs)},
+                   {"state", state},
+                   {"hyperparameters", executor.hyperparameters()},
+                   {"launches", bundle.programs[0].launches.size()},
+                   {"allocated_bytes", executor.figures().allocated_bytes},
+                   {"weights", bundle.streams ? "all loaded before the first step: the streaming plan is not used" : "all loaded"}};
+  return document.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string report(const Figures& figures) {
+  Json document = {{"steps", figures.steps},
+                   {"step_ms", figures.step_ms},
+                   {"mean_step_ms", figures.steps ? figures.total_step_ms / static_cast<double>(figures.steps) : 0.0},
+                   {"build_ms", figures.build_ms},
+                   {"load_ms", figures.load_ms},
+                   {"allocated_bytes", figures.allocated_bytes},
+                   {"programs", figures.programs},
+                   {"programs_from_cache", figures.programs_from_cache}};
+  return document.dump(2);
+}
+
+/// Run a function of the executor; its error, or that of memory that ran out, is the handle's.
+template <class Function>
+int call(torchedge_bundle* handle, Function function) {
+  if (handle == nullptr) return -1;
+  std::lock_guard<std::mutex> held(handle->lock);
+  try {
+    if (handle->executor == nullptr) {
+      if (handle->error.empty()) handle->error = "the bundle is not open";
+      return -1;
+    }
+    Status status = function(*handle->executor);
+    handle->error = status.ok() ? "" : status.error().text;
+    return status.ok() ? 0 : -1;
+  } catch (const std::bad_alloc&) {
+    handle->error.assign("the host has too little memory");
+  } catch (...) {
+    handle->error.assign("an unexpected failure: report it");
+  }
+  return -1;
+}
+
+std::string given(const char* text) { return text == nullptr ? "" : text; }
+
+}  // namespace
+
+int torchedge_open(const char* folder, const torchedge_options* options, torchedge_bundle** handle) {
+  if (handle == nullptr) return -1;
+  *handle = new (std::nothrow) torchedge_bundle();
+  if (*handle == nullptr) return -1;
+  try {
+    const torchedge_options chosen = options == nullptr ? torchedge_options{} : *options;
+    Settings settings{given(chosen.device), given(chosen.library), given(chosen.cache),
+                      static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), nullptr};
+    if (chosen.progress != nullptr)
+      settings.progress = [chosen](int done, int total) { chosen.progress(chosen.context, done, total); };
+    auto bundle = open_bundle(given(folder), given(chosen.sha256));
+    if (!bundle.ok()) {
+      (*handle)->error = bundle.error().text;
+      return -1;
+    }
+    auto executor = Executor::create(std::move(bundle.value()), settings);
+    if (!executor.ok()) {
+      (*handle)->error = executor.error().text;
+      return -1;
+    }
+    (*handle)->executor = std::move(executor.value());
+    return 0;
+  } catch (const std::bad_alloc&) {
+    (*handle)->error.assign("the host has too little memory");
+  } catch (...) {
+    (*handle)->error.assign("an unexpected failure: report it");
+  }
+  return -1;
+}
+
+const char* torchedge_describe(torchedge_bundle* handle) {
+  int code = call(handle, [&](Executor& executor) { return handle->description = describe(executor), Status(); });
+  return code == 0 ? handle->description.c_str() : "{}";
+}
+
+int torchedge_set_input(torchedge_bundle* handle, const char* name, const void* data, size_t nbytes) {
+  return call(handle, [&](Executor& executor) { return executor.set_input(given(name), data, static_cast<int64_t>(nbytes)); });
+}
+
+int torchedge_step(torchedge_bundle* handle) {
+  return call(handle, [](Executor& executor) { return executor.step(); });
+}
+
+int torchedge_get_output(torchedge_bundle* handle, const char* name, void* data, size_t nbytes) {
+  return call(handle, [&](Executor& executor) { return executor.read(given(name), data, static_cast<int64_t>(nbytes)); });
+}
+
+int torchedge_set(torchedge_bundle* handle, const char* name, double value) {
+  return call(handle, [&](Executor& executor) { return executor.set(given(name), value); });
+}
+
+int torchedge_save(torchedge_bundle* handle, const char* path) {
+  return call(handle, [&](Executor& executor) { return executor.save(given(path)); });
+}
+
+int torchedge_load(torchedge_bundle* handle, const char* path) {
+  return call(handle, [&](Executor& executor) { return executor.load(given(path)); });
+}
+
+const char* torchedge_figures(torchedge_bundle* handle) {
+  int code = call(handle, [&](Executor& executor) { return handle->figures = report(executor.figures()), Status(); });
+  return code == 0 ? handle->figures.c_str() : "{}";
+}
+
+const char* torchedge_error(torchedge_bundle* handle) {
+  return handle == nullptr ? "there is no handle: the host has too little memory" : handle->error.c_str();
+}
+
+void torchedge_close(torchedge_bundle* handle) { delete handle; }
