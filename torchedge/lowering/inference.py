@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 
-from torchedge.devices import Device
-from torchedge.errors import check_choice, not_a_module
+from torchedge.devices import LOCAL_DEVICE, Device
+from torchedge.errors import DeviceError, MissingExtraError, check_choice, not_a_module
 from torchedge.lowering.assembly import Lowered, lower_step
 from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS, Precision, Target, Tuner, bounded, device_class, with_tuner
+from torchedge.opencl import choose_device as choose_opencl_device
 from torchedge.tracing.capturing import CaptureRequest, arguments_of, unwrapped
 from torchedge.tracing.folding import fold_constants
 from torchedge.tracing.sequence_lengths import LengthFamily
@@ -36,8 +38,7 @@ def target_of_device(
     limits = limits or profile_limits(device)
     target = bounded(
         TARGETS[device_class(device.kind, device.vendor)],
-        # Drivers of processors have from 32 KiB (rusticl) to 2 MiB (PoCL): unknown, a bundle runs on most.
-        local_bytes=limits.local_bytes or (256 << 10 if device.kind == "cpu" else None),
+        local_bytes=limits.local_bytes or (_processor_bytes(device) if device.kind == "cpu" else None),
         work_group=limits.work_group,
         work_item_sizes=limits.work_item_sizes,
         image_width=limits.image_width,
@@ -53,6 +54,19 @@ def target_of_device(
         shared_pitch=(limits.pitch_texels or 1) if limits.image_from_buffer and target.image_width else 0,
         half=precision == "float16",
     )
+
+
+def _processor_bytes(device: Device) -> int:
+    """Return the local memory of a processor whose profile gives none: that of most drivers, from 256 KiB on.
+
+    Some have less (rusticl 32 KiB); the driver of this machine is asked.
+    """
+    most = 256 << 10
+    if device.name != LOCAL_DEVICE:
+        return most
+    with suppress(DeviceError, MissingExtraError):
+        return min(most, choose_opencl_device("cpu").local_bytes)
+    return most
 
 
 def capture_inference_step(

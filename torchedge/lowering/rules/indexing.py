@@ -428,7 +428,7 @@ def joined(base: Node, dtype: str, sources: Sources, reduce: str = "sum", includ
     count = combined(base.shape, "int32", ones, "sum", 0)
 
     def body(old: Scalar, new: Scalar, number: Scalar) -> Scalar:
-        return apply(function, old, new) if include_self else where(number > 0, new, old)
+        return apply(function, old, new) if include_self else where(cast(number, "bool"), new, old)
 
     output: Node = elementwise(body, base, totals, count, dtype=dtype, compute=compute)
     if reduce == "mean":
