@@ -51,7 +51,19 @@ def test_peaks_are_those_of_a_run_on_the_device(seed, wide):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "wide"), [(0, False), (100, False), (1000, True), (1100, True)])
+@pytest.mark.parametrize(
+    ("first", "wide"),
+    [
+        (0, False),
+        pytest.param(
+            100,
+            False,
+            marks=pytest.mark.xfail(reason="over five have a checkpoint inside of another", strict=True),
+        ),
+        (1000, True),
+        (1100, True),
+    ],
+)
 def test_a_hundred_modules_differ_in_refused_kinds_alone(first, wide):
     refused: dict[str, list[int]] = {NESTED: [], OF_CASTS: []}
     for seed in range(first, first + 100):
