@@ -82,11 +82,8 @@ def test_training_has_the_executor_s_bits(native, network, device, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{"precision": "float16"}, {"memory_limit": "400KiB"}, {"tuner": "model"}]
-)
+@pytest.mark.parametrize("settings", [{"precision": "float16"}, {"tuner": "model"}])
 def test_inferences_have_the_executor_s_bits(native, settings, tmp_path):
-    """A bundle that streams runs with all its weights on the device."""
     case = drawn("wide")
     bundle = torchedge.export(
         case.model, case.inputs, out=tmp_path / "bundle", device="adreno-740", onnx=False, **settings

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "plan.h"
+
 namespace torchedge {
 namespace {
 
@@ -105,7 +107,7 @@ Result<std::map<std::string, std::string>> read_files(const File& folder, Bundle
       continue;
     }
     std::string digest;
-    if (is_kernel(name) || name == "program.json" || name == "accumulating.json") {
+    if (is_kernel(name) || name == "program.json" || name == "accumulating.json" || name == "streaming_plan.json") {
       TE_TRY(content, file.read_all(is_kernel(name) ? kMaxText : kMaxProgram));
       digest = sha256_of(content);
       contents[name] = std::move(content);
@@ -139,13 +141,17 @@ bool same_ports(const Program& program, const std::vector<int64_t>& places, cons
   return true;
 }
 
-/// Bytes of a bundle that streams nothing.
+/// Bytes of device memory; streamed weights lie in the arena.
 std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs) {
-  int64_t total = 0, arena = 0, live = 0, largest = 0;
+  int64_t total = 0, arena = 0, live = 0, staging = 0;
+  for (const Program& program : programs)
+    if (program.loads) staging = program.loads->staging_bytes;
+  int64_t largest = staging;
   std::set<std::string> shared;
   for (const Program& program : programs) {
-    for (const Tensor& tensor : program.tensors) {
-      if (tensor.role == Role::intermediate) continue;
+    for (size_t k = 0; k < program.tensors.size(); ++k) {
+      const Tensor& tensor = program.tensors[k];
+      if (tensor.role == Role::intermediate || program.in_arena(k)) continue;
       largest = std::max(largest, tensor.form.device_bytes());
       if (!is_shared(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
     }
@@ -156,7 +162,7 @@ std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs) {
     }
     live += program.arena.live_bytes;
   }
-  return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", live}, {"largest_bytes", largest}, {"staging_bytes", 0}, {"total_bytes", total + arena}};
+  return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", live}, {"largest_bytes", largest}, {"staging_bytes", staging}, {"total_bytes", total + arena + staging}};
 }
 
 /// The manifest describes the programs, and both programs hold what they share in the same way.
@@ -173,7 +179,7 @@ Status check_same(const Bundle& bundle) {
   const Program& program = bundle.programs[0];
   std::map<std::string, int64_t> memory = memory_of(bundle.programs), listed = bundle.memory;
   listed.insert({"staging_bytes", 0});
-  if (!bundle.streams && memory != listed) return differ("memory");
+  if (memory != listed) return differ("memory");
   for (const auto& [name, value] : bundle.hyperparameters)
     if (!program.hyperparameters.count(name)) return differ("hyperparameters");
   if (program.hyperparameters.size() != bundle.hyperparameters.size()) return differ("hyperparameters");
@@ -238,6 +244,11 @@ Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256)
     TE_TRY(program, read_program(folder + "/" + name, contents[name], sources));
     bundle.programs.push_back(std::move(program));
   }
+  if (bundle.streams) {
+    const std::string name = folder + "/streaming_plan.json";
+    if (bundle.trains || bundle.accumulation > 1) return Error{name + ": belongs to a training step; expected an inference: export the model again"};
+    TE_CHECK(read_plan(name, contents["streaming_plan.json"], bundle.header, bundle.weights.size(), bundle.programs[0]));
+  }
   TE_CHECK(check_same(bundle));
   TE_CHECK(check_weights(bundle));
   return bundle;
@@ -264,6 +275,12 @@ Status Bundle::read_weights(const std::function<Status(const std::string&, const
   }
   if (state.hex() != files.at("weights.safetensors").sha256)
     return Error{weights.name() + ": has another SHA-256 than manifest.json says" + kAgain};
+  return {};
+}
+
+Status Bundle::check_weights() const {
+  TE_TRY(digest, digest_of(weights));
+  if (digest != files.at("weights.safetensors").sha256) return Error{weights.name() + ": has another SHA-256 than manifest.json says" + kAgain};
   return {};
 }
 

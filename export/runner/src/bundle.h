@@ -37,6 +37,8 @@ struct Bundle {
   /// Read the weights from front to back, hashing them, and pass on the bytes of each tensor; a file that changed
   /// since the bundle was made is an error after the last one.
   Status read_weights(const std::function<Status(const std::string& name, const void* data)>& take) const;
+  /// Hash the weights file in small pieces: what a plan streams is then read from the same open file.
+  Status check_weights() const;
 };
 
 /// Read a bundle. sha256: what the manifest's own digest has to be, empty for any.

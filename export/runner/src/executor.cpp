@@ -143,7 +143,8 @@ Status Executor::check_limits(const Settings& settings) const {
   cl_ulong total = 0;
   std::set<std::string> shared;
   for (const Program& program : bundle_.programs) {
-    for (const Tensor& tensor : program.tensors) {
+    for (size_t k = 0; k < program.tensors.size(); ++k) {
+      const Tensor& tensor = program.tensors[k];
       std::string name = std::string(name_of(tensor.role)) + " " + tensor.name;
       const Layout& layout = tensor.form.layout;
       if (layout.image() && static_cast<size_t>(layout.width) > device_.image_width)
@@ -152,7 +153,7 @@ Status Executor::check_limits(const Settings& settings) const {
         return beyond(name + ": the height of its image", layout.height, device_.image_height);
       if (tensor.form.dtype == DType::float64 && !device_.has("cl_khr_fp64"))
         return Error{name + " is float64, with which " + device_.title() + " does not compute; export the model in float32"};
-      if (tensor.role == Role::intermediate) continue;
+      if (!program.stays(k)) continue;
       cl_ulong bytes = tensor.form.device_bytes();
       if (bytes > device_.allocation) return beyond(name + ": one allocation", bytes, device_.allocation);
       if (!is_shared(tensor.role) || shared.insert(tensor.name).second) total += bytes;
@@ -169,6 +170,7 @@ Status Executor::check_limits(const Settings& settings) const {
       if (static_cast<cl_ulong>(bytes) > device_.allocation) return beyond("the arena: one allocation", bytes, device_.allocation);
       total += bytes;
     }
+    if (program.loads) total += program.loads->staging_bytes;
     for (const Kernel& kernel : program.kernels) {
       if (static_cast<cl_ulong>(kernel.local_bytes) > device_.local_bytes)
         return beyond("kernel " + kernel.name + ": local memory in bytes", kernel.local_bytes, device_.local_bytes);
@@ -187,7 +189,7 @@ Status Executor::check_limits(const Settings& settings) const {
   }
   cl_ulong most = settings.memory_limit > 0 ? settings.memory_limit : device_.memory;
   if (total > most)
-    return Error{bundle_.model + " takes " + std::to_string(total) + " bytes with all weights on the device; " +
+    return Error{bundle_.model + " takes " + std::to_string(total) + " bytes" + (bundle_.streams ? ", streaming weights by its plan; " : " with all weights on the device; ") +
                  (settings.memory_limit > 0 ? "the limit is " : device_.title() + " has ") + std::to_string(most) +
                  ": use a limit of at least " + std::to_string(total) + (settings.memory_limit > 0 ? "" : ", or a smaller batch")};
   return {};
@@ -231,7 +233,7 @@ Status Executor::place(Placed& placed, const Built& built) {
   placed.memory.resize(program.tensors.size());
   for (size_t k = 0; k < program.tensors.size(); ++k) {
     const Tensor& tensor = program.tensors[k];
-    if (tensor.role == Role::intermediate) continue;
+    if (!program.stays(k)) continue;
     // Programs of a bundle share parameters, buffers and states by name. One input serves both, where it is the same.
     bool by_name = is_shared(tensor.role), input = tensor.role == Role::input;
     if (input) {
@@ -382,12 +384,96 @@ Status Executor::fill(const Tensor& tensor, Memory& memory) {
   return write(tensor, memory, filled(tensor.form, tensor.fill).data());
 }
 
+/// Enqueue a copy from staging memory; `wait` for it, or return its event.
+Status Executor::copy(const Placed& placed, const Copy& copy, bool wait, cl_event* ended) {
+  const Tensor& tensor = placed.program->tensors[copy.tensor];
+  cl_mem target = placed.memory[copy.tensor]->handle;
+  const char* source = ring_.data() + copy.at;
+  if (tensor.form.dtype == DType::boolean && std::any_of(source, source + copy.nbytes, [](unsigned char byte) { return byte > 1; }))
+    return Error{bundle_.weights.name() + ": holds a byte of " + tensor.name + " that is no boolean; expected 0 or 1: copy it again"};
+  cl_int code = 0;
+  if (tensor.form.layout.image()) {
+    const size_t origin[3] = {static_cast<size_t>(copy.place[0]), static_cast<size_t>(copy.place[1]), 0};
+    const size_t region[3] = {static_cast<size_t>(copy.place[2]), static_cast<size_t>(copy.place[3]), 1};
+    code = cl_.EnqueueWriteImage(queue_, target, wait ? kTrue : kFalse, origin, region, 0, 0, source, 0, nullptr, ended);
+  } else {
+    code = cl_.EnqueueWriteBuffer(queue_, target, wait ? kTrue : kFalse, copy.place[0], copy.nbytes, source, 0, nullptr, ended);
+  }
+  if (code != 0) return failed("loading " + tensor.name, code);
+  return {};
+}
+
+/// Read bytes of the weights file into staging memory.
+Status Executor::take(const Read& read) {
+  if (read.after > 0) {
+    cl_int code = cl_.WaitForEvents(1, &copied_[read.after - 1]);  // the queue is in order: those before have ended, too
+    if (code != 0) return failed("loading weights", code);
+  }
+  figures_.streamed_bytes += read.nbytes;
+  return bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes);
+}
+
+/// Enqueue the copies of a run up to this number. The device computes while the next bytes are read.
+Status Executor::advance(const Placed& placed, int64_t copies) {
+  const std::vector<Read>& reads = placed.program->loads->run;
+  while (static_cast<int64_t>(copied_.size()) < copies) {
+    const Read& read = reads[read_];
+    if (of_read_ == 0) {
+      cl_.Flush(queue_);
+      TE_CHECK(take(read));
+    }
+    cl_event ended = nullptr;
+    TE_CHECK(copy(placed, read.copies[of_read_], false, &ended));
+    copied_.push_back(ended);
+    if (++of_read_ == read.copies.size()) ++read_, of_read_ = 0;
+  }
+  return {};
+}
+
+void Executor::end_copies() {
+  for (cl_event event : copied_) cl_.ReleaseEvent(event);
+  copied_.clear();
+  read_ = of_read_ = 0;
+}
+
+/// Load what a plan keeps on the device, and check what it streams: indices by their ranges, all bytes by the digest.
+Status Executor::preload() {
+  const Placed& placed = placed_[0];
+  const Loads& loads = *placed.program->loads;
+  TE_CHECK(bundle_.check_weights());
+  ring_.resize(loads.staging_bytes);
+  figures_.allocated_bytes += loads.staging_bytes;
+  std::string packed, array;
+  for (size_t k = 0; k < placed.memory.size(); ++k) {
+    const Tensor& tensor = placed.program->tensors[k];
+    auto entry = bundle_.header.entries.find(tensor.name);
+    if (!is_resident(tensor.role) || entry == bundle_.header.entries.end() || (tensor.role != Role::state && !tensor.indices)) continue;
+    packed.resize(tensor.form.packed_bytes());
+    TE_CHECK(bundle_.weights.read(entry->second.begin, packed.data(), packed.size()));
+    if (tensor.indices) {
+      array.resize(tensor.form.array_bytes());
+      tensor.form.unpack(packed.data(), array.data());
+      TE_CHECK(check_values(tensor, array.data()));
+    }
+    if (tensor.role == Role::state) TE_CHECK(write_packed(tensor, *placed.memory[k], packed.data()));
+  }
+  for (const Read& read : loads.preload) {
+    TE_CHECK(bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes));
+    for (const Copy& item : read.copies) {
+      TE_CHECK(copy(placed, item, true, nullptr));
+      placed.memory[item.tensor]->written = true;
+    }
+  }
+  return {};
+}
+
 Status Executor::load_weights() {
   for (const Placed& placed : placed_)
     for (size_t k = 0; k < placed.memory.size(); ++k) {
       const Tensor& tensor = placed.program->tensors[k];
       if (tensor.role == Role::state && !bundle_.header.entries.count(tensor.name)) TE_CHECK(fill(tensor, *placed.memory[k]));
     }
+  if (bundle_.streams) return preload();
   std::map<std::string, std::vector<std::pair<const Tensor*, Memory*>>> targets;
   for (const Placed& placed : placed_)
     for (size_t k = 0; k < placed.memory.size(); ++k) {
@@ -476,12 +562,20 @@ Status Executor::step() {
       return Error{"nothing was written to input " + placed.program->tensors[index].name + "; set all inputs before a step"};
   double start = now_ms();
   last_ = nullptr;
+  figures_.streamed_bytes = 0;
   for (size_t position = 0; position < placed.calls.size(); ++position) {
+    if (placed.program->loads)
+      if (Status status = advance(placed, placed.program->loads->waits[position]); !status.ok()) {
+        cl_.Finish(queue_);
+        end_copies();
+        return status;
+      }
     const Launch& launch = *placed.calls[position].launch;
     const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
     cl_int code = cl_.EnqueueNDRangeKernel(queue_, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, nullptr);
     if (code != 0) {
       cl_.Finish(queue_);  // what was enqueued before must not run into the next step
+      end_copies();
       const std::string& name = placed.program->kernels[launch.kernel].name;
       return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
     }
@@ -489,10 +583,15 @@ Status Executor::step() {
     if (static_cast<int64_t>(position) == placed.last_flag) {
       Status status = check_flags(placed);
       batches_ += !status.ok() && placed.updates_before_flags;
-      TE_CHECK(std::move(status));
+      if (!status.ok()) {
+        cl_.Finish(queue_);
+        end_copies();
+        return status;
+      }
     }
   }
   cl_int code = cl_.Finish(queue_);
+  end_copies();
   if (code != 0) return failed("running a step", code);
   last_ = &placed;
   ++batches_;
@@ -538,7 +637,7 @@ std::vector<int64_t> Executor::saved() const {
   std::vector<int64_t> places;
   const Program& program = *placed_[0].program;
   for (size_t k = 0; k < program.tensors.size(); ++k)
-    if (is_shared(program.tensors[k].role)) places.push_back(k);
+    if (is_shared(program.tensors[k].role) && program.stays(k)) places.push_back(k);
   return places;
 }
 

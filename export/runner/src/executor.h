@@ -20,6 +20,7 @@ struct Settings {
 
 struct Figures {
   int64_t steps = 0, allocated_bytes = 0, programs = 0, programs_from_cache = 0;
+  int64_t streamed_bytes = 0;  // by the last step
   double build_ms = 0, load_ms = 0, step_ms = 0, total_step_ms = 0;
 };
 
@@ -72,6 +73,11 @@ class Executor {
   Status place_arena(Placed& placed);
   Status bind(Placed& placed, const Built& built);
   Status load_weights();
+  Status preload();
+  Status copy(const Placed& placed, const Copy& copy, bool wait, cl_event* ended);
+  Status take(const Read& read);
+  Status advance(const Placed& placed, int64_t copies);
+  void end_copies();
   Status fill(const Tensor& tensor, Memory& memory);
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
@@ -97,6 +103,10 @@ class Executor {
   const Placed* last_ = nullptr;
   std::map<std::string, double> hyperparameters_;
   std::string staging_;
+  // Of a run that streams: staging memory, how far it is, and the events of its copies.
+  std::vector<char> ring_;
+  size_t read_ = 0, of_read_ = 0;
+  std::vector<cl_event> copied_;
   int64_t batches_ = 0;
   Figures figures_;
 };

@@ -56,6 +56,8 @@ class Entry {
   /// Whether it is there and not null.
   bool present() const;
   const std::string& where() const { return where_; }
+  /// Whether nothing in the document was refused.
+  bool ok() const { return document_->ok(); }
   void refuse(const std::string& what) const { document_->refuse(where_.empty() ? "it" : where_, what); }
 
   /// An entry of an object, which has to be there; `find`: which may be absent.

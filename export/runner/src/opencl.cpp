@@ -99,7 +99,7 @@ Result<ClLibrary> open_opencl(const std::string& path) {
   TE_LOAD(CreateProgramWithBinary), TE_LOAD(BuildProgram), TE_LOAD(GetProgramInfo), TE_LOAD(GetProgramBuildInfo);
   TE_LOAD(CreateKernel), TE_LOAD(GetKernelInfo), TE_LOAD(SetKernelArg), TE_LOAD(EnqueueNDRangeKernel);
   TE_LOAD(EnqueueReadBuffer), TE_LOAD(EnqueueWriteBuffer), TE_LOAD(EnqueueReadImage), TE_LOAD(EnqueueWriteImage);
-  TE_LOAD(Finish), TE_LOAD(ReleaseKernel), TE_LOAD(ReleaseProgram), TE_LOAD(ReleaseMemObject);
+  TE_LOAD(Flush), TE_LOAD(Finish), TE_LOAD(WaitForEvents), TE_LOAD(ReleaseEvent), TE_LOAD(ReleaseKernel), TE_LOAD(ReleaseProgram), TE_LOAD(ReleaseMemObject);
   TE_LOAD(ReleaseCommandQueue), TE_LOAD(ReleaseContext);
 #undef TE_LOAD
   if (!missing.empty()) return Error{"the OpenCL library has no " + missing + "; expected OpenCL 1.2 or newer: update the driver"};

@@ -63,7 +63,10 @@ struct ClLibrary {
   cl_int (*EnqueueWriteBuffer)(cl_queue, cl_mem, cl_uint, size_t, size_t, const void*, cl_uint, const cl_event*, cl_event*);
   cl_int (*EnqueueReadImage)(cl_queue, cl_mem, cl_uint, const size_t*, const size_t*, size_t, size_t, void*, cl_uint, const cl_event*, cl_event*);
   cl_int (*EnqueueWriteImage)(cl_queue, cl_mem, cl_uint, const size_t*, const size_t*, size_t, size_t, const void*, cl_uint, const cl_event*, cl_event*);
+  cl_int (*Flush)(cl_queue);
   cl_int (*Finish)(cl_queue);
+  cl_int (*WaitForEvents)(cl_uint, const cl_event*);
+  cl_int (*ReleaseEvent)(cl_event);
   cl_int (*ReleaseKernel)(cl_kernel);
   cl_int (*ReleaseProgram)(cl_program);
   cl_int (*ReleaseMemObject)(cl_mem);
@@ -97,7 +100,7 @@ Result<ClDevice> choose_device(const ClLibrary& cl, const std::string& query);
 
 std::string error_name(cl_int code);
 
-constexpr cl_uint kTrue = 1, kRgba = 0x10B5, kFloat = 0x10DE, kHalfFloat = 0x10DD, kImage2d = 0x10F1;
+constexpr cl_uint kFalse = 0, kTrue = 1, kRgba = 0x10B5, kFloat = 0x10DE, kHalfFloat = 0x10DD, kImage2d = 0x10F1;
 constexpr cl_ulong kReadWrite = 1;
 constexpr cl_uint kRegion = 0x1220, kNumArgs = 0x1191, kBuildLog = 0x1183, kBinarySizes = 0x1165, kBinaries = 0x1166;
 

@@ -121,7 +121,7 @@ void read_places(const Entry& entry, int64_t tensors, int64_t most, std::map<int
   }
 }
 
-Arena read_arena(const Entry& entry, const Program& program) {
+Arena arena_of(const Entry& entry, const Program& program) {
   Arena arena;
   entry.only({"nbytes", "offsets", "slots", "slot_of", "live_bytes", "allocation_bytes", "pieces"});
   arena.nbytes = entry.at("nbytes").integer(0, kMaxSize);
@@ -167,13 +167,14 @@ void check_places(const Entry& entry, const Program& program) {
     if (!placed.insert(index).second) return entry.refuse("gives " + program.tensors[index].name + " two places");
   }
   for (size_t k = 0; k < program.tensors.size(); ++k) {
-    bool inside = program.tensors[k].role == Role::intermediate, has = placed.count(k) > 0;
+    bool streamed = program.loads && program.loads->streamed.count(k);
+    bool inside = program.tensors[k].role == Role::intermediate || streamed, has = placed.count(k) > 0;
     if (has && !inside) return entry.refuse("places " + program.tensors[k].name + ", which is no intermediate");
     if (!has && inside && touched.count(k)) return entry.refuse("has no place for " + program.tensors[k].name);
   }
 }
 
-/// Follow the step through the arena: what a launch reads must be what an earlier one wrote there.
+/// Follow the step through the arena: what a launch reads must be what an earlier one, or copies, wrote there.
 void check_contents(const Entry& entry, const Program& program) {
   const Arena& arena = program.arena;
   std::map<int64_t, std::pair<int64_t, int64_t>> owners;  // begin of a range: its end and the tensor written there
@@ -191,9 +192,30 @@ void check_contents(const Entry& entry, const Program& program) {
   auto lost = [&](int64_t index, const std::string& reader) {
     entry.refuse("overwrites " + program.tensors[index].name + " before " + reader + " reads it, or nothing writes it");
   };
+  auto taken = [&](int64_t index, auto disturbed) {
+    auto [begin, end] = range_of(index);
+    auto first = owners.lower_bound(begin);
+    if (first != owners.begin() && std::prev(first)->second.first > begin) --first;
+    while (first != owners.end() && first->first < end) {
+      if (disturbed(first->second.second)) return first->second.second;
+      first = owners.erase(first);
+    }
+    owners[begin] = {end, index};
+    return int64_t{-1};
+  };
+  std::vector<int64_t> copied;  // tensors, by copy
+  if (program.loads)
+    for (const Read& read : program.loads->run)
+      for (const Copy& copy : read.copies) copied.push_back(copy.tensor);
+  int64_t copies = 0;
   for (size_t position = 0; position < program.launches.size(); ++position) {
     const Launch& launch = program.launches[position];
     const Kernel& kernel = program.kernels[launch.kernel];
+    for (; program.loads && copies < program.loads->waits[position]; ++copies) {
+      int64_t index = copied[copies];
+      if (program.loads->streamed.at(index).first == copies + 1) taken(index, [](int64_t) { return false; });
+      if (!intact(index)) return lost(index, "launch " + std::to_string(position));
+    }
     // An operand of this launch in whose place argument k may not write.
     auto disturbed = [&](int64_t owner, size_t k) {
       for (size_t read = 0; read < launch.tensors.size(); ++read)
@@ -203,18 +225,15 @@ void check_contents(const Entry& entry, const Program& program) {
     for (int phase = 0; phase < 2; ++phase)  // reads come before writes: a result may take an operand's place
       for (size_t k = 0; k < launch.tensors.size(); ++k) {
         int64_t index = launch.tensors[k];
-        if (program.tensors[index].role != Role::intermediate) continue;
+        bool streamed = program.loads && program.loads->streamed.count(index);
+        if (program.tensors[index].role != Role::intermediate && !streamed) continue;
         bool reads = kernel.access[k] != Access::write;
         if (phase == 0 && reads && !intact(index)) return lost(index, "launch " + std::to_string(position));
+        if (streamed && (kernel.access[k] != Access::read || program.loads->streamed.at(index).second > copies))
+          return entry.refuse("has " + program.tensors[index].name + " written, or read before its copies, in launch " + std::to_string(position));
         if (phase == 0 || kernel.access[k] == Access::read || intact(index)) continue;
-        auto [begin, end] = range_of(index);
-        auto first = owners.lower_bound(begin);
-        if (first != owners.begin() && std::prev(first)->second.first > begin) --first;
-        while (first != owners.end() && first->first < end) {
-          if (disturbed(first->second.second, k)) return lost(first->second.second, "launch " + std::to_string(position));
-          first = owners.erase(first);
-        }
-        owners[begin] = {end, index};
+        int64_t owner = taken(index, [&](int64_t other) { return disturbed(other, k); });
+        if (owner >= 0) return lost(owner, "launch " + std::to_string(position));
       }
   }
 }
@@ -247,6 +266,12 @@ void check_ports(const Entry& entry, const Program& program) {
 }
 
 }  // namespace
+
+void read_arena(const Entry& entry, Program& program) {
+  program.arena = arena_of(entry, program);
+  if (entry.ok()) check_places(entry, program);
+  if (entry.ok()) check_contents(entry, program);
+}
 
 const char* name_of(Role role) {
   const char* names[] = {"input", "parameter", "buffer", "state", "constant", "output", "intermediate"};
@@ -289,12 +314,10 @@ Result<Program> read_program(const std::string& name, const std::string& text,
   program.outputs = entry.at("outputs").integers(0, last, kMaxItems);
   for (const auto& [key, value] : entry.at("hyperparameters").entries(kMaxItems))
     program.hyperparameters[key] = value.integer(0, last);
-  program.arena = read_arena(entry.at("arena"), program);
   TE_CHECK(document.status());  // from here on every index is one that exists
   check_names(entry, program);
   check_ports(entry, program);
-  check_places(entry.at("arena"), program);
-  if (document.ok()) check_contents(entry.at("arena"), program);
+  read_arena(entry.at("arena"), program);
   TE_CHECK(document.status());
   return program;
 }

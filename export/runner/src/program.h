@@ -68,6 +68,27 @@ struct Arena {
   std::pair<size_t, int64_t> place(int64_t offset) const;
 };
 
+/// Bytes of staging memory that go to a tensor. after: launches of the run that end before.
+struct Copy {
+  int64_t tensor, after, at, nbytes;
+  std::vector<int64_t> place;  // [byte] of a buffer; [x, y, width, height] in texels of an image
+};
+
+/// Bytes of the weights file that go to staging memory. after: copies of the run that end before.
+struct Read {
+  int64_t offset, nbytes, at, after;
+  std::vector<Copy> copies;
+};
+
+/// How weights come to the device: `preload` before the first run, `run` in each; waits: the copies that end before
+/// each launch.
+struct Loads {
+  int64_t staging_bytes = 0;
+  std::vector<Read> preload, run;
+  std::vector<int64_t> waits;
+  std::map<int64_t, std::pair<int64_t, int64_t>> streamed;  // a tensor's first and last copy of a run, from 1 on
+};
+
 constexpr std::initializer_list<const char*> kClasses = {"cpu", "gpu", "mobile"};
 
 struct Program {
@@ -77,7 +98,13 @@ struct Program {
   std::vector<int64_t> inputs, outputs;
   std::map<std::string, int64_t> hyperparameters;
   Arena arena;
+  std::optional<Loads> loads;  // of a program that streams its weights
   int target = 0;  // the device class, a place in kClasses
+
+  bool in_arena(int64_t index) const { return arena.offsets.count(index) || arena.slot_of.count(index); }
+  /// Whether it has memory of its own, from step to step.
+  bool stays(int64_t index) const { return tensors[index].role != Role::intermediate && !in_arena(index) && !absent.count(index); }
+  std::set<int64_t> absent;  // weights that a streaming run does not use
 
   /// Inputs that are no hyperparameters, in order.
   std::vector<int64_t> fed() const;
@@ -86,5 +113,8 @@ struct Program {
 /// Read a program; `sources`: the kernels' texts by name.
 Result<Program> read_program(const std::string& name, const std::string& text,
                              const std::map<std::string, std::string>& sources);
+
+/// Give a program the arena of a document, in which streamed weights have places, too.
+void read_arena(const Entry& entry, Program& program);
 
 }  // namespace torchedge

@@ -30,8 +30,10 @@ Json ports_json(const std::vector<Port>& ports) {
 std::string describe(const Executor& executor) {
   const Bundle& bundle = executor.bundle();
   Json state = Json::array();
-  for (const Tensor& tensor : bundle.programs[0].tensors) {
-    if (!is_shared(tensor.role)) continue;
+  const Program& program = bundle.programs[0];
+  for (size_t k = 0; k < program.tensors.size(); ++k) {
+    const Tensor& tensor = program.tensors[k];
+    if (!is_shared(tensor.role) || !program.stays(k)) continue;
     state.push_back(port_json(tensor.name, tensor.form.shape, tensor.form.dtype));
     state.back()["role"] = name_of(tensor.role);
   }
@@ -48,7 +50,7 @@ std::string describe(const Executor& executor) {
                    {"hyperparameters", executor.hyperparameters()},
                    {"launches", bundle.programs[0].launches.size()},
                    {"allocated_bytes", executor.figures().allocated_bytes},
-                   {"weights", bundle.streams ? "all loaded before the first step: the streaming plan is not used" : "all loaded"}};
+                   {"streams", bundle.streams}};
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -59,6 +61,7 @@ std::string report(const Figures& figures) {
                    {"build_ms", figures.build_ms},
                    {"load_ms", figures.load_ms},
                    {"allocated_bytes", figures.allocated_bytes},
+                   {"streamed_bytes", figures.streamed_bytes},
                    {"programs", figures.programs},
                    {"programs_from_cache", figures.programs_from_cache}};
   return document.dump(2);
