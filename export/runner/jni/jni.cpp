@@ -1,0 +1,107 @@
+// The C API for Java: see org/torchedge/Bundle.java.
+#include <jni.h>
+
+#include <cstring>
+#include <string>
+
+#include "torchedge.h"
+
+namespace {
+
+torchedge_bundle* bundle_of(jlong handle) { return reinterpret_cast<torchedge_bundle*>(handle); }
+
+/// A text of Java's, which ends in a zero; none for null.
+class Text {
+ public:
+  Text(JNIEnv* env, jbyteArray array) : is_null_(array == nullptr) {
+    if (is_null_) return;
+    text_.resize(static_cast<size_t>(env->GetArrayLength(array)));
+    env->GetByteArrayRegion(array, 0, static_cast<jsize>(text_.size()), reinterpret_cast<jbyte*>(text_.data()));
+  }
+  operator const char*() const { return is_null_ ? nullptr : text_.c_str(); }
+
+ private:
+  bool is_null_;
+  std::string text_;
+};
+
+jbyteArray array_of(JNIEnv* env, const char* text) {
+  jsize size = static_cast<jsize>(std::strlen(text));
+  jbyteArray array = env->NewByteArray(size);
+  if (array != nullptr) env->SetByteArrayRegion(array, 0, size, reinterpret_cast<const jbyte*>(text));
+  return array;
+}
+
+/// Throw IllegalStateException with the handle's error, whose bytes Java decodes.
+void fail(JNIEnv* env, torchedge_bundle* bundle) {
+  jclass strings = env->FindClass("java/lang/String"), failures = env->FindClass("java/lang/IllegalStateException");
+  if (strings == nullptr || failures == nullptr) return;
+  jmethodID decode = env->GetMethodID(strings, "<init>", "([BLjava/lang/String;)V");
+  jmethodID create = env->GetMethodID(failures, "<init>", "(Ljava/lang/String;)V");
+  jbyteArray bytes = array_of(env, torchedge_error(bundle));
+  jstring utf8 = env->NewStringUTF("UTF-8");
+  if (decode == nullptr || create == nullptr || bytes == nullptr || utf8 == nullptr) return;
+  jobject message = env->NewObject(strings, decode, bytes, utf8);
+  if (message == nullptr) return;
+  jobject failure = env->NewObject(failures, create, message);
+  if (failure != nullptr) env->Throw(static_cast<jthrowable>(failure));
+}
+
+void check(JNIEnv* env, jlong handle, int code) {
+  if (code != 0) fail(env, bundle_of(handle));
+}
+
+}  // namespace
+
+extern "C" {
+
+JNIEXPORT jlong JNICALL Java_org_torchedge_Bundle_open(JNIEnv* env, jclass, jbyteArray folder, jbyteArray device,
+                                                       jbyteArray cache, jbyteArray sha256, jlong memory_limit) {
+  Text opened(env, folder), chosen(env, device), kept(env, cache), digest(env, sha256);
+  torchedge_options options{};
+  options.device = chosen;
+  options.cache = kept;
+  options.sha256 = digest;
+  options.memory_limit = memory_limit > 0 ? static_cast<uint64_t>(memory_limit) : 0;
+  torchedge_bundle* bundle = nullptr;
+  if (torchedge_open(opened, &options, &bundle) == 0) return reinterpret_cast<jlong>(bundle);
+  fail(env, bundle);
+  torchedge_close(bundle);
+  return 0;
+}
+
+JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_describe(JNIEnv* env, jclass, jlong handle) {
+  return array_of(env, torchedge_describe(bundle_of(handle)));
+}
+
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_setInput(JNIEnv* env, jclass, jlong handle, jbyteArray name, jobject array, jlong nbytes) {
+  check(env, handle, torchedge_set_input(bundle_of(handle), Text(env, name), env->GetDirectBufferAddress(array), static_cast<size_t>(nbytes)));
+}
+
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_step(JNIEnv* env, jclass, jlong handle) {
+  check(env, handle, torchedge_step(bundle_of(handle)));
+}
+
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_getOutput(JNIEnv* env, jclass, jlong handle, jbyteArray name, jobject array, jlong nbytes) {
+  check(env, handle, torchedge_get_output(bundle_of(handle), Text(env, name), env->GetDirectBufferAddress(array), static_cast<size_t>(nbytes)));
+}
+
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_set(JNIEnv* env, jclass, jlong handle, jbyteArray name, jdouble value) {
+  check(env, handle, torchedge_set(bundle_of(handle), Text(env, name), value));
+}
+
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_save(JNIEnv* env, jclass, jlong handle, jbyteArray path) {
+  check(env, handle, torchedge_save(bundle_of(handle), Text(env, path)));
+}
+
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_load(JNIEnv* env, jclass, jlong handle, jbyteArray path) {
+  check(env, handle, torchedge_load(bundle_of(handle), Text(env, path)));
+}
+
+JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_figures(JNIEnv* env, jclass, jlong handle) {
+  return array_of(env, torchedge_figures(bundle_of(handle)));
+}
+
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_close(JNIEnv*, jclass, jlong handle) { torchedge_close(bundle_of(handle)); }
+
+}  // extern "C"

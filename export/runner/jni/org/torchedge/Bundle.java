@@ -1,0 +1,102 @@
+package org.torchedge;
+
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+
+/**
+ * An exported bundle on an OpenCL device: it runs, streams and trains there. The functions are those of torchedge.h,
+ * which says what they do; what fails throws IllegalStateException with one line. Threads may share a bundle: its
+ * calls run one after the other.
+ *
+ * <p>Arrays are direct byte buffers in native order, from position 0 to their limit.
+ */
+public final class Bundle implements AutoCloseable {
+  static {
+    System.loadLibrary("torchedge_jni");
+  }
+
+  private long handle;
+
+  /** Open a folder. device, cache, sha256: null for none; memoryLimit: bytes, 0 for what the device has. */
+  public Bundle(String folder, String device, String cache, String sha256, long memoryLimit) {
+    handle = open(bytes(folder), bytes(device), bytes(cache), bytes(sha256), memoryLimit);
+  }
+
+  public synchronized String describe() {
+    return text(describe(opened()));
+  }
+
+  public synchronized void setInput(String name, ByteBuffer array) {
+    setInput(opened(), bytes(name), direct(array), array.limit());
+  }
+
+  public synchronized void step() {
+    step(opened());
+  }
+
+  public synchronized void getOutput(String name, ByteBuffer array) {
+    getOutput(opened(), bytes(name), direct(array), array.limit());
+  }
+
+  public synchronized void set(String hyperparameter, double value) {
+    set(opened(), bytes(hyperparameter), value);
+  }
+
+  public synchronized void save(String path) {
+    save(opened(), bytes(path));
+  }
+
+  public synchronized void load(String path) {
+    load(opened(), bytes(path));
+  }
+
+  public synchronized String figures() {
+    return text(figures(opened()));
+  }
+
+  @Override
+  public synchronized void close() {
+    if (handle != 0) close(handle);
+    handle = 0;
+  }
+
+  private long opened() {
+    if (handle == 0) throw new IllegalStateException("the bundle is closed; open it again");
+    return handle;
+  }
+
+  private static ByteBuffer direct(ByteBuffer array) {
+    if (!array.isDirect()) throw new IllegalStateException("the array is no direct buffer; use ByteBuffer.allocateDirect");
+    return array;
+  }
+
+  // Java's own UTF-8 in strings of JNI is another than that of files: texts cross as bytes, with a zero at the end.
+
+  private static byte[] bytes(String text) {
+    return text == null ? null : (text + "\0").getBytes(StandardCharsets.UTF_8);
+  }
+
+  private static String text(byte[] bytes) {
+    return new String(bytes, StandardCharsets.UTF_8);
+  }
+
+  private static native long open(byte[] folder, byte[] device, byte[] cache, byte[] sha256, long memoryLimit);
+
+  private static native byte[] describe(long handle);
+
+  private static native void setInput(long handle, byte[] name, ByteBuffer array, long nbytes);
+
+  private static native void step(long handle);
+
+  private static native void getOutput(long handle, byte[] name, ByteBuffer array, long nbytes);
+
+  private static native void set(long handle, byte[] name, double value);
+
+  private static native void save(long handle, byte[] path);
+
+  private static native void load(long handle, byte[] path);
+
+  private static native byte[] figures(long handle);
+
+  private static native void close(long handle);
+}
