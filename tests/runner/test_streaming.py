@@ -90,7 +90,6 @@ HARM = {
     "copies beyond the tensor": lambda d: copy(d)["place"].__setitem__(-1, 2**20),
     "copies to another place": lambda d: copy(d).update(place=[1] * len(copy(d)["place"])),
     "copies to no tensor": lambda d: copy(d).update(tensor=60_000),
-    "copies to an input": lambda d: copy(d).update(tensor=d["loads"]["preload"] and 10**6),
     "copies for another weight": swap,
     "copies twice": lambda d: run(d)["copies"].append(copy(d)),
     "copies too little": lambda d: d["loads"]["run"].pop(),

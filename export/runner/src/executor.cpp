@@ -554,6 +554,27 @@ Status Executor::set(const std::string& name, double value) {
   return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
 }
 
+/// Enqueue all launches of a step, and the copies that each waits for.
+Status Executor::enqueue(const Placed& placed) {
+  for (size_t position = 0; position < placed.calls.size(); ++position) {
+    if (placed.program->loads) TE_CHECK(advance(placed, placed.program->loads->waits[position]));
+    const Launch& launch = *placed.calls[position].launch;
+    const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
+    cl_int code = cl_.EnqueueNDRangeKernel(queue_, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, nullptr);
+    if (code != 0) {
+      const std::string& name = placed.program->kernels[launch.kernel].name;
+      return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
+    }
+    // The launches that update weights come later, and do not run where a flag is set.
+    if (static_cast<int64_t>(position) == placed.last_flag) {
+      Status status = check_flags(placed);
+      batches_ += !status.ok() && placed.updates_before_flags;
+      TE_CHECK(std::move(status));
+    }
+  }
+  return {};
+}
+
 Status Executor::step() {
   bool completes = (batches_ + 1) % bundle_.accumulation == 0;
   const Placed& placed = placed_[completes ? 0 : placed_.size() - 1];
@@ -563,35 +584,10 @@ Status Executor::step() {
   double start = now_ms();
   last_ = nullptr;
   figures_.streamed_bytes = 0;
-  for (size_t position = 0; position < placed.calls.size(); ++position) {
-    if (placed.program->loads)
-      if (Status status = advance(placed, placed.program->loads->waits[position]); !status.ok()) {
-        cl_.Finish(queue_);
-        end_copies();
-        return status;
-      }
-    const Launch& launch = *placed.calls[position].launch;
-    const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
-    cl_int code = cl_.EnqueueNDRangeKernel(queue_, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, nullptr);
-    if (code != 0) {
-      cl_.Finish(queue_);  // what was enqueued before must not run into the next step
-      end_copies();
-      const std::string& name = placed.program->kernels[launch.kernel].name;
-      return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
-    }
-    // The launches that update weights come later, and do not run where a flag is set.
-    if (static_cast<int64_t>(position) == placed.last_flag) {
-      Status status = check_flags(placed);
-      batches_ += !status.ok() && placed.updates_before_flags;
-      if (!status.ok()) {
-        cl_.Finish(queue_);
-        end_copies();
-        return status;
-      }
-    }
-  }
-  cl_int code = cl_.Finish(queue_);
+  Status status = enqueue(placed);
+  cl_int code = cl_.Finish(queue_);  // also of a step that failed: what it enqueued must not run into the next one
   end_copies();
+  TE_CHECK(std::move(status));
   if (code != 0) return failed("running a step", code);
   last_ = &placed;
   ++batches_;

@@ -78,6 +78,7 @@ class Executor {
   Status take(const Read& read);
   Status advance(const Placed& placed, int64_t copies);
   void end_copies();
+  Status enqueue(const Placed& placed);
   Status fill(const Tensor& tensor, Memory& memory);
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);

@@ -37,7 +37,7 @@ class Follower {
     for (size_t k = taken_.size(); k-- > 0 && taken_[k].last > read.after;)
       if (taken_[k].begin < read.at + read.nbytes && read.at < taken_[k].end) return entry.refuse("overwrites bytes before they are copied");
     for (const Copy& copy : read.copies) {
-      copy_(entry, read, copy);
+      check_copy(entry, read, copy);
       if (!entry.ok()) return;
     }
     taken_.push_back({read.at, read.at + read.nbytes, copies_});
@@ -56,7 +56,7 @@ class Follower {
     int64_t begin, end, last;
   };
 
-  void copy_(const Entry& entry, const Read& read, const Copy& copy) {
+  void check_copy(const Entry& entry, const Read& read, const Copy& copy) {
     const Tensor& tensor = program_.tensors[copy.tensor];
     auto file = header_.entries.find(tensor.name);
     if (!is_resident(tensor.role) || tensor.role == Role::state || file == header_.entries.end())
