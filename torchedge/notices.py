@@ -56,7 +56,7 @@ def noticed(what: str) -> Iterator[None]:
         _CURRENT.reset(token)
     taken = time.perf_counter() - begun
     if taken >= AFTER_S:
-        _say(f"{what} took {taken:.1f} s; the next process reads what was made from the cache")
+        _say(f"{what} took {taken:.1f} s")
 
 
 def stage(name: str) -> None:

@@ -57,9 +57,9 @@ def target_of_device(
 
 
 def _processor_bytes(device: Device) -> int:
-    """Return the local memory of a processor whose profile gives none: that of most drivers, from 256 KiB on.
+    """Return the local memory of a processor whose profile gives none: 256 KiB, which most drivers have.
 
-    Some have less (rusticl 32 KiB); the driver of this machine is asked.
+    On this machine its driver is asked, which may have less (rusticl: 32 KiB).
     """
     most = 256 << 10
     if device.name != LOCAL_DEVICE:

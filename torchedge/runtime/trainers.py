@@ -448,8 +448,9 @@ class Trainer:
         text = f"making {what} of {self._title} for {_described(batch)}"
         if not programs:
             return text
-        changes = "" if batch.shapes in [key[1] for key in programs] else "batches of this size are new"
-        return f"{text}, as {changes or ', '.join(map(str, state.changes[:2])) + ' changed'}"
+        if batch.shapes not in [key[1] for key in programs]:
+            return f"{text}, as batches of this size are new"
+        return f"{text}, as {', '.join(map(str, state.changes[:2])) or 'the state of the model'} changed"
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers that the first program holds, by name."""
