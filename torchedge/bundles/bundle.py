@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from torchedge.bundles.manifests import (
@@ -34,7 +35,7 @@ from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path
+from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path, did_you_mean
 from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
@@ -145,6 +146,12 @@ class Bundle:
         return self.manifest.outputs
 
     @property
+    def states(self) -> tuple[Port, ...]:
+        """What stays on the device from run to run and changes: buffers that an inference writes to, sums."""
+        states = {t.name: t for program in self.programs for t in program.tensors if t.role == "state"}
+        return tuple([Port(tensor.name, tensor.shape, tensor.dtype) for tensor in states.values()])
+
+    @property
     def trains(self) -> bool:
         """Whether a run is a training step."""
         return self.manifest.mode == "train"
@@ -248,12 +255,13 @@ class Bundle:
     def state_dict(self) -> dict[str, Array]:
         """Return parameters and buffers after the steps run so far, by PyTorch's names.
 
-        A bundle for inference has only those that were not folded into constants.
+        A bundle for inference has only those that were not folded into constants, and its states.
         """
         if self.trains:
             return self.runner.state_dict()
         names = {t.name for t in self.program.tensors if t.role in ("parameter", "buffer")}
-        return {name: array for name, array in self.weights().items() if name in names}
+        weights = {name: array for name, array in self.weights().items() if name in names}
+        return weights | {port.name: self.runner.read(port.name) for port in self.states}
 
     def weights(self) -> dict[str, Array]:
         """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them."""
@@ -386,6 +394,28 @@ class Runner:
     def read(self, name: str) -> Array:
         """Return what a parameter, buffer or state holds now."""
         return self.executor.read(name)
+
+    @serialised
+    def write(self, name: str, array: object) -> None:
+        """Change what a parameter, buffer or state holds; raises InputError for another shape or dtype."""
+        self.executor.write(name, array)
+
+    @serialised
+    def reset(self, *names: str) -> None:
+        """Put states back to what they hold in the bundle: those named, or all.
+
+        Raises:
+            InputError: the bundle has no such state. ProfileError: the weights cannot be read.
+        """
+        states = {t.name: t for t in self.executor.program.tensors if t.role == "state"}
+        for name in names:
+            if name not in states:
+                hint = did_you_mean(name, states, "it keeps none" if not states else "", most=3)
+                raise InputError(f"{self.bundle.path}: has no state {name!r}; {hint}")
+        chosen = set(names or states)
+        for name in chosen - self.bundle.header.entries.keys():
+            self.executor.write(name, np.full(states[name].shape, states[name].fill, states[name].dtype))
+        self.executor.load_packed(self.bundle.packed(chosen & self.bundle.header.entries.keys()))
 
     @serialised
     def state_dict(self) -> dict[str, Array]:

@@ -142,7 +142,9 @@ def make_bundle(
         write_json(folder / SOURCE, SOURCES.document(source))
         files = {SOURCE: _file(folder / SOURCE), **_write_programs(folder, programs, captured, plan)}
         onnx: Mapping[str, Plain] = {"left_out": "on request"}
-        if request.onnx:
+        if request.onnx and captured.step.updates and not request.train:
+            onnx = {"left_out": "the model keeps states from run to run, which ONNX does not"}
+        elif request.onnx:
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
             leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]

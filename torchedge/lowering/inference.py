@@ -20,6 +20,7 @@ from torchedge.opencl import choose_device as choose_opencl_device
 from torchedge.tracing.capturing import CaptureRequest, arguments_of, unwrapped
 from torchedge.tracing.folding import fold_constants
 from torchedge.tracing.sequence_lengths import LengthFamily
+from torchedge.tracing.shared_values import with_states
 from torchedge.tracing.sources import load_model
 from torchedge.tracing.steps import CapturedStep, capture_step
 
@@ -79,11 +80,12 @@ def capture_inference_step(
 ) -> CapturedStep:
     """Capture `model(*args, **kwargs)` in evaluation mode, with what its weights alone decide computed.
 
-    Weights may lie on the meta device. The model does not change. Arguments and errors as in `capture_step`.
+    Buffers that the model writes to are states of the step. Weights may lie on the meta device. The model
+    does not change. Arguments and errors as in `capture_step`.
     """
     keep = frozenset(all_rules())
     captured = capture_step(model, args, kwargs, training=False, keep=keep, seed=seed, name=name)
-    return fold_constants(captured)
+    return fold_constants(with_states([captured])[0])
 
 
 def lower_inference(captured: CapturedStep, target: Target, apart: Collection[str] = frozenset()) -> Lowered:
