@@ -494,8 +494,8 @@ def plan(
 
 
 def export(
-    model: torch.nn.Module,
-    example: Any,  # noqa: ANN401 - any pytree of tensors
+    model: torch.nn.Module | Mapping[str, tuple[torch.nn.Module, Any]],
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
     device: str | Path | Device | None = None,
     *,
     out: str | Path,
@@ -515,7 +515,9 @@ def export(
     """Write a model as a folder of kernels, launches and weights that runs through OpenCL on a device.
 
     model: an nn.Module with its weights, left as found. example: what it is called with, batch included (a
-    tuple: positional arguments, a mapping: keywords); the bundle is for these shapes. out: the folder to
+    tuple: positional arguments, a mapping: keywords); the bundle is for these shapes. Several inferences that
+    share weights and states make one bundle: model={"prefill": (model, example), "decode": (model, example)},
+    without example (`Bundle.run(..., method="decode")`). out: the folder to
     make; `force` replaces a bundle that is there. device: as in `predict`; it need not be here: the program
     is held against the limits in its profile.
     mode: "train" exports a whole training step. step: a `TrainingStep`, or its fields as arguments of their
