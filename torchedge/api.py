@@ -73,6 +73,7 @@ __all__ = [
     "capture_lengths",
     "choose_device",
     "export",
+    "export_lm",
     "features",
     "plan",
     "predict",
@@ -555,6 +556,46 @@ def export(
     )
     with noticed(f"exporting for {target.name}") if progress is None else nullcontext():
         return make_bundle(request, target, out, force=force, progress=progress or stage)
+
+
+def export_lm(
+    model: Any,  # noqa: ANN401 - transformers need not be installed
+    device: str | Path | Device | None = None,
+    *,
+    out: str | Path,
+    max_length: int,
+    chunk: int = 64,
+    seed: int | None = None,
+    name: str | None = None,
+    precision: Literal["float32", "float16"] = "float32",
+    tuner: Literal["fixed", "model"] | None = None,
+    force: bool = False,
+    progress: Callable[[str], object] | None = None,
+) -> Bundle:
+    """Write a causal language model of transformers as a bundle that generates text: `Bundle.generate`.
+
+    model: it, with its weights, left as found; or its configuration, for random weights. max_length: tokens
+    of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
+    once. The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
+    token). The other arguments and errors are those of `export`; CaptureError also for a model whose
+    attention takes no caches.
+    """
+    from torchedge.tracing.language_models import causal_model, methods_of
+
+    methods = methods_of(causal_model(model), max_length, chunk)
+    title = name or type(next(iter(methods.values()))[0].model).__name__
+    return export(
+        methods,
+        device=device,
+        out=out,
+        seed=seed,
+        name=title,
+        onnx=False,
+        precision=precision,
+        tuner=tuner,
+        force=force,
+        progress=progress,
+    )
 
 
 def choose_device(device: object) -> Device:

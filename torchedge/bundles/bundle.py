@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.bundles.generation import Sampling, Windows, generate
 from torchedge.bundles.manifests import (
     MANIFEST,
     MANIFESTS,
@@ -265,6 +266,33 @@ class Bundle:
         """
         return self.runner.step(*inputs, method=method)
 
+    def generate(
+        self,
+        ids: Iterable[int],
+        max_new_tokens: int = 64,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: Iterable[int] = (),
+        seed: int = 0,
+        stream: Callable[[int], object] | None = None,
+    ) -> list[int]:
+        """Return the tokens that follow a prompt, by a bundle of `torchedge.export_lm`.
+
+        ids: the prompt, of any length that the caches hold; it runs in chunks. What it has in common with the
+        tokens of the call before, from the first one on, is kept and not computed again.
+        temperature: 0 takes the most likely token; above it tokens are drawn, among the top_k most likely, or
+        the fewest whose probabilities reach top_p. The same seed draws the same. stop: tokens that end the
+        text; the one found is returned, too. stream: called with each new token.
+
+        Raises:
+            InputError: the bundle is no language model, an argument is out of range, or the tokens are more
+            than the caches hold. IndexRangeError: a token is not in the vocabulary.
+        """
+        sampling = Sampling(temperature, top_k, top_p)
+        return self.runner.generate(ids, max_new_tokens, sampling, stop, seed, stream)
+
     def train_step(self, *inputs: object) -> float:
         """Train on one batch and return the loss; weights stay on the device.
 
@@ -359,6 +387,7 @@ class Runner:
     The arena is planned again where the device does not take its allocations (`placed_for`). Threads may
     share a runner: its steps run one after the other.
 
+    kept: tokens that the caches of a language model hold.
     device, profile, checks: as Executor takes them. schedule: copies of a streaming run on this device; None:
     all weights are loaded before the first run. reads, loading: see `Bundle.place`.
 
@@ -386,6 +415,7 @@ class Runner:
         self._lock = threading.RLock()
         self.bundle, self._schedule = bundle, schedule
         self.batches = 0
+        self.kept: tuple[int, ...] = ()
         context = open_context(device)
         if schedule is not None:
             executor = Executor(
@@ -449,7 +479,7 @@ class Runner:
         chosen = self.bundle.method(method).name
         if (self.batches + 1) % self.bundle.manifest.accumulation:
             chosen = "accumulating"
-        self._last = self.executors[chosen]
+        self._last, self.kept = self.executors[chosen], ()
         try:
             outputs = self._last.run(*inputs)
         except (IndexRangeError, DivisionError):
@@ -457,6 +487,21 @@ class Runner:
             raise
         self.batches += 1
         return outputs
+
+    @serialised
+    def generate(
+        self,
+        ids: Iterable[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop: Iterable[int] = (),
+        seed: int = 0,
+        stream: Callable[[int], object] | None = None,
+    ) -> list[int]:
+        """Return the tokens that follow a prompt, as `Bundle.generate` does."""
+        inputs = {name: self.bundle.method(name).inputs for name in self.bundle.methods}
+        windows = Windows.of(inputs, self.bundle.states)
+        return generate(self, windows, ids, max_new_tokens, sampling, stop, seed, stream)
 
     @serialised
     def set(self, name: str, value: float) -> None:
@@ -475,6 +520,7 @@ class Runner:
     @serialised
     def write(self, name: str, array: object) -> None:
         """Change what a parameter, buffer or state holds; raises InputError for another shape or dtype."""
+        self.kept = ()
         self._owner(name).write(name, array)
 
     @serialised
@@ -490,7 +536,7 @@ class Runner:
             if name not in states:
                 hint = did_you_mean(name, states, "it keeps none" if not states else "", most=3)
                 raise InputError(f"{self.bundle.path}: has no state {name!r}; {hint}")
-        chosen = set(names or states)
+        chosen, self.kept = set(names or states), ()
         for name in chosen - self.bundle.header.entries.keys():
             self.write(name, np.full(states[name].shape, states[name].fill, states[name].dtype))
         self._load(chosen & self.bundle.header.entries.keys())

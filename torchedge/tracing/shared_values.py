@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, count
@@ -41,11 +42,13 @@ def with_names(steps: Sequence[CapturedStep]) -> list[CapturedStep]:
     taken: set[str] = set()
     changed = []
     for captured in steps:
-        names = {}
+        names, seen = dict[str, str](), Counter[object]()
         for value in captured.step.values:
             if value.role in RESIDENT_ROLES:
                 find = _content if value.role == "constant" else _identity
-                key = find(captured, value.name)
+                content = find(captured, value.name)
+                key = content, seen[content]  # within a step, constants may hold the same
+                seen[content] += 1
                 name = named.get(key)
                 if name is None:
                     name = named[key] = _free(value.name, taken)
