@@ -68,13 +68,17 @@ def bundle(folder):
     return torchedge.load_bundle(folder)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NETWORKS]
-)
-def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
+CASES = [
+    *[pytest.param(name, "local-cpu", marks=[pytest.mark.slow] * (name in SLOW)) for name in NETWORKS],
+    pytest.param("Llama", "adreno-740", marks=pytest.mark.slow),  # weights in images
+]
+
+
+@pytest.mark.parametrize(("name", "device"), CASES)
+def test_greedy_tokens_are_those_of_transformers(name, device, tmp_path):
     model = network(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    bundle = torchedge.export_lm(model, "local-cpu", out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK)
+    bundle = torchedge.export_lm(model, device, out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for length in (1, 2, 5, 7, 8, 9, 13, 16, 17, 21, 24, 27, 30, 33, 36, 41):
         ids = prompt(length)
