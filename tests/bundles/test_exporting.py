@@ -213,6 +213,33 @@ def test_every_tensor_that_a_model_returns_is_an_onnx_output_of_its_own(tmp_path
             np.testing.assert_array_equal(array, tensor)
 
 
+class Counting(nn.Module):
+    """Counts its calls in a buffer, or writes into a weight, which PyTorch's exporter crashes at."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.layer = way, nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.way == "assigned":
+            self.calls = self.calls + 1
+        elif self.way == "in place":
+            self.calls += 1
+        else:
+            self.layer.weight.data.mul_(0.9)
+        return self.layer(x) * self.calls
+
+
+@pytest.mark.parametrize("way", ["assigned", "in place", "a weight"])
+def test_a_model_that_changes_what_it_keeps_has_no_onnx_model(way, tmp_path):
+    pytest.importorskip("onnxscript")
+    changed = "layer.weight" if way == "a weight" else "calls"
+    with pytest.raises(CaptureError, match=f"changes {changed}, which an ONNX model cannot keep.*--no-onnx"):
+        torchedge.export(Counting(way), torch.ones(2, 4), out=tmp_path / "b", device="local-cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_lstms_with_projections_are_steps_in_onnx(tmp_path):
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")

@@ -38,6 +38,7 @@ from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import read_header, write_weights
 from torchedge.devices import Device, Provenance
 from torchedge.errors import (
+    CaptureError,
     DeviceError,
     InputError,
     LoweringError,
@@ -121,6 +122,12 @@ def make_bundle(
     expected = eager_outputs(request.model, args, kwargs) if request.onnx or wants_targets else []
     progress("capture")
     captured, notes = _captured(request, expected)
+    changed = [captured.step.values[before].name for before, _ in captured.step.updates]
+    if request.onnx and changed and not request.train:
+        raise CaptureError(
+            f"the forward pass of {type(request.model).__name__} changes {changed[0]}, which an ONNX model "
+            "cannot keep from call to call; pass onnx=False (--no-onnx) for a bundle without it, which does"
+        )
     progress("lower")
     limits = profile_limits(device)
     lowered_for = target_of_device(device, limits, request.precision, request.tuner)
