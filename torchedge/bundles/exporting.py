@@ -41,6 +41,7 @@ from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import read_header, write_weights
 from torchedge.devices import Device, Provenance
 from torchedge.errors import (
+    CaptureError,
     DeviceError,
     InputError,
     LoweringError,
@@ -137,12 +138,14 @@ def make_bundle(
         check_packages()
     call = calls[0]
     wants_targets = request.train and request.step.loss == "default" and not request.step.targets
-    expected = eager_outputs(call.model, call.args, call.kwargs) if not onnx or wants_targets else []
+    expected = eager_outputs(call.model, call.args, call.kwargs) if wants_targets else []
     progress("capture")
     steps, notes = _captured(request, calls, expected)
     captured = steps[0]
     if not onnx and captured.step.updates and not request.train:
         onnx = {"left_out": "the model keeps states from run to run, which ONNX does not"}
+    if not onnx and not expected:
+        expected = eager_outputs(call.model, call.args, call.kwargs)
     progress("lower")
     limits = profile_limits(device)
     lowered_for = target_of_device(device, limits, request.precision, request.tuner)

@@ -151,7 +151,7 @@ def _predicted_many(
 ) -> Predictions:
     batches = np.atleast_1d(checked_batches(batch_sizes))
     if not analyses:
-        raise InputError("no graphs are given; expected at least one")
+        raise InputError("models is empty; expected at least one")
     if len({(analysis.precisions(settings), analysis.graph.channels_last) for analysis in analyses}) > 1:
         tables = [_predicted_many([analysis], batches, device, settings) for analysis in analyses]
         return replace(
