@@ -31,6 +31,7 @@ from torchedge.expressions.scalars import (
     substitute,
     walk,
 )
+from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.building import view
 from torchedge.lowering.nodes import (
     Contraction,
@@ -55,6 +56,8 @@ MOST_TENSORS = 48
 """Tensors that a kernel which others join reads or writes."""
 MOST_EXTRA_WORK = 24
 """Arithmetic operations an element that may be spent again to spare a tensor its way through memory."""
+PACKED = ("int8", "uint8")
+"""Types of integers that hold one element or several."""
 OPERAND_BLOCKS: dict[Kind, int] = {"panel": 128, "local": 64, "register": 4}
 """Rows or columns for which a schedule of a contraction reads an element of an operand once."""
 ACCUMULATED = "acc"
@@ -65,7 +68,7 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
     """Return the pointwise nodes that are written to memory: roots, operands of contractions, costly ones.
 
     Each reader computes a node again where that moves no more bytes than writing and reading it, and costs
-    little arithmetic. Contractions read memory, directly or through views.
+    little arithmetic. Contractions read memory, directly or through views, and compute what is unpacked.
     """
     order = nodes_below(roots)
     readers: dict[Node, list[tuple[Node, float]]] = defaultdict(list)
@@ -73,13 +76,14 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
         for access, points in _reads(node):
             readers[access.tensor].append((node, points / max(1, access.tensor.numel)))
     kept: set[Node] = {n for n in roots if isinstance(n, Pointwise)}
+    unpacked = _unpacked(order)
     ratio: dict[Node, float] = {}
     for node in reversed(order):
         if not isinstance(node, Pointwise):
             continue
         ratio[node] = sum(share * (ratio.get(r, 1.0) if r not in kept else 1.0) for r, share in readers[node])
         contracted = _is_contracted(node, readers)
-        if node in kept or is_access(node.body):
+        if node in kept or is_access(node.body) or node in unpacked:
             continue
         if contracted or not _is_cheap(node.body, node.numel, ratio[node]):
             kept.add(node)
@@ -108,6 +112,36 @@ def at_limits(order: Sequence[Node], kept: Collection[Node]) -> set[Node]:
         if depths[node.body] > MOST_DEPTH or len(tensors) > MOST_TENSORS:
             further.add(node)
     return further
+
+
+def _unpacked(order: Sequence[Node]) -> set[Node]:
+    """Return nodes of integers in memory that no other memory holds in larger elements: quantised weights.
+
+    Each element has its own bits in memory, but fewer than it would have if it was written, and costs little
+    arithmetic. order: of all nodes, operands before their users.
+    """
+    below: dict[Node, tuple[frozenset[Stored], int]] = {}
+    unpacked = set[Node]()
+    for node in order:
+        if isinstance(node, Stored):
+            below[node] = frozenset([node]), 0
+        elif isinstance(node, Pointwise) and all(n in below for n in node.operands):
+            stored = frozenset[Stored]().union(*[below[n][0] for n in node.operands])
+            work = sum(cost_of(s.function) for s in walk(node.body) if isinstance(s, Apply))
+            work += sum(below[n][1] for n in node.operands)
+            below[node] = stored, work
+            packed = sum(_bytes_of(n) for n in stored if n.dtype in PACKED)
+            if (
+                node.numel <= 8 * packed
+                and sum(map(_bytes_of, stored)) < _bytes_of(node)
+                and work <= MOST_EXTRA_WORK
+            ):
+                unpacked.add(node)
+    return unpacked
+
+
+def _bytes_of(node: Node) -> int:
+    return node.numel * ITEM_SIZES[node.dtype]
 
 
 def _is_contracted(node: Node, readers: Mapping[Node, Sequence[tuple[Node, float]]]) -> bool:

@@ -95,7 +95,8 @@ def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool])
     ]
     with mode:
         stand_ins = {name: fake(tensor) for name, tensor in named}
-    with stateless._reparametrize_module(module, stand_ins):
+    # Stacked: of a module with two names, the stand-in of the first is taken off last.
+    with stateless._reparametrize_module(module, stand_ins, stack_weights=True):
         yield mode
 
 
