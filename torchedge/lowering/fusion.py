@@ -68,26 +68,49 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
     """Return the pointwise nodes that are written to memory: roots, operands of contractions, costly ones.
 
     Each reader computes a node again where that moves no more bytes than writing and reading it, and costs
-    little arithmetic. Contractions read memory, directly or through views, and compute what is unpacked.
+    little arithmetic. Contractions read memory, directly or through views. Quantised weights are dequantised
+    where they are read: they are never in memory as floats.
     """
     order = nodes_below(roots)
+    dequantised = _dequantised(order)
     readers: dict[Node, list[tuple[Node, float]]] = defaultdict(list)
     for node in order:
         for access, points in _reads(node):
             readers[access.tensor].append((node, points / max(1, access.tensor.numel)))
     kept: set[Node] = {n for n in roots if isinstance(n, Pointwise)}
-    unpacked = _unpacked(order)
     ratio: dict[Node, float] = {}
     for node in reversed(order):
         if not isinstance(node, Pointwise):
             continue
         ratio[node] = sum(share * (ratio.get(r, 1.0) if r not in kept else 1.0) for r, share in readers[node])
         contracted = _is_contracted(node, readers)
-        if node in kept or is_access(node.body) or node in unpacked:
+        if node in kept or is_access(node.body) or node in dequantised:
             continue
         if contracted or not _is_cheap(node.body, node.numel, ratio[node]):
             kept.add(node)
     return kept
+
+
+def _dequantised(order: Sequence[Node]) -> set[Node]:
+    """Return the nodes that are computed from frozen weights alone, with small integers, at little cost.
+
+    Each element has bits of its own in memory, but fewer than it would have if it was written. order: of all
+    nodes, operands before their users.
+    """
+    below: dict[Node, tuple[frozenset[Node], int]] = {}
+    chosen = set[Node]()
+    for node in order:
+        if isinstance(node, Stored) and node.frozen:
+            below[node] = frozenset([node]), 0
+        elif isinstance(node, Pointwise) and node.operands and all(n in below for n in node.operands):
+            stored = frozenset[Node]().union(*[below[n][0] for n in node.operands])
+            work = sum(cost_of(s.function) for s in walk(node.body) if isinstance(s, Apply))
+            below[node] = stored, work + sum(below[n][1] for n in node.operands)
+            packed = sum(_bytes_of(n) for n in stored if n.dtype in PACKED)
+            saves = node.numel <= 8 * packed and sum(map(_bytes_of, stored)) < _bytes_of(node)
+            if saves and below[node][1] <= MOST_EXTRA_WORK:
+                chosen.add(node)
+    return chosen
 
 
 def at_limits(order: Sequence[Node], kept: Collection[Node]) -> set[Node]:
@@ -112,32 +135,6 @@ def at_limits(order: Sequence[Node], kept: Collection[Node]) -> set[Node]:
         if depths[node.body] > MOST_DEPTH or len(tensors) > MOST_TENSORS:
             further.add(node)
     return further
-
-
-def _unpacked(order: Sequence[Node]) -> set[Node]:
-    """Return nodes of integers in memory that no other memory holds in larger elements: quantised weights.
-
-    Each element has its own bits in memory, but fewer than it would have if it was written, and costs little
-    arithmetic. order: of all nodes, operands before their users.
-    """
-    below: dict[Node, tuple[frozenset[Stored], int]] = {}
-    unpacked = set[Node]()
-    for node in order:
-        if isinstance(node, Stored):
-            below[node] = frozenset([node]), 0
-        elif isinstance(node, Pointwise) and all(n in below for n in node.operands):
-            stored = frozenset[Stored]().union(*[below[n][0] for n in node.operands])
-            work = sum(cost_of(s.function) for s in walk(node.body) if isinstance(s, Apply))
-            work += sum(below[n][1] for n in node.operands)
-            below[node] = stored, work
-            packed = sum(_bytes_of(n) for n in stored if n.dtype in PACKED)
-            if (
-                node.numel <= 8 * packed
-                and sum(map(_bytes_of, stored)) < _bytes_of(node)
-                and work <= MOST_EXTRA_WORK
-            ):
-                unpacked.add(node)
-    return unpacked
 
 
 def _bytes_of(node: Node) -> int:

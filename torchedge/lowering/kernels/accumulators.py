@@ -25,7 +25,8 @@ class Accumulator:
     name: the variable of the result; `name_l` are the lanes while the loops run, `name_t` is the remainder of
     a row. kind, dtype: as in the stage. of: the dtype of the reduced values. width: lanes. along: the lanes
     are neighbours in one row, not rows of their own. exact: a long sum of floats is compensated (Kahan), so
-    that its error does not grow with its length. Bools are 1 and 0 as scalars, masks of -1 and 0 in lanes.
+    that its error does not grow with its length; `name_u` is the uncompensated sum. Bools are 1 and 0 as
+    scalars, masks of -1 and 0 in lanes.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Accumulator:
                 f"{place} {self.name}_p = ({place})(0);",
             ]
         wide = sized(self.type, self.width)
-        lost = [f"{wide} {self.name}_c = ({wide})(0);"] if self.exact else []
+        lost = [f"{wide} {self.name}_c = ({wide})(0), {self.name}_u = ({wide})(0);"] if self.exact else []
         if self.width == 1:
             return [f"{self.type} {self.name} = {self.start()};", *lost]
         lines = [f"{wide} {self.name}_l = ({wide})({self.start(lanes=True)});", *lost]
@@ -104,11 +105,11 @@ class Accumulator:
         target = self.name if self.width == 1 else f"{self.name}_t" if tail else f"{self.name}_l"
         if self.exact and not tail:
             wide, lost, term = sized(self.type, self.width), f"{self.name}_c", f"{self.name}_y"
-            rounded = f"({self.name}_n - {target}) - {term}"  # NaN once the sum is infinite
             return [
+                f"{self.name}_u += {value};",
                 f"const {wide} {term} = {value} - {lost};",
                 f"const {wide} {self.name}_n = {target} + {term};",
-                f"{lost} = isfinite({self.name}_n) ? {rounded} : ({wide})(0);",
+                f"{lost} = ({self.name}_n - {target}) - {term};",
                 f"{target} = {self.name}_n;",
             ]
         return [f"{target} = {self._joined(target, value)};"]
@@ -121,13 +122,16 @@ class Accumulator:
         if self.searches:
             wide = sized("long", self.width)
             return [f"const {wide} {self.name} = convert_{wide}({self.name}_p);"]
+        summed = self.name if self.width == 1 else f"{self.name}_l"
+        # A compensated sum is NaN once it was infinite; what is not finite is the uncompensated sum's.
+        lines = [f"{summed} = isfinite({summed}) ? {summed} : {self.name}_u;"] if self.exact else []
         if self.width == 1:
-            return []
+            return lines
         if not self.along:
             const = "" if shared else "const "
-            return [f"{const}{self.result_type} {self.name} = {self.name}_l;"]
+            return [*lines, f"{const}{self.result_type} {self.name} = {self.name}_l;"]
         lane = "({0}_l.s{1:x} != 0)" if self.dtype == "bool" else "{0}_l.s{1:x}"
-        lines = [f"{self.type} {self.name}_{k} = {lane.format(self.name, k)};" for k in range(self.width)]
+        lines += [f"{self.type} {self.name}_{k} = {lane.format(self.name, k)};" for k in range(self.width)]
         half = self.width // 2
         while half:
             for k in range(half):
