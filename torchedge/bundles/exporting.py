@@ -41,7 +41,6 @@ from torchedge.bundles.sources import SOURCES, Source
 from torchedge.bundles.weights import read_header, write_weights
 from torchedge.devices import Device, Provenance
 from torchedge.errors import (
-    CaptureError,
     DeviceError,
     InputError,
     LoweringError,
