@@ -51,6 +51,7 @@ _HEADER_BYTES = 2**16
         "torchedge run gpt --prompt-ids 15,7,42 --max-new-tokens 16 --temperature 0.8",
         "torchedge run small --random --steps 100 --save trained.safetensors --time",
         "torchedge run detector depth --random --memory-limit 200MiB --iterations 10 --plot memory.png",
+        "torchedge run squeezenet --random --over adb --runner build/android-arm64/torchedge-run",
     ],
 )
 @click.argument("bundles", type=PATH, nargs=-1, required=True, metavar="BUNDLE...")
@@ -102,6 +103,12 @@ _HEADER_BYTES = 2**16
 @click.option("--plot", type=PICTURE, metavar="FILE", help="Draw the memory of a streaming run over time.")
 @click.option("--isolated", is_flag=True, help="Run in a child process: a driver that fails ends only it.")
 @click.option("--time-limit", type=float, default=600.0, metavar="SECONDS", help="Of an --isolated run.")
+@click.option(
+    "--over",
+    metavar="WAY",
+    help="Run on a device without Python: local, ssh://[user@]host[:port], adb or adb:SERIAL.",
+)
+@click.option("--runner", type=PATH, metavar="FILE", help="The torchedge-run built for the device of --over.")
 @click.option("--trust", is_flag=True, help="Also run kernels that the bundle's source is not lowered to.")
 @opencl_device
 def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: Any) -> int:  # noqa: ANN401 - the other options
@@ -125,6 +132,10 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
     are planned together: the last launches of one load the first weights of the next. Input NAME of the
     bundle in place k is called k/NAME. Latency, memory and loads of each run are printed; --trace writes the
     last iteration, --plot draws all of them.
+
+    With --over, the bundle and the native runner of --runner are copied to the device, as far as files
+    changed, and run there; --device is then a part of a driver's name there, and --save writes the whole
+    state (weights, optimizer state, hyperparameters).
     """
     from torchedge.bundles.bundle import Bundle
     from torchedge.bundles.queues import BundleQueue
@@ -139,6 +150,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
         raise InputError("--random is given beside --input; expected one of them")
     if len(bundles) > 1:
         _check_queue(settings)
+    _check_over(settings, len(bundles))
     opened = [Bundle.open(path, trust=settings.trust) for path in bundles]
     queue = BundleQueue(opened) if len(opened) > 1 else None
     if settings.prompt_ids is not None:
@@ -151,9 +163,12 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
         _describe(opened, inputs)
         return 0
     arrays = _random(inputs) if settings.random else _read(inputs, settings.inputs)
-    results, document = (
-        _run_one(opened[0], arrays, settings) if queue is None else _run_queue(queue, arrays, settings)
-    )
+    if settings.over is not None:
+        results, document = _run_over(opened[0], arrays, settings)
+    elif queue is None:
+        results, document = _run_one(opened[0], arrays, settings)
+    else:
+        results, document = _run_queue(queue, arrays, settings)
     if settings.out is not None:
         _write(settings.out, outputs, results)
     answer(document, lambda: _print(document) if queue is None else _print_queue(document))
@@ -247,6 +262,69 @@ def _token_ids(name: str, text: str) -> list[int]:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
         raise InputError(f"{name} is {text[:80]!r}; expected whole numbers, as 1,2,3") from None
+
+
+def _check_over(options: SimpleNamespace, bundles: int) -> None:
+    """Raise InputError for options that do not go with --over, or that need it."""
+    if options.over is None:
+        if options.runner is not None:
+            raise InputError("--runner is given without --over; expected --over local, ssh://HOST or adb")
+        return
+    if options.runner is None:
+        raise InputError(
+            f"--over {options.over} is given without --runner; expected torchedge-run, built for that device "
+            "(docs/runner.md)"
+        )
+    if bundles > 1:
+        raise InputError(f"{bundles} bundles are given with --over; expected one: run them one by one")
+    standard = {
+        "reads": "plain",
+        "loading": "copy",
+        "trace": None,
+        "plot": None,
+        "prompt_ids": None,
+        "method": None,
+    }
+    for name, value in standard.items():
+        if getattr(options, name) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} is given with --over; expected neither: the native runner has none")
+
+
+def _run_over(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:
+    """Run one bundle on a device without Python; return the last outputs, and its figures as plain data."""
+    from torchedge.profiling.campaigns.transports import open_transport
+    from torchedge.profiling.remote_runs import run_there
+    from torchedge.storage import cache_folder
+
+    transport = open_transport(options.over, None, cache_folder() / "device")
+    limit = None if options.memory_limit is None else bytes_of(options.memory_limit)
+    with Progress(options.steps, f"run {bundle.manifest.model}", remaining=True) as progress:
+        progress.doing(f"copying to {options.over}")
+
+        def heard(loss: float) -> None:
+            progress.note(f"loss {loss:.4g}")
+            progress.step()
+
+        run = run_there(
+            transport, options.runner, bundle, arrays, steps=options.steps,
+            settings=dict(map(_setting, options.settings)), device=options.device or "",
+            memory_limit=limit, save=options.save, heard=heard,
+        )  # fmt: skip
+    outputs = list(run.outputs)
+    document: dict[str, Any] = {
+        "model": bundle.manifest.model,
+        "mode": bundle.manifest.mode,
+        "device": run.figures["device"],
+        "over": options.over,
+        "steps": options.steps,
+        "outputs": _summaries(bundle.outputs, outputs),
+        "pushed": list(run.pushed),
+        "figures": dict(run.figures),
+    }
+    if bundle.trains:
+        document["losses"] = list(run.losses)
+    return outputs, document
 
 
 def _describe(bundles: Sequence[Bundle], inputs: Sequence[Port]) -> None:
@@ -388,6 +466,13 @@ def _print(result: dict[str, Any]) -> None:
             print(f"last {losses[-1]:.5g}")
     else:
         _print_outputs(result["outputs"])
+    if "figures" in result:
+        figures = result["figures"]
+        print_wrapped(
+            f"{result['over']}: {len(result['pushed'])} files copied; mean step "
+            f"{number(figures['mean_step_ms'])} ms; device memory "
+            f"{number(figures['allocated_bytes'] / MIB)} MiB"
+        )
     if "streaming" in result:
         print(result["streaming"]["text"])
     if "step_ms" in result:
