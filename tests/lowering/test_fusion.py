@@ -123,6 +123,40 @@ def test_costly_operands_of_many_blocks_are_computed_once():
     assert [k.count("pointwise") for k in kinds] == [0, 2]
 
 
+class Packed(nn.Module):
+    """A linear layer whose weight is whole numbers of four bits, two a byte, and a scale for 32 of them."""
+
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.register_buffer("numbers", torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8))
+        self.register_buffer("scale", torch.rand(rows, columns // 32, 1) / columns)
+        self.register_buffer("shifts", torch.tensor([0, 4], dtype=torch.uint8))
+
+    @property
+    def weight(self):
+        numbers = (self.numbers.unsqueeze(-1) >> self.shifts) & 15
+        return ((numbers.reshape(len(self.scale), -1, 32).float() - 8) * self.scale).flatten(1)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight)
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "mobile"])
+def test_quantised_weights_are_dequantised_where_they_are_read(target):
+    torch.manual_seed(0)
+    # Many rows, which read a weight several times; backward reads it, too, and the first layer twice.
+    model = nn.Sequential(nn.Linear(32, 96), first := Packed(96, 96), nn.ReLU(), first, Packed(64, 96))
+    x, y = torch.randn(700, 32), torch.randint(0, 64, (700,))
+    program = training(model, x, y, target)
+    made = [tensor for tensor in program.tensors if tensor.role == "intermediate"]
+    assert made and not [tensor.name for tensor in made if tensor.shape[:2] in ((96, 96), (64, 96), (96, 3))]
+    captured = capture_step(model.eval(), (x,), keep=KEEP)
+    with Executor(lower(captured.step)) as executor:
+        executor.load({name: tensor.numpy().copy() for name, tensor in captured.tensors.items()})
+        exact = model.double()(x.double()).detach()
+        np.testing.assert_allclose(executor.run(x.numpy())[0], exact, rtol=1e-4, atol=1e-5)
+
+
 def test_an_operand_that_is_overwritten_is_not_read_late():
     class Counting(nn.Module):
         def __init__(self):

@@ -522,3 +522,21 @@ def test_a_resumed_optimizer_another_seed_and_another_loss_are_captured(tmp_path
     ):
         with pytest.raises(AssertionError, match="captured again"):
             trainer(**options)
+
+
+def test_a_module_that_stands_in_two_places_is_trained_once_and_stays_whole():
+    linear, norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+    model = nn.Sequential(linear, norm, nn.ReLU(), linear, norm)
+    eager, x, y = copy.deepcopy(model), torch.randn(16, 8), torch.randn(16, 8)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, eager))
+    with torchedge.Trainer(model, (x,), targets=y, loss=nn.functional.mse_loss, optimizer=ours) as trainer:
+        assert not [n for n, t in model.state_dict().items() if type(t) is not torch.Tensor]
+        for _ in range(3):
+            loss = nn.functional.mse_loss(eager(x), y)
+            theirs.zero_grad()
+            loss.backward()
+            theirs.step()
+            assert trainer.step(x, y) == pytest.approx(loss.item(), rel=1e-5)
+        trainer.sync()
+    for name, tensor in eager.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, **TOLERANCE)

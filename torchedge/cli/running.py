@@ -48,6 +48,7 @@ _HEADER_BYTES = 2**16
     examples=[
         "torchedge run squeezenet",
         "torchedge run squeezenet --input image.npy --out scores.npy --device gpu",
+        "torchedge run gpt --prompt-ids 15,7,42 --max-new-tokens 16 --temperature 0.8",
         "torchedge run small --random --steps 100 --save trained.safetensors --time",
         "torchedge run detector depth --random --memory-limit 200MiB --iterations 10 --plot memory.png",
     ],
@@ -59,6 +60,16 @@ _HEADER_BYTES = 2**16
     "--out", "-o", type=OutputFile(".npy", ".npz"), metavar="FILE", help="Write outputs (.npy, .npz)."
 )
 @click.option("--steps", "--iterations", "-n", "steps", type=WHOLE, default=1, help="Number of runs.")
+@click.option("--method", metavar="NAME", help="Which method of the bundle to run. [default: its first]")
+@click.option(
+    "--prompt-ids", metavar="IDS", help="Continue these tokens, as 1,2,3 (a language model's bundle)."
+)
+@click.option("--max-new-tokens", type=WHOLE, default=64, help="Tokens to add to a prompt.")
+@click.option("--temperature", type=float, default=0.0, help="Draw tokens; 0 takes the most likely one.")
+@click.option("--top-k", type=WHOLE, help="Draw among so many of the most likely tokens.")
+@click.option("--top-p", type=float, help="Draw among the most likely tokens of this probability together.")
+@click.option("--stop", default="", metavar="IDS", help="Tokens that end the text.")
+@click.option("--seed", type=int, default=0, help="Of drawn tokens.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a hyperparameter, as lr=0.1."
 )
@@ -108,6 +119,8 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
 
     With --isolated, the run is a process of its own, and a driver that aborts or hangs is one clear error.
 
+    --prompt-ids continues a text of tokens by a bundle of torchedge.export_lm, and prints the new tokens.
+
     Several bundles of inferences run one after the other within one --memory-limit, --iterations times. They
     are planned together: the last launches of one load the first weights of the next. Input NAME of the
     bundle in place k is called k/NAME. Latency, memory and loads of each run are printed; --trace writes the
@@ -128,7 +141,10 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
         _check_queue(settings)
     opened = [Bundle.open(path, trust=settings.trust) for path in bundles]
     queue = BundleQueue(opened) if len(opened) > 1 else None
-    inputs, outputs = (queue or opened[0]).inputs, (queue or opened[0]).outputs
+    if settings.prompt_ids is not None:
+        return _continue_text(opened[0], settings)
+    source = queue or opened[0].method(settings.method)
+    inputs, outputs = source.inputs, source.outputs
     if len(outputs) > 1 and settings.out is not None and settings.out.suffix.lower() != ".npz":
         raise InputError(f"--out is {settings.out}; expected a file that ends in .npz for several outputs")
     if inputs and not settings.inputs and not settings.random:
@@ -164,13 +180,13 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[
             )
         for name, value in map(_setting, options.settings):
             runner.set(name, value)
-        outputs, losses, times = _run_steps(bundle, runner, arrays, options.steps)
+        outputs, losses, times = _run_steps(bundle, runner, arrays, options)
         document: dict[str, Any] = {
             "model": bundle.manifest.model,
             "mode": bundle.manifest.mode,
             "device": runner.executor.context.device.name,
             "steps": options.steps,
-            "outputs": _summaries(bundle.outputs, outputs),
+            "outputs": _summaries(bundle.method(options.method).outputs, outputs),
         }
         if bundle.trains:
             document["losses"] = losses
@@ -187,6 +203,50 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[
         if options.save is not None:
             write_tensors(options.save, runner.state_dict())
     return outputs, document
+
+
+def _continue_text(bundle: Bundle, options: SimpleNamespace) -> int:
+    """Print the tokens that follow a prompt."""
+    from torchedge.bundles.generation import Sampling
+
+    given = {
+        "--input": options.inputs,
+        "--random": options.random,
+        "--out": options.out,
+        "--method": options.method,
+    }
+    for name, value in given.items():
+        if value:
+            raise InputError(f"{name} is given beside --prompt-ids; expected one of them")
+    prompt, stop = _token_ids("--prompt-ids", options.prompt_ids), _token_ids("--stop", options.stop)
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    with bundle.place(options.device, memory_limit=options.memory_limit) as runner:
+        start = time.perf_counter()
+        tokens = runner.generate(prompt, options.max_new_tokens, sampling, stop, options.seed)
+        seconds = time.perf_counter() - start
+        document: dict[str, Any] = {
+            "model": bundle.manifest.model,
+            "device": runner.executor.context.device.name,
+            "prompt": len(prompt),
+            "tokens": tokens,
+        }
+    if options.timed:
+        document["ms"] = 1000 * seconds
+
+    def show() -> None:
+        print(",".join(map(str, tokens)))
+        if options.timed:
+            print(f"{len(tokens)} tokens after a prompt of {len(prompt)} in {number(1000 * seconds)} ms")
+
+    answer(document, show)
+    return 0
+
+
+def _token_ids(name: str, text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise InputError(f"{name} is {text[:80]!r}; expected whole numbers, as 1,2,3") from None
 
 
 def _describe(bundles: Sequence[Bundle], inputs: Sequence[Port]) -> None:
@@ -272,15 +332,15 @@ def _write(path: Path, ports: Sequence[Port], outputs: Arrays) -> None:
 
 
 def _run_steps(
-    bundle: Bundle, runner: Runner, arrays: Arrays, steps: int
+    bundle: Bundle, runner: Runner, arrays: Arrays, options: SimpleNamespace
 ) -> tuple[Arrays, list[float], list[float]]:
     """Return the last outputs, the loss of each step, and the ms of each step."""
     losses, times = [], []
     outputs: Arrays = []
-    with Progress(steps, f"run {bundle.manifest.model}", remaining=True) as progress:
-        for _ in range(steps):
+    with Progress(options.steps, f"run {bundle.manifest.model}", remaining=True) as progress:
+        for _ in range(options.steps):
             start = time.perf_counter()
-            outputs = runner.step(*arrays)
+            outputs = runner.step(*arrays, method=options.method)
             times.append(1000 * (time.perf_counter() - start))
             if bundle.trains:
                 losses.append(float(outputs[0]))
@@ -368,6 +428,9 @@ def _check_queue(options: SimpleNamespace) -> None:
     for option, value in (("--set", options.settings), ("--save", options.save)):
         if value:
             raise InputError(f"{option} is given with several bundles; expected it with one that trains")
+    for option, value in (("--method", options.method), ("--prompt-ids", options.prompt_ids)):
+        if value is not None:
+            raise InputError(f"{option} is given with several bundles; expected it with one")
     if options.memory_limit is None and (options.inputs or options.random):
         raise InputError("several bundles are given without --memory-limit; expected one for all of them")
 

@@ -31,6 +31,7 @@ from torchedge.expressions.scalars import (
     substitute,
     walk,
 )
+from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.building import view
 from torchedge.lowering.nodes import (
     Contraction,
@@ -65,9 +66,11 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
     """Return the pointwise nodes that are written to memory: roots, operands of contractions, costly ones.
 
     Each reader computes a node again where that moves no more bytes than writing and reading it, and costs
-    little arithmetic. Contractions read memory, directly or through views.
+    little arithmetic. Contractions read memory, directly or through views. Quantised weights are dequantised
+    where they are read: they are never in memory as floats.
     """
     order = nodes_below(roots)
+    dequantised = _dequantised(order)
     readers: dict[Node, list[tuple[Node, float]]] = defaultdict(list)
     for node in order:
         for access, points in _reads(node):
@@ -81,9 +84,30 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
         contracted = _is_contracted(node, readers)
         if node in kept or is_access(node.body):
             continue
+        if node in dequantised:
+            continue
         if contracted or not _is_cheap(node.body, node.numel, ratio[node]):
             kept.add(node)
     return kept
+
+
+def _dequantised(order: Sequence[Node]) -> set[Node]:
+    """Return the nodes that are computed from frozen weights alone, from at most half of their own bytes.
+
+    order: of all nodes, operands before their users.
+    """
+    leaves: dict[Node, frozenset[Node]] = {}
+    for node in order:
+        if isinstance(node, Stored) and node.frozen:
+            leaves[node] = frozenset([node])
+        elif isinstance(node, Pointwise) and node.operands and all(n in leaves for n in node.operands):
+            leaves[node] = frozenset().union(*[leaves[n] for n in node.operands])
+    nbytes = {n: n.numel * ITEM_SIZES[n.dtype] for n in leaves}
+    return {
+        node
+        for node, below in leaves.items()
+        if isinstance(node, Pointwise) and 2 * sum(nbytes[n] for n in below) <= nbytes[node]
+    }
 
 
 def at_limits(order: Sequence[Node], kept: Collection[Node]) -> set[Node]:

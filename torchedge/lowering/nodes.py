@@ -69,10 +69,14 @@ class Node:
 
 @dataclass(eq=False, repr=False)
 class Stored(Node):
-    """A tensor that is in memory before the step begins: value `index` of the graph."""
+    """A tensor that is in memory before the step begins: value `index` of the graph.
+
+    frozen: a weight that the step does not update.
+    """
 
     name: str
     index: int
+    frozen: bool = False
 
 
 @dataclass(eq=False, repr=False)

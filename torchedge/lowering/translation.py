@@ -9,6 +9,7 @@ from typing import Any
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.dialect import STORED
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.building import full
 from torchedge.lowering.nodes import (
@@ -59,9 +60,12 @@ def translate(step: Step) -> Translation:
     nodes_of: dict[int, Node] = {}
     stored: dict[int, Stored] = {}
     names: dict[Node, str] = {}
+    updated = {before for before, _ in step.updates}
     for index, value in enumerate(step.values):
         if value.role != "activation":
-            nodes_of[index] = stored[index] = Stored(_shape(value.shape), value.dtype, value.name, index)
+            frozen = value.role in RESIDENT_ROLES and index not in updated
+            tensor = Stored(_shape(value.shape), value.dtype, value.name, index, frozen)
+            nodes_of[index] = stored[index] = tensor
     for op in step.ops:
         inputs = [None if i is None else nodes_of[i] for i in op.inputs]
         values = [step.values[i] for i in op.outputs]

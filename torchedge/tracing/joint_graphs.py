@@ -89,12 +89,15 @@ def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool])
             fakes[id(tensor)] = stand_in
         return fakes[id(tensor)]
 
-    named = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
+    # Every place of a tensor, but a module that stands in several places only once: each place is put back.
+    places = [
+        (f"{prefix}.{name}".removeprefix("."), tensor)
+        for prefix, inner in module.named_modules()
+        for name, tensor in (*inner._parameters.items(), *inner._buffers.items())
+        if tensor is not None
     ]
     with mode:
-        stand_ins = {name: fake(tensor) for name, tensor in named}
+        stand_ins = {name: fake(tensor) for name, tensor in places}
     with stateless._reparametrize_module(module, stand_ins):
         yield mode
 

@@ -1,6 +1,6 @@
 
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_654b37df3c(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19, const int n20, const int n21, const int n22, const int n23, const int n24, const int n25, const int n26, const int n27, const int n28, const int n29, const int n30, const int n31, const int n32, const int n33, const int n34, const int n35) {
-  __local float words[65536] __attribute__((aligned(128)));
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_0aa2f74d9d(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19, const int n20, const int n21, const int n22, const int n23, const int n24, const int n25, const int n26, const int n27, const int n28, const int n29, const int n30, const int n31, const int n32, const int n33, const int n34, const int n35) {
+  __local float words[32768] __attribute__((aligned(128)));
   __local float* const a_block = words;
   __local float* const b_block = a_block + n0;
   __local float* const tile = b_block + n1;

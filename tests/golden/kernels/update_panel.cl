@@ -1,6 +1,6 @@
 
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_2cfca08f0f(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18) {
-  __local float words[16384] __attribute__((aligned(128)));
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_c708508027(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18) {
+  __local float words[8192] __attribute__((aligned(128)));
   __local float* const a_block = words;
   __local float* const b_block = a_block + n0;
   __local float* const tile = b_block + n1;

@@ -32,7 +32,7 @@ from torchedge.textures.layouts import LANES, Layout, row_major
 SLICE = Axis("part", 1 << 16)
 """The loop over the slices of a split-K contraction."""
 
-LOCAL_WORDS = 1 << 14
+LOCAL_WORDS = 1 << 13
 """Smallest local memory of a "panel", in elements; larger ones have four times as many, and so on.
 
 A device with less has panels of all its local memory."""
