@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from torchedge.bundles.checks import CHECKS
 from torchedge.bundles.manifests import MANIFESTS
 from torchedge.bundles.plan_files import PLAN_FILES
 from torchedge.bundles.sources import SOURCES
@@ -13,6 +14,7 @@ from torchedge.streaming.instances import INSTANCES
 from torchedge.streaming.plans import PLANS
 
 SCHEMAS = {
+    "bundle-check": CHECKS.schema,
     "bundle-manifest": MANIFESTS.schema,
     "bundle-plan": PLAN_FILES.schema,
     "overlap-instance": INSTANCES.schema,

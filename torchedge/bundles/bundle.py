@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from torchedge.bundles.manifests import (
     ACCUMULATING,
+    CHECK,
     MANIFEST,
     MANIFESTS,
     MAX_PLAN_BYTES,
@@ -451,7 +452,7 @@ def _read_files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
         ACCUMULATING: MAX_FILE_BYTES,
         PLAN: MAX_PLAN_BYTES,
     }
-    large = (WEIGHTS, ONNX, f"{ONNX}.data")
+    large = (WEIGHTS, ONNX, f"{ONNX}.data", CHECK)  # hashed alone
     contents = {}
     for name, file in manifest.files.items():
         kernel = name.startswith("kernels/") and name.endswith(".cl") and name.count("/") == 1

@@ -14,8 +14,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.bundle import Bundle
+from torchedge.bundles.checks import CHECKS, record_check
 from torchedge.bundles.manifests import (
     ACCUMULATING,
+    CHECK,
     MANIFEST,
     ONNX,
     PLAN,
@@ -88,6 +90,7 @@ class Request:
     onnx: bool = True
     precision: Precision = "float32"
     tuner: Tuner | None = None
+    check: bool = False
 
     @property
     def train(self) -> bool:
@@ -170,6 +173,10 @@ def make_bundle(
         write_manifest(folder, manifest)
         progress("check")
         bundle = Bundle.open(folder)
+        if request.check:
+            write_json(folder / CHECK, CHECKS.document(record_check(bundle)))
+            write_manifest(folder, replace(manifest, files={**files, CHECK: _file(folder / CHECK)}))
+            bundle = Bundle.open(folder)
     return replace(bundle, path=target)
 
 
