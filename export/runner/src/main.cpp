@@ -221,12 +221,16 @@ int main(int count, char** words) {
   int code = torchedge_open(chosen.bundle.c_str(), &options, &handle);
   Status status = check(handle, code);
   bool right = true;
-  if (status.ok() && chosen.check) {
-    auto result = self_test(handle, chosen.json);
-    if (result.ok()) right = result.value();
-    else status = result.error();
-  } else if (status.ok()) {
-    status = run(handle, chosen);
+  try {
+    if (status.ok() && chosen.check) {
+      auto result = self_test(handle, chosen.json);
+      if (result.ok()) right = result.value();
+      else status = result.error();
+    } else if (status.ok()) {
+      status = run(handle, chosen);
+    }
+  } catch (const std::bad_alloc&) {
+    status = Error{"the host has too little memory"};
   }
   torchedge_close(handle);
   if (status.ok() && !right) return 1;
