@@ -44,6 +44,8 @@ class Executor {
   Status step();
   /// Read an output of the last step, or a parameter, buffer or state.
   Status read(const std::string& name, void* data, int64_t nbytes);
+  /// Compare what each launch of a batch writes with the bundle's check.json; the handle has run that batch then.
+  Result<Json> check();
   Status save(const std::string& path);
   Status load(const std::string& path);
 
@@ -78,7 +80,8 @@ class Executor {
   Status take(const Read& read);
   Status advance(const Placed& placed, int64_t copies);
   void end_copies();
-  Status enqueue(const Placed& placed);
+  /// Enqueue a step's launches; `observe` is called after each, where it is given, and flags are not read then.
+  Status enqueue(const Placed& placed, const std::function<Status(int64_t position)>& observe = nullptr);
   Status fill(const Tensor& tensor, Memory& memory);
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
