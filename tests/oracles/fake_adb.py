@@ -1,6 +1,7 @@
 """Stands for adb: a phone is a folder, FAKE_HOME, in whose shell this machine's programs run.
 
-FAKE_PHONES: JSON of states by serial, as `adb devices` prints them; the messages are those of adb's sources.
+FAKE_PHONES: JSON of states by serial, as `adb devices` prints them. No adb was run for this: messages for
+no phone, several phones and an unauthorized one are those of users' public logs, the others from memory.
 FAKE_FAULT: "cut" loses the connection halfway through a file, "full" is a phone without room.
 """
 
