@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 from itertools import cycle
 
 import numpy as np
@@ -154,3 +155,19 @@ def test_wrong_calls_are_refused_in_one_line(native, training, batch, tmp_path):
         (("--nonsense",), "is no option"),
     ):
         assert message in native.refusal(training, *on, "--inputs", file, *words), message
+
+
+def test_figures_give_the_quartiles_of_steps_and_the_process_s_memory(native, inference, batch, tmp_path):
+    inputs, port = tmp_path / "inputs.safetensors", torchedge.load_bundle(inference).inputs[0].name
+    write_tensors(inputs, {port: batch[0].numpy()})
+    for steps in (1, 2, 1003):
+        words = ("--device", native.device, "--inputs", inputs, "--steps", steps, "--figures")
+        figures = json.loads(native.start(inference, *words).stdout)
+        names = ("lower_quartile_step_ms", "median_step_ms", "upper_quartile_step_ms")
+        quartiles, last = [figures[name] for name in names], figures["step_ms"]
+        assert figures["steps"] == steps and 0 < quartiles[0] <= quartiles[1] <= quartiles[2]
+        if steps <= 2:  # the times are known: the last one, and the mean's other
+            times = [2 * figures["mean_step_ms"] - last, last]
+            assert quartiles == pytest.approx(np.quantile(times, (0.25, 0.5, 0.75)))
+        peak = figures["peak_resident_bytes"]
+        assert 1 << 20 < peak <= 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss + (1 << 20)

@@ -469,8 +469,8 @@ def _print(result: dict[str, Any]) -> None:
     if "figures" in result:
         figures = result["figures"]
         print_wrapped(
-            f"{result['over']}: {len(result['pushed'])} files copied; mean step "
-            f"{number(figures['mean_step_ms'])} ms; device memory "
+            f"{result['over']}: {len(result['pushed'])} files copied; median step "
+            f"{number(figures['median_step_ms'])} ms; device memory "
             f"{number(figures['allocated_bytes'] / MIB)} MiB"
         )
     if "streaming" in result:

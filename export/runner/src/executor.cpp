@@ -595,8 +595,10 @@ Status Executor::step() {
   if (code != 0) return failed("running a step", code);
   last_ = &placed;
   ++batches_;
-  ++figures_.steps;
   figures_.step_ms = now_ms() - start;
+  if (figures_.steps < kRecentSteps) figures_.recent_ms.push_back(figures_.step_ms);
+  else figures_.recent_ms[figures_.steps % kRecentSteps] = figures_.step_ms;
+  ++figures_.steps;
   figures_.total_step_ms += figures_.step_ms;
   return {};
 }

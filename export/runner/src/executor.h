@@ -18,10 +18,13 @@ struct Settings {
   Progress progress;
 };
 
+constexpr int64_t kRecentSteps = 1000;
+
 struct Figures {
   int64_t steps = 0, allocated_bytes = 0, programs = 0, programs_from_cache = 0;
   int64_t streamed_bytes = 0;  // by the last step
   double build_ms = 0, load_ms = 0, step_ms = 0, total_step_ms = 0;
+  std::vector<double> recent_ms;  // times of the last kRecentSteps, in no order
 };
 
 /// Runs a bundle; weights and optimizer state stay on the device from step to step.

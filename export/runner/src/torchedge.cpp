@@ -1,6 +1,9 @@
 // The C API: one lock a handle, and no exception beyond it.
 #include "torchedge.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -54,13 +57,36 @@ std::string describe(const Executor& executor) {
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
+/// A quantile of sorted times, interpolated between its neighbours; 0 of none.
+double quantile(const std::vector<double>& sorted, double share) {
+  if (sorted.empty()) return 0.0;
+  double place = share * static_cast<double>(sorted.size() - 1);
+  size_t low = static_cast<size_t>(place), high = std::min(low + 1, sorted.size() - 1);
+  return sorted[low] + (place - static_cast<double>(low)) * (sorted[high] - sorted[low]);
+}
+
+/// The process's peak resident memory in bytes; null where the system does not say. getrusage's counts what the
+/// process was before exec, too.
+Json peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind("VmHWM:", 0) == 0) return int64_t{1024} * std::strtoll(line.c_str() + 6, nullptr, 10);
+  return nullptr;
+}
+
 std::string report(const Executor& executor) {
   const Figures& figures = executor.figures();
+  std::vector<double> times = figures.recent_ms;
+  std::sort(times.begin(), times.end());
   Json document = {{"device", executor.device().title()},
                    {"driver", executor.device().driver},
                    {"steps", figures.steps},
                    {"step_ms", figures.step_ms},
                    {"mean_step_ms", figures.steps ? figures.total_step_ms / static_cast<double>(figures.steps) : 0.0},
+                   {"median_step_ms", quantile(times, 0.5)},
+                   {"lower_quartile_step_ms", quantile(times, 0.25)},
+                   {"upper_quartile_step_ms", quantile(times, 0.75)},
+                   {"peak_resident_bytes", peak_resident_bytes()},
                    {"build_ms", figures.build_ms},
                    {"load_ms", figures.load_ms},
                    {"allocated_bytes", figures.allocated_bytes},
