@@ -66,7 +66,8 @@ TORCHEDGE_API int torchedge_save(torchedge_bundle *handle, const char *path);
  * the bits of a run that was never stopped. The file is checked before anything is replaced. */
 TORCHEDGE_API int torchedge_load(torchedge_bundle *handle, const char *path);
 
-/* Steps, times in ms, bytes allocated on the device, compiled and cached programs, as JSON. Valid until the next
+/* Steps, times in ms, bytes allocated on the device, compiled and cached programs, the process's largest resident
+ * set until kernels were built and until now, as JSON. Valid until the next
  * call of this function on the handle. */
 TORCHEDGE_API const char *torchedge_figures(torchedge_bundle *handle);
 

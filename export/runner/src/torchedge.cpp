@@ -62,6 +62,8 @@ std::string report(const Figures& figures) {
                    {"load_ms", figures.load_ms},
                    {"allocated_bytes", figures.allocated_bytes},
                    {"streamed_bytes", figures.streamed_bytes},
+                   {"built_peak_bytes", figures.built_peak_bytes},
+                   {"peak_bytes", peak_resident_bytes()},
                    {"programs", figures.programs},
                    {"programs_from_cache", figures.programs_from_cache}};
   return document.dump(2);
