@@ -53,7 +53,7 @@ from torchedge.bundles.manifests import digest_of, memory_of
 from torchedge.bundles.sources import SOURCES
 from torchedge.bundles.weights import write_weights
 from torchedge.errors import TorchedgeError
-from torchedge.graphs import RESIDENT_ROLES
+from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl import compiling
@@ -66,6 +66,7 @@ DOCUMENTS = (
     "source.json",
     "manifest.json",
     "accumulating.json",
+    "program.decode.json",
     "streaming_plan.json",
 )
 
@@ -101,14 +102,34 @@ def export_all(folder: Path) -> list[Path]:
             x = torch.cat([x.index_select(0, self.rows), x[self.rows, :, :]])
             return torch.zeros(8, 3, 8).scatter_add(2, (x * 100).long() % 8, x)
 
+    class Cached(nn.Module):
+        """Keeps what it is given at a position."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(11, 8)
+            self.register_buffer("cache", torch.zeros(2, 6, 8))
+            self.register_buffer("next", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            self.cache.index_copy_(1, self.next + torch.arange(tokens.shape[1]), self.words(tokens))
+            self.next += tokens.shape[1]
+            return self.cache @ self.words.weight.T
+
+    cached = Cached()
+    methods: Any = {
+        "prefill": (cached, torch.zeros(2, 3, dtype=torch.int64)),
+        "decode": (cached, torch.zeros(2, 1, dtype=torch.int64)),
+    }
     train: Any = {"mode": "train", "targets": classes}
-    cases: dict[str, tuple[nn.Module, Any, dict[str, Any]]] = {
+    cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "inference": (convolutions, images, {"device": "local-cpu"}),
         "gpu": (convolutions, images, {"device": "nvidia-h200"}),
         "phone": (convolutions, images, {"device": "adreno-740", "precision": "float16"}),
         "training": (convolutions, images, {"device": "local-cpu", **train}),
         "accumulation": (convolutions, images, {"device": "adreno-740", "accumulation": 2, **train}),
         "words": (words, torch.arange(6).reshape(2, 3), {"device": "local-cpu"}),
+        "methods": (methods, None, {"device": "adreno-740"}),
         "indices": (Indexing(), torch.arange(6).reshape(2, 3), {"device": "local-cpu"}),
         "streaming": (wide, torch.randn(2, 256), {"device": "local-cpu", "memory_limit": "900KiB"}),
     }
@@ -222,7 +243,7 @@ def change_network(folder: Path, documents: dict[str, Any], draw: random.Random)
     (folder / "kernels").mkdir()
     for kernel in [kernel for program in programs for kernel in program.kernels]:
         (folder / f"kernels/{kernel.name}.cl").write_text(kernel.source)
-    for name, program in zip(("program.json", "accumulating.json"), programs, strict=False):
+    for name, program in zip(program_files(documents["manifest.json"]), programs, strict=False):
         documents[name] = program_document(program, sources=False)
     (folder / "weights.safetensors").unlink()
     adapt_manifest(documents["manifest.json"], folder, programs)
@@ -236,7 +257,7 @@ def change_network(folder: Path, documents: dict[str, Any], draw: random.Random)
 
 def change_source(document: dict[str, Any], draw: random.Random) -> None:
     """Change a network or the settings of its device, mostly to one that can be lowered."""
-    steps = [document[name] for name in ("step", "accumulating") if document.get(name)]
+    steps = [document["step"], *document.get("others", ())]
     step, choice = draw.choice(steps), draw.randrange(8)
     ops, values = step["ops"], step["values"]
     if choice == 0:  # an operator reads another value
@@ -287,20 +308,43 @@ def new_weights(tensor: StoredTensor, draw: random.Random) -> np.ndarray:
     return numbers.integers(low, high, tensor.shape).astype(tensor.dtype)
 
 
+def program_files(manifest: dict[str, Any]) -> list[str]:
+    """Return the files of a bundle's programs, in order."""
+    methods = [method["program"] for method in manifest.get("methods", ())]
+    return methods or [n for n in ("program.json", "accumulating.json") if n in manifest["files"]]
+
+
+def ports(program: Program) -> dict[str, list[dict[str, Any]]]:
+    """Return the inputs and outputs of a program as a manifest has them."""
+    fed = [place for place in program.inputs if place not in program.hyperparameters.values()]
+    return {
+        entry: [
+            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype}
+            for t in (program.tensors[place] for place in places)
+        ]
+        for entry, places in (("inputs", fed), ("outputs", program.outputs))
+    }
+
+
+def memory(programs: list[Program], roles: frozenset[str] = SHARED_ROLES) -> dict[str, int]:
+    """Return the memory of programs as a manifest has it."""
+    counted = memory_of(programs, shared=roles)
+    return {**asdict(counted), "total_bytes": counted.total_bytes}
+
+
 def adapt_manifest(manifest: dict[str, Any], folder: Path, programs: list[Program]) -> None:
     """Let a manifest describe new programs."""
     program = programs[0]
-    fed = [place for place in program.inputs if place not in program.hyperparameters.values()]
-    for entry, places in (("inputs", fed), ("outputs", program.outputs)):
-        tensors = [program.tensors[place] for place in places]
-        manifest[entry] = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in tensors]
+    manifest |= ports(program)
+    for method, own in zip(manifest.get("methods", ()), programs, strict=False):
+        method |= {**ports(own), "memory": memory([own])}
     before = manifest["hyperparameters"]
     manifest["hyperparameters"] = {name: before.get(name, 0.1) for name in program.hyperparameters}
-    memory = memory_of(programs)
-    manifest["memory"] = {**asdict(memory), "total_bytes": memory.total_bytes}
+    manifest["memory"] = memory(programs, RESIDENT_ROLES if "methods" in manifest else SHARED_ROLES)
     manifest["device"]["class"] = program.target
-    manifest["accumulation"] = max(manifest["accumulation"], 2) if len(programs) > 1 else 1
-    files = {"source.json", "program.json", "weights.safetensors", "accumulating.json"} & {*manifest["files"]}
+    several = len(programs) > 1 and "methods" not in manifest
+    manifest["accumulation"] = max(manifest["accumulation"], 2) if several else 1
+    files = {"source.json", "weights.safetensors", *program_files(manifest)}
     names = [*files, *[f"kernels/{path.name}" for path in (folder / "kernels").iterdir()]]
     manifest["files"] = {name: {"sha256": "", "bytes": 0} for name in sorted(names)}
 

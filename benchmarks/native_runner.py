@@ -5,10 +5,10 @@
 
 Small networks are exported and run by both, in turn, with compiled programs in the cache. It prints the time
 from the start of the process to the first output, that of a step within one process, from array to array, and
-their ratios (medians and quartiles); a step that streams its weights (alone with --streaming), and the largest
-resident set before they are loaded and after; then the size of the stripped library, and the lines of its
-source. With --fuzz SECONDS a libFuzzer target, built with clang, opens bundles of which a file is replaced, with
-every digest computed anew:
+their ratios (medians and quartiles); a step that streams its weights (alone with --streaming), and the
+largest resident set before they are loaded and after; then the size of the stripped library, and the lines of
+its source. With --fuzz SECONDS a libFuzzer target, built with clang, opens bundles of which a file is
+replaced, with every digest computed anew:
 
     CXX=clang++ cmake -S export/runner -B build/fuzz -D TORCHEDGE_FUZZ=ON && cmake --build build/fuzz
     python benchmarks/native_runner.py --fuzz 600

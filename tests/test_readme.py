@@ -25,7 +25,7 @@ from torchedge.cli import main
 from torchedge.tracing.vision import prepare_torchvision
 
 FENCE = re.compile(r"^```(pycon|python|console|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "docs/predicting.md", "docs/devices.md", "docs/tutorial.md")
+PAGES = ("README.md", "docs/predicting.md", "docs/devices.md", "docs/tutorial.md", "docs/quantisation.md")
 FILE = re.compile(r"# ([\w/-]+\.(?:py|toml))\n")
 TRACE = "Traceback (most recent call last):\n    ...\n"
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")

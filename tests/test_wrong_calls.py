@@ -159,7 +159,7 @@ WRONG = {
     "no largest batch": (lambda: predict().max_batch_size(largest=0), InputError, "largest is 0; expected a"),
     "the longest image": (lambda: predict().max_seq_len(), InputError, "predict with seq_len="),
     "a name for many": (lambda: many("resnet18"), InputError, "models is a str; expected a list"),
-    "none of many": (lambda: many([]), InputError, "expected at least one"),
+    "none of many": (lambda: many([]), InputError, "models is empty; expected at least one"),
     "many without a batch": (
         lambda: many([NET], []),
         InputError,

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from torchedge.searching.pruning_space import PruningSpace
     from torchedge.searching.spaces import SearchSpace
     from torchedge.streaming.planning import StreamingPlan
+    from torchedge.tracing.quantizing import quantize
 
 __version__ = "0.1.0"
 
@@ -88,6 +89,7 @@ __all__ = [
     "capture",
     "capture_lengths",
     "export",
+    "export_lm",
     "features",
     "find_device",
     "fit",
@@ -97,6 +99,7 @@ __all__ = [
     "plan",
     "predict",
     "program_reports",
+    "quantize",
     "report",
     "search",
     "simulate",
@@ -110,6 +113,7 @@ _HOMES = {
         "capture",
         "capture_lengths",
         "export",
+        "export_lm",
         "features",
         "plan",
         "predict",
@@ -148,6 +152,7 @@ _HOMES = {
     "torchedge.searching.driver": ("Search",),
     "torchedge.searching.spaces": ("SearchSpace",),
     "torchedge.streaming.planning": ("StreamingPlan",),
+    "torchedge.tracing.quantizing": ("quantize",),
 }
 _LAZY = {name: module for module, names in _HOMES.items() for name in names}
 """Public name -> module that defines it: the one table to extend."""

@@ -73,6 +73,7 @@ __all__ = [
     "capture_lengths",
     "choose_device",
     "export",
+    "export_lm",
     "features",
     "plan",
     "predict",
@@ -494,8 +495,8 @@ def plan(
 
 
 def export(
-    model: torch.nn.Module,
-    example: Any,  # noqa: ANN401 - any pytree of tensors
+    model: torch.nn.Module | Mapping[str, tuple[torch.nn.Module, Any]],
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
     device: str | Path | Device | None = None,
     *,
     out: str | Path,
@@ -516,7 +517,9 @@ def export(
     """Write a model as a folder of kernels, launches and weights that runs through OpenCL on a device.
 
     model: an nn.Module with its weights, left as found. example: what it is called with, batch included (a
-    tuple: positional arguments, a mapping: keywords); the bundle is for these shapes. out: the folder to
+    tuple: positional arguments, a mapping: keywords); the bundle is for these shapes. Several inferences that
+    share weights and states make one bundle: model={"prefill": (model, example), "decode": (model, example)},
+    without example (`Bundle.run(..., method="decode")`). out: the folder to
     make; `force` replaces a bundle that is there. device: as in `predict`; it need not be here: the program
     is held against the limits in its profile.
     mode: "train" exports a whole training step. step: a `TrainingStep`, or its fields as arguments of their
@@ -557,6 +560,46 @@ def export(
     )
     with noticed(f"exporting for {target.name}") if progress is None else nullcontext():
         return make_bundle(request, target, out, force=force, progress=progress or stage)
+
+
+def export_lm(
+    model: Any,  # noqa: ANN401 - transformers need not be installed
+    device: str | Path | Device | None = None,
+    *,
+    out: str | Path,
+    max_length: int,
+    chunk: int = 64,
+    seed: int | None = None,
+    name: str | None = None,
+    precision: Literal["float32", "float16"] = "float32",
+    tuner: Literal["fixed", "model"] | None = None,
+    force: bool = False,
+    progress: Callable[[str], object] | None = None,
+) -> Bundle:
+    """Write a causal language model of transformers as a bundle that generates text: `Bundle.generate`.
+
+    model: it, with its weights, left as found; or its configuration, for random weights. max_length: tokens
+    of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
+    once. The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
+    token). The other arguments and errors are those of `export`; CaptureError also for a model whose
+    attention takes no caches.
+    """
+    from torchedge.tracing.language_models import causal_model, methods_of
+
+    methods = methods_of(causal_model(model), max_length, chunk)
+    title = name or type(next(iter(methods.values()))[0].model).__name__
+    return export(
+        methods,
+        device=device,
+        out=out,
+        seed=seed,
+        name=title,
+        onnx=False,
+        precision=precision,
+        tuner=tuner,
+        force=force,
+        progress=progress,
+    )
 
 
 def choose_device(device: object) -> Device:

@@ -146,11 +146,11 @@ def test_gradients_are_added_up(batch, tmp_path, device):
     )
     assert bundle.manifest.accumulation == 3 and "every 3 batches" in str(bundle)
     memory = bundle.manifest.memory
-    executors = [bundle.runner.executor, bundle.runner.accumulating]
+    executors = [*bundle.runner.executors.values()]
     assert memory.arena_bytes == sum(executor.arena_bytes for executor in executors)
     shared = {t.name: t.nbytes for t in bundle.program.tensors if t.role in ("parameter", "buffer", "state")}
     owned = sum(e.resident_bytes for e in executors)
-    known = {t.name for t in bundle.accumulating.tensors}
+    known = {t.name for t in bundle.programs["accumulating"].tensors}
     assert memory.resident_bytes == owned - sum(size for name, size in shared.items() if name in known)
     for number in range(7):
         images = batch[0] + number

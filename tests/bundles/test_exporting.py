@@ -1,5 +1,6 @@
 """Exporting: for devices that are not here, with ONNX, with a plan; what cannot be exported is told."""
 
+import copy
 import os
 import sys
 from contextlib import nullcontext
@@ -211,6 +212,36 @@ def test_every_tensor_that_a_model_returns_is_an_onnx_output_of_its_own(tmp_path
     for arrays in (session.run(None, fed), bundle.run(x, z)):
         for array, tensor in zip(arrays, expected, strict=True):
             np.testing.assert_array_equal(array, tensor)
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, or writes into a weight, which PyTorch's exporter crashes at."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.layer = way, nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.way == "assigned":
+            self.calls = self.calls + 1
+        elif self.way == "in place":
+            self.calls += 1
+        else:
+            self.layer.weight.data.mul_(0.9)
+        return self.layer(x) * self.calls
+
+
+@pytest.mark.parametrize("way", ["assigned", "in place", "a weight"])
+def test_a_model_that_changes_what_it_keeps_has_no_onnx_model(way, tmp_path):
+    pytest.importorskip("onnxscript")
+    eager = Counting(way)
+    eager.calls += 1
+    bundle = torchedge.export(copy.deepcopy(eager), torch.ones(2, 4), out=tmp_path / "b", device="local-cpu")
+    assert "states" in bundle.manifest.onnx["left_out"] and not (tmp_path / "b" / "model.onnx").exists()
+    for _ in range(3):
+        (output,) = bundle.run(np.ones((2, 4), np.float32))
+        np.testing.assert_allclose(output, eager(torch.ones(2, 4)).detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_lstms_with_projections_are_steps_in_onnx(tmp_path):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 pytest.importorskip("pyopencl")
 
@@ -83,3 +85,26 @@ def test_inferences_have_the_same_bits(settings, tmp_path):
         case.model, case.inputs, out=tmp_path / "bundle", device="adreno-740", onnx=False, **settings
     )
     run_both(bundle, [tensor.numpy() for tensor in case.inputs], tmp_path)
+
+
+class Keeping(nn.Module):
+    """Adds what it computes to the next of its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 256), *[nn.Linear(256, 256) for _ in range(4)])
+        self.register_buffer("rows", torch.ones(STEPS, 256))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        self.rows.index_add_(0, self.place, self.layers(x))
+        self.place += 1
+        return self.rows.sum(0)
+
+
+@pytest.mark.parametrize(("device", "limit"), [("adreno-740", None), ("local-cpu", "700KiB")])
+def test_states_of_an_inference_are_kept(device, limit, tmp_path):
+    model, x = Keeping().eval(), torch.ones(1, 16)
+    bundle = torchedge.export(model, x, device, out=tmp_path / "bundle", memory_limit=limit)
+    run_both(bundle, [x.numpy()], tmp_path)
+    assert bundle.runner.read("place").tolist() == [STEPS]

@@ -96,6 +96,18 @@ def test_json_of_one_prediction_is_an_object(run, small):
     assert sum(document["breakdown"].values()) == pytest.approx(document["needed"]["value"])
 
 
+def test_a_trace_shows_one_prediction(run, refused, small, tmp_path):
+    out = tmp_path / "step.json"
+    run("predict", small, "-b", "8", *STEP, "--trace", str(out))
+    assert {e["name"] for e in json.loads(out.read_text())["traceEvents"]} >= {
+        "forward",
+        "backward",
+        "update",
+    }
+    several = refused("predict", small, "-b", "8,16", *STEP, "--trace", str(out))
+    assert "--trace is given with 1 x 2 predictions" in several
+
+
 def test_json_of_several_is_a_list(run, small):
     documents = json.loads(run("predict", small, small, "-b", "8,16", *STEP, "--json", "--max-batch-size"))
     assert [d["batch_size"] for d in documents] == [8, 16, 8, 16]

@@ -80,6 +80,8 @@ def figures(prediction):
     yield from map(number, prediction.breakdown.values())
     yield str(prediction.provenance)
     yield from prediction.notes
+    for item in prediction.timeline.spans:
+        yield f"{item.lane} {item.phase} {number(item.start_ms)} {number(item.end_ms)} {number(item.busy_ms)}"
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -92,7 +94,7 @@ def test_the_page_shows_every_figure_and_loads_nothing(mode, tmp_path):
     page = Page(text)
     for figure in figures(prediction):
         assert " ".join(figure.split()) in page.text
-    assert page.tags.count("svg") == 2 and set(page.tags) | {"line"} >= SHAPES
+    assert page.tags.count("svg") == 3 and set(page.tags) | {"line"} >= SHAPES
     assert ("Settings that fit" in page.text) == (mode == "train")
     assert f"{sum(p.numel() for p in network().parameters()):,} parameters" in page.text
     names = {name for name, _ in page.attributes}

@@ -1,15 +1,13 @@
-"""Optimal overlap plans of tiny instances by exhaustive search, two ways that share no code with the library.
+"""Optimal overlap plans of tiny instances by exhaustive search, which shares no code with the library.
 
-`enumerate_optimum` tries every allocation of every chunk, from the definitions alone: exact beyond doubt,
-for the tiniest. `best_plan` tries every preload set and every first loading layer, and asks for each choice
-whether loads exist. That question has an exact answer. Let z_w be the first layer that may load weight w,
-so that its window is [z_w, i_w - 1]. Going from the last layer to the first, let each layer load as much as
-it can of the weights whose windows are open, those with the latest z_w first. Windows and capacities alone
-are then kept whenever they can be (earliest deadline first, in reversed time). What is in flight at layer l
-is what weights used by then hold (fixed by the choice) and the chunks that layers <= l load for later ones;
-no allocation has fewer of those, as none can load more in layers > l than one that always loads all it can.
-So the one allocation is within the limits at every layer, or none is. Whole weights in flight depend on the
-z_w alone.
+`best_plan` tries every preload set and every first loading layer, and asks for each choice whether loads
+exist. That question has an exact answer. Let z_w be the first layer that may load weight w, so that its
+window is [z_w, i_w - 1]. Going from the last layer to the first, let each layer load as much as it can of the
+weights whose windows are open, those with the latest z_w first. Windows and capacities alone are then kept
+whenever they can be (earliest deadline first, in reversed time). What is in flight at layer l is what weights
+used by then hold (fixed by the choice) and the chunks that layers <= l load for later ones; no allocation has
+fewer of those, as none can load more in layers > l than one that always loads all it can. So the one
+allocation is within the limits at every layer, or none is. Whole weights in flight depend on the z_w alone.
 """
 
 from __future__ import annotations
@@ -142,49 +140,3 @@ def as_loads(instance: Instance, allocation: Allocation) -> tuple[ChunkLoad, ...
             loads.append(ChunkLoad(instance.weights[place].name, number, chunks, first))
             first += chunks
     return tuple(loads)
-
-
-# every allocation -------------------------------------------------------------------------------------------
-
-
-def enumerate_optimum(instance: Instance) -> Fraction | None:
-    """Return the least objective over all allocations of all chunks; None where none is feasible."""
-    lam = Fraction(str(instance.lam)).limit_denominator(10**6)
-    best: Fraction | None = None
-    for allocation in _allocations(instance, 0, [x.capacity_chunks for x in instance.layers]):
-        kept = [w for place, w in enumerate(instance.weights) if place not in allocation]
-        preloaded = sum(w.chunks for w in kept)
-        if not within_limits(instance, preloaded, in_flight(instance, allocation, None)):
-            continue
-        distance = 0
-        for place, loads in allocation.items():
-            weight = instance.weights[place]
-            times = weight.chunks if instance.distance == "chunks" else 1
-            distance += times * (weight.first_use - min(loads))
-        objective = lam * preloaded + (1 - lam) * distance
-        best = objective if best is None else min(best, objective)
-    return best
-
-
-def _allocations(instance: Instance, place: int, free: list[int]) -> Iterator[Allocation]:
-    if place == len(instance.weights):
-        yield {}
-        return
-    yield from _allocations(instance, place + 1, free)
-    weight = instance.weights[place]
-    for loads in _shares(weight.chunks, weight.first_use - 1, free):
-        rest = [count - loads.get(number, 0) for number, count in enumerate(free, 1)]
-        for others in _allocations(instance, place + 1, rest):
-            yield {place: loads, **others}
-
-
-def _shares(chunks: int, last: int, free: list[int]) -> Iterator[dict[int, int]]:
-    """Every way to load so many chunks in layers 1 to `last` with what is free."""
-    if not chunks:
-        yield {}
-        return
-    if not last:
-        return
-    for here in range(min(chunks, free[last - 1]) + 1):
-        for before in _shares(chunks - here, last - 1, free):
-            yield {**before, last: here} if here else before

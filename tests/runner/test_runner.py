@@ -6,6 +6,7 @@ from itertools import cycle
 
 import numpy as np
 import pytest
+import torch
 from drivers.networks import drawn
 
 import torchedge
@@ -64,6 +65,17 @@ def test_an_inference_has_the_executor_s_bits(native, inference, batch, tmp_path
     bundle = torchedge.load_bundle(inference)
     batches = batches_of(bundle, [batch[0].numpy()], 3)
     assert_same(bundle, batches, native.run(inference, tmp_path, batches))
+
+
+def test_packed_weights_have_the_executor_s_bits_within_a_limit(native, tmp_path):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]).eval()
+    quantized, x = torchedge.quantize(net, "int4", group=32, zero_points=True), torch.randn(1, 512)
+    folder = tmp_path / "bundle"
+    torchedge.export(quantized, x, device="local-cpu", out=folder, onnx=False, memory_limit="640KiB")
+    bundle = torchedge.load_bundle(folder)
+    batches = batches_of(bundle, [x.numpy()], 3)
+    assert_same(bundle, batches, native.run(folder, tmp_path, batches))
 
 
 def test_training_goes_on_from_a_saved_state_with_the_executor_s_bits(native, training, batch, tmp_path):

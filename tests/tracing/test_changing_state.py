@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
 from dataclasses import dataclass
@@ -120,6 +121,23 @@ def clock(self, x):
     return self.layer(x) * time.perf_counter()
 
 
+def environment(self, x):
+    os.environ["TORCHEDGE_TEST_CALLS"] = str(int(os.environ.get("TORCHEDGE_TEST_CALLS", "0")) + 1)
+    return self.layer(x) * int(os.environ["TORCHEDGE_TEST_CALLS"])
+
+
+def system_number(self, x):
+    return self.layer(x) * int.from_bytes(os.urandom(8), "big")
+
+
+def system_generator(self, x):
+    return self.layer(x) * random.SystemRandom().random()
+
+
+def unseeded_numpy(self, x):
+    return self.layer(x) * np.random.default_rng().random()
+
+
 def random_number(self, x):
     return self.layer(x) * random.random()
 
@@ -171,6 +189,10 @@ REFUSED = {
     plain_tensor: "model.plain",
     plain_tensor_in_place: "neither a parameter nor a buffer",
     clock: "from time",
+    environment: "os.environ ([b'1'], then [b'2'])",
+    system_number: "from os.urandom",
+    system_generator: "from random.SystemRandom",
+    unseeded_numpy: "from numpy.random.default_rng",
     random_number: "from random",
     random_branch: "from random",
     random_choice: "from random",

@@ -37,6 +37,34 @@ def test_export_keeps_the_regions_of_tracing(reentrant):
     assert all(op.grad for op in exported.ops if op.region)
 
 
+class Nested(nn.Module):
+    """A checkpoint in the middle of another one; reentrant: the inner one."""
+
+    def __init__(self, reentrant=False):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.reentrant = reentrant
+
+    def outer(self, x):
+        inner = checkpoint(self.layers[1], self.layers[0](x), use_reentrant=self.reentrant)
+        return self.layers[2](inner)
+
+    def forward(self, x):
+        return checkpoint(self.outer, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("method", ["trace", "export"])
+def test_regions_name_those_around_them(method):
+    graph = capture(Nested(), torch.zeros(2, 8), method=method)
+    paths = [(*op.outer, op.region) for op in graph.ops if op.kind == "linear"]
+    assert paths == [(1,), (1, 2), (1,)]
+
+
+def test_a_reentrant_checkpoint_inside_of_another_one_is_noted():
+    graph = capture(Nested(reentrant=True), torch.zeros(2, 8))
+    assert any("memory may be off" in note for note in graph.notes)
+
+
 @pytest.mark.parametrize("method", ["trace", "export"])
 def test_selective_checkpoints_store_what_their_policy_says(method):
     contexts = partial(create_selective_checkpoint_contexts, stores_convolutions)

@@ -199,6 +199,15 @@ def test_flags_of_pytorch_change_state_and_text(flags):
     assert state.same()
 
 
+def test_a_variable_of_the_environment_is_watched(monkeypatch):
+    monkeypatch.setenv("FACTOR", "2")
+    state = PythonState({"model": FromEnvironment()})
+    assert state.same()
+    monkeypatch.setenv("FACTOR", "3")
+    assert not state.same()
+    assert [str(change) for change in state.changes()] == ["os.environ ([b'2'], then [b'3'])"]
+
+
 def test_changes_are_named_and_restored():
     model = Scaled()
     model.first.register_forward_hook(lambda *_: None)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
+from torchedge.bundles.generation import Sampling, Windows, generate
 from torchedge.bundles.manifests import (
-    ACCUMULATING,
     CHECK,
     MANIFEST,
     MANIFESTS,
@@ -25,6 +26,7 @@ from torchedge.bundles.manifests import (
     WEIGHTS,
     Manifest,
     Memory,
+    Method,
     Port,
     kernel_file,
     memory_of,
@@ -35,7 +37,7 @@ from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path
+from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path, did_you_mean
 from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
@@ -76,16 +78,15 @@ def _is_bundle(folder: Path) -> bool:
 class Bundle:
     """An exported model: kernels, launches, weights. `open` reads one; `run` and `train_step` execute it.
 
-    path: its folder. manifest: what it says of itself. program: what runs. accumulating: the step that only
-    adds up gradients. header: where weights lie in the file. weights_state: its bytes and time of
+    path: its folder. manifest: what it says of itself. programs: what runs, by name; the first one is that of
+    `run` without a method. header: where weights lie in the file. weights_state: its bytes and time of
     change (ns) before it was checked. plan: the streaming plan with its instance, and
     schedule: the copies it makes, None where all weights stay on the device.
     """
 
     path: Path
     manifest: Manifest
-    program: Program
-    accumulating: Program | None
+    programs: Mapping[str, Program]
     header: Header
     weights_state: tuple[int, int]
     plan: PlanFile | None = None
@@ -117,27 +118,33 @@ class Bundle:
             for name, content in contents.items()
             if name.startswith("kernels/")
         }
-        program = _program(folder / PROGRAM, contents, texts)
-        second = manifest.accumulation > 1
-        accumulating = _program(folder / ACCUMULATING, contents, texts) if second else None
+        programs = {
+            name: parse_program(folder / file, parse_json(folder / file, contents[file]), texts)
+            for name, file in manifest.programs.items()
+        }
         if not trust:
             deciding = [f"{name} {manifest.files[name].sha256}" for name in sorted(contents)]
-            programs = (program,) if accumulating is None else (program, accumulating)
-            prove(folder / SOURCE, contents[SOURCE], programs, deciding)
+            prove(folder / SOURCE, contents[SOURCE], [*programs.values()], deciding)
         header = read_header(weights)
-        check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
+        check_weights(weights, header, [*programs.values()])
         plan: PlanFile | None = None
         schedule: StreamingSchedule | None = None
         if PLAN in contents:
             document = parse_json(folder / PLAN, contents[PLAN])
+            program = programs[manifest.mode]
             plan, schedule = read_schedule(folder / PLAN, document, program, header.places)
-        _check_same(folder, manifest, program, accumulating, schedule)
+        _check_same(folder, manifest, programs, schedule)
         state = (status.st_size, status.st_mtime_ns)
-        return cls(folder.resolve(), manifest, program, accumulating, header, state, plan, schedule)
+        return cls(folder.resolve(), manifest, programs, header, state, plan, schedule)
+
+    @property
+    def program(self) -> Program:
+        """The program of `run` without a method, and of `train_step`."""
+        return next(iter(self.programs.values()))
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """The inputs of `run` and `train_step`, in order."""
+        """The inputs of `run` and `train_step`, in order (of other methods: `method(name).inputs`)."""
         return self.manifest.inputs
 
     @property
@@ -146,14 +153,33 @@ class Bundle:
         return self.manifest.outputs
 
     @property
+    def states(self) -> tuple[Port, ...]:
+        """What stays on the device from run to run and changes: buffers that an inference writes to, sums."""
+        tensors = [tensor for program in self.programs.values() for tensor in program.tensors]
+        states = {tensor.name: tensor for tensor in tensors if tensor.role == "state"}
+        return tuple([Port(tensor.name, tensor.shape, tensor.dtype) for tensor in states.values()])
+
+    @property
     def trains(self) -> bool:
         """Whether a run is a training step."""
         return self.manifest.mode == "train"
 
     @property
-    def programs(self) -> tuple[Program, ...]:
-        """The program, and the one that only adds up gradients where there is one."""
-        return (self.program,) if self.accumulating is None else (self.program, self.accumulating)
+    def methods(self) -> tuple[str, ...]:
+        """Names of what `run` can run, the first one by default."""
+        return tuple([method.name for method in self.manifest.methods]) or (self.manifest.mode,)
+
+    def method(self, name: str | None = None) -> BundleMethod:
+        """Return one method of the bundle, without a name the first one; raises InputError for no such."""
+        if name is not None and name not in self.methods:
+            raise InputError(
+                f"{self.path}: has no method {str(name)[:80]!r}; expected {', '.join(self.methods)}"
+            )
+        chosen = self.methods[0] if name is None else name
+        for method in self.manifest.methods:
+            if method.name == chosen:
+                return BundleMethod(self, chosen, method.inputs, method.outputs)
+        return BundleMethod(self, chosen, self.manifest.inputs, self.manifest.outputs)
 
     def place(
         self,
@@ -192,13 +218,18 @@ class Bundle:
         with the profile that it was exported for. device: the OpenCL device that runs it.
 
         Raises:
-            InputError: the bundle trains. LimitError: no plan stays within the limit.
+            InputError: the bundle trains or has several methods. LimitError: no plan stays within the limit.
             DeviceError: the device's profile is not there, or lacks a figure.
         """
         if self.trains:
             raise InputError(
                 f"{self.path}: is a bundle that trains, whose weights stay on the device; expected one for "
                 "inference: export it without mode='train'"
+            )
+        if self.manifest.methods:
+            raise InputError(
+                f"{self.path}: has {len(self.methods)} methods, whose weights stay on the device; expected a "
+                "bundle of one for a memory_limit: export the method alone"
             )
         limit = bytes_of(memory_limit, "memory_limit")
         program, schedule = self.program, self.schedule
@@ -226,13 +257,42 @@ class Bundle:
     def _runner(self) -> Runner:
         return self.place()
 
-    def run(self, *inputs: object) -> list[Array]:
+    def run(self, *inputs: object, method: str | None = None) -> list[Array]:
         """Run one batch of arrays in the order of `inputs` and return the outputs; raises what Runner does.
 
+        method: one of `methods`, without it the first one.
+
         Raises:
-            InputError: too few or many arrays, a wrong shape or dtype.
+            InputError: too few or many arrays, a wrong shape or dtype, or no such method.
         """
-        return self.runner.step(*inputs)
+        return self.runner.step(*inputs, method=method)
+
+    def generate(
+        self,
+        ids: Iterable[int],
+        max_new_tokens: int = 64,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: Iterable[int] = (),
+        seed: int = 0,
+        stream: Callable[[int], object] | None = None,
+    ) -> list[int]:
+        """Return the tokens that follow a prompt, by a bundle of `torchedge.export_lm`.
+
+        ids: the prompt, of any length that the caches hold; it runs in chunks. What it has in common with the
+        tokens of the call before, from the first one on, is kept and not computed again.
+        temperature: 0 takes the most likely token; above it tokens are drawn, among the top_k most likely, or
+        the fewest whose probabilities reach top_p. The same seed draws the same. stop: tokens that end the
+        text; the one found is returned, too. stream: called with each new token.
+
+        Raises:
+            InputError: the bundle is no language model, an argument is out of range, or the tokens are more
+            than the caches hold. IndexRangeError: a token is not in the vocabulary.
+        """
+        sampling = Sampling(temperature, top_k, top_p)
+        return self.runner.generate(ids, max_new_tokens, sampling, stop, seed, stream)
 
     def train_step(self, *inputs: object) -> float:
         """Train on one batch and return the loss; weights stay on the device.
@@ -249,12 +309,15 @@ class Bundle:
     def state_dict(self) -> dict[str, Array]:
         """Return parameters and buffers after the steps run so far, by PyTorch's names.
 
-        A bundle for inference has only those that were not folded into constants.
+        A bundle for inference has only those that were not folded into constants, and its states.
         """
         if self.trains:
             return self.runner.state_dict()
-        names = {t.name for t in self.program.tensors if t.role in ("parameter", "buffer")}
-        return {name: array for name, array in self.weights().items() if name in names}
+        names = {
+            t.name for p in self.programs.values() for t in p.tensors if t.role in ("parameter", "buffer")
+        }
+        weights = {name: array for name, array in self.weights().items() if name in names}
+        return weights | {port.name: self.runner.read(port.name) for port in self.states}
 
     def weights(self) -> dict[str, Array]:
         """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them."""
@@ -268,7 +331,7 @@ class Bundle:
 
     def _packed(self, names: Collection[str] | None) -> Iterator[tuple[StoredTensor, Array]]:
         digest = self.manifest.files[WEIGHTS].sha256
-        return packed_weights(self.path / WEIGHTS, self.header, self.programs, digest, names)
+        return packed_weights(self.path / WEIGHTS, self.header, [*self.programs.values()], digest, names)
 
     def packed_states(self) -> Iterator[tuple[str, Array]]:
         """Yield the states that the file holds: they are loaded once, also where weights are streamed.
@@ -292,12 +355,31 @@ class Bundle:
         return {
             "path": str(self.path),
             **MANIFESTS.document(self.manifest),
-            "kernels": len(self.program.kernels),
-            "launches": len(self.program.launches),
+            "kernels": len({k.name for program in self.programs.values() for k in program.kernels}),
+            "launches": sum(len(program.launches) for program in self.programs.values()),
         }
 
     def __str__(self) -> str:
         return _description(self)
+
+
+@dataclass(frozen=True, eq=False)
+class BundleMethod:
+    """One method of a bundle: what it takes and returns. Its weights and states are those of the others."""
+
+    bundle: Bundle
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    @property
+    def program(self) -> Program:
+        """What it runs."""
+        return self.bundle.programs[self.name]
+
+    def run(self, *inputs: object) -> list[Array]:
+        """Run one batch as `Bundle.run` does."""
+        return self.bundle.run(*inputs, method=self.name)
 
 
 class Runner:
@@ -306,6 +388,7 @@ class Runner:
     The arena is planned again where the device does not take its allocations (`placed_for`). Threads may
     share a runner: its steps run one after the other.
 
+    kept: tokens that the caches of a language model hold.
     device, profile, checks: as Executor takes them. schedule: copies of a streaming run on this device; None:
     all weights are loaded before the first run. reads, loading: see `Bundle.place`.
 
@@ -333,10 +416,10 @@ class Runner:
         self._lock = threading.RLock()
         self.bundle, self._schedule = bundle, schedule
         self.batches = 0
-        self.accumulating: Executor | None = None
+        self.kept: tuple[int, ...] = ()
         context = open_context(device)
         if schedule is not None:
-            self.executor = Executor(
+            executor = Executor(
                 schedule_for(schedule, context.device),
                 context.device,
                 source=bundle.open_source(reads),
@@ -344,30 +427,60 @@ class Runner:
                 profile=profile,
                 checks=checks,
             )
-            self.executor.load_packed(bundle.packed_states())
+            executor.load_packed(bundle.packed_states())
+            self.executors = {bundle.methods[0]: executor}
         else:
-            programs = [placed_for(program, context.device, ALIGNMENT) for program in bundle.programs]
-            self.executor = Executor(programs[0], context.device, profile=profile, checks=checks)
-            self.executor.load_packed(bundle.packed(_names(programs[0], RESIDENT_ROLES)))
-            if len(programs) > 1:
-                self.accumulating = Executor(programs[1], shared=self.executor, checks=checks)
-                own = _names(programs[1], RESIDENT_ROLES) - _names(programs[0], SHARED_ROLES)
-                self.accumulating.load_packed(bundle.packed(own))
+            self.executors = {}
+            for name, program in bundle.programs.items():
+                self.executors[name] = Executor(
+                    placed_for(program, context.device, ALIGNMENT),
+                    context.device,
+                    profile=profile,
+                    checks=checks,
+                    shared=[*self.executors.values()],
+                    shared_roles=bundle.manifest.shared,
+                )
+        self._owners: dict[str, list[Executor]] = {}
+        taken = set[str]()
+        for executor in self.executors.values():
+            for name in sorted(_names(executor.program, RESIDENT_ROLES) - taken):
+                self._owners.setdefault(name, []).append(executor)
+            taken |= _names(executor.program, bundle.manifest.shared)
+        if schedule is None:
+            self._load(self._owners)
         self._last = self.executor
         for name, value in bundle.manifest.hyperparameters.items():
             self.set(name, value)
 
+    @property
+    def executor(self) -> Executor:
+        """The executor of the program that runs by default."""
+        return next(iter(self.executors.values()))
+
+    def _load(self, names: Collection[str]) -> None:
+        """Write those of the tensors that the file holds to each memory that they have."""
+        for name, packed in self.bundle.packed(names):
+            for executor in self._owners[name]:
+                executor.load_packed([(name, packed)])
+
+    def _owner(self, name: str) -> Executor:
+        return self._owners.get(name, [self.executor])[0]
+
     @serialised
-    def step(self, *inputs: object) -> list[Array]:
+    def step(self, *inputs: object, method: str | None = None) -> list[Array]:
         """Run one batch and return the outputs; each `accumulation`-th batch of training updates weights.
 
+        method: as in `Bundle.run`.
+
         Raises:
-            InputError: too few or many arrays, a wrong shape or dtype. OpenCLError: the driver fails.
+            InputError: too few or many arrays, a wrong shape or dtype, or no such method.
+            OpenCLError: the driver fails.
             IndexRangeError: an index is out of range; nothing is updated, and the batch does not count.
         """
-        completes = (self.batches + 1) % self.bundle.manifest.accumulation == 0
-        accumulating = None if completes else self.accumulating
-        self._last = accumulating or self.executor
+        chosen = self.bundle.method(method).name
+        if (self.batches + 1) % self.bundle.manifest.accumulation:
+            chosen = "accumulating"
+        self._last, self.kept = self.executors[chosen], ()
         try:
             outputs = self._last.run(*inputs)
         except (IndexRangeError, DivisionError):
@@ -377,22 +490,63 @@ class Runner:
         return outputs
 
     @serialised
+    def generate(
+        self,
+        ids: Iterable[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop: Iterable[int] = (),
+        seed: int = 0,
+        stream: Callable[[int], object] | None = None,
+    ) -> list[int]:
+        """Return the tokens that follow a prompt, as `Bundle.generate` does."""
+        inputs = {name: self.bundle.method(name).inputs for name in self.bundle.methods}
+        windows = Windows.of(inputs, self.bundle.states)
+        return generate(self, windows, ids, max_new_tokens, sampling, stop, seed, stream)
+
+    @serialised
     def set(self, name: str, value: float) -> None:
         """Set a hyperparameter, which keeps its value until it is set again."""
-        self.executor.set(name, value)
-        if self.accumulating is not None and name in self.accumulating.program.hyperparameters:
-            self.accumulating.set(name, value)
+        first, *others = self.executors.values()
+        first.set(name, value)
+        for executor in others:
+            if name in executor.program.hyperparameters:
+                executor.set(name, value)
 
     @serialised
     def read(self, name: str) -> Array:
         """Return what a parameter, buffer or state holds now."""
-        return self.executor.read(name)
+        return self._owner(name).read(name)
+
+    @serialised
+    def write(self, name: str, array: object) -> None:
+        """Change what a parameter, buffer or state holds; raises InputError for another shape or dtype."""
+        self.kept = ()
+        self._owner(name).write(name, array)
+
+    @serialised
+    def reset(self, *names: str) -> None:
+        """Put states back to what they hold in the bundle: those named, or all.
+
+        Raises:
+            InputError: the bundle has no such state. ProfileError: the weights cannot be read.
+        """
+        programs = self.bundle.programs.values()
+        states = {t.name: t for program in programs for t in program.tensors if t.role == "state"}
+        for name in names:
+            if name not in states:
+                hint = did_you_mean(name, states, "it keeps none" if not states else "", most=3)
+                raise InputError(f"{self.bundle.path}: has no state {name!r}; {hint}")
+        chosen, self.kept = set(names or states), ()
+        for name in chosen - self.bundle.header.entries.keys():
+            self.write(name, np.full(states[name].shape, states[name].fill, states[name].dtype))
+        self._load(chosen & self.bundle.header.entries.keys())
 
     @serialised
     def state_dict(self) -> dict[str, Array]:
         """Return parameters and buffers as they are now, by PyTorch's names."""
         names = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
-        return {name: self.executor.read(name) for name in names}
+        return {name: self.read(name) for name in names}
 
     @property
     def streams(self) -> bool:
@@ -412,9 +566,8 @@ class Runner:
     @serialised
     def close(self) -> None:
         """Give the device's memory back."""
-        self.executor.close()
-        if self.accumulating is not None:
-            self.accumulating.close()
+        for executor in self.executors.values():
+            executor.close()
 
     def __enter__(self) -> Runner:
         return self
@@ -446,12 +599,8 @@ def _read_files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
 
     What is returned is what was hashed: they are not read twice. Weights are hashed again when they are used.
     """
-    most = {
-        SOURCE: MAX_SOURCE_BYTES,
-        PROGRAM: MAX_FILE_BYTES,
-        ACCUMULATING: MAX_FILE_BYTES,
-        PLAN: MAX_PLAN_BYTES,
-    }
+    most = {SOURCE: MAX_SOURCE_BYTES, PLAN: MAX_PLAN_BYTES}
+    most |= dict.fromkeys(manifest.programs.values(), MAX_FILE_BYTES)
     large = (WEIGHTS, ONNX, f"{ONNX}.data", CHECK)  # hashed alone
     contents = {}
     for name, file in manifest.files.items():
@@ -481,20 +630,16 @@ def _text(path: Path, content: bytes) -> str:
         raise InputError(f"{path}: is not UTF-8 text, expected OpenCL C; export the model again") from error
 
 
-def _program(path: Path, contents: Mapping[str, bytes], texts: Mapping[str, str]) -> Program:
-    return parse_program(path, parse_json(path, contents[path.name]), texts)
-
-
 def _check_same(
     folder: Path,
     manifest: Manifest,
-    program: Program,
-    accumulating: Program | None,
+    named: Mapping[str, Program],
     schedule: StreamingSchedule | None,
 ) -> None:
-    """Check that the manifest describes the programs, and that both programs have the same tensors."""
-    programs = (program,) if accumulating is None else (program, accumulating)
-    memory = memory_of(programs)
+    """Check that the manifest describes the programs, and that programs keep what they share in one way."""
+    programs = [*named.values()]
+    program = programs[0]
+    memory = memory_of(programs, shared=manifest.shared)
     if schedule is not None:
         memory = memory_of([schedule.program], schedule.staging_bytes)
     pairs: list[tuple[str, object, object]] = [
@@ -512,26 +657,33 @@ def _check_same(
             f"{folder}: {MANIFEST} says mode 'train', and {PROGRAM} gives no loss or updates no weights; "
             "expected a training step: export the model again"
         )
-    for each in programs:
+    described: list[Manifest | Method] = [*manifest.methods] or [manifest] * len(programs)
+    for each, entry in zip(programs, [manifest, *described[1:]], strict=True):
         fed = [place for place in each.inputs if place not in each.hyperparameters.values()]
         pairs += [
-            ("inputs", manifest.inputs, _ports(each, fed, manifest.inputs)),
-            ("outputs", manifest.outputs, _ports(each, each.outputs, manifest.outputs)),
+            ("inputs", entry.inputs, _ports(each, fed, entry.inputs)),
+            ("outputs", entry.outputs, _ports(each, each.outputs, entry.outputs)),
             ("class", manifest.target.device_class, each.target),
         ]
-    for entry, declared, actual in pairs:
+    for method in manifest.methods:
+        pairs.append((f"memory of {method.name}", method.memory, memory_of([named[method.name]])))
+    for first in manifest.methods[:1]:
+        pairs.append(("methods", (first.inputs, first.outputs), (manifest.inputs, manifest.outputs)))
+    for what, declared, actual in pairs:
         if declared != actual:
             raise InputError(
-                f"{folder}: {MANIFEST} and {PROGRAM} have different {entry}; expected the same: export the "
+                f"{folder}: {MANIFEST} and {PROGRAM} have different {what}; expected the same: export the "
                 "model again"
             )
-    resident = {tensor.name: tensor for tensor in program.tensors if tensor.role in RESIDENT_ROLES}
-    for tensor in accumulating.tensors if accumulating is not None else ():
-        if tensor.role in RESIDENT_ROLES and resident.get(tensor.name, tensor) != tensor:
-            raise InputError(
-                f"{folder}: {PROGRAM} and {ACCUMULATING} hold {tensor.name} in different ways; expected the "
-                "same: export the model again"
-            )
+    kept: dict[str, StoredTensor] = {}
+    for name, each in named.items():
+        for tensor in each.tensors:
+            plain = replace(tensor, indices=None)
+            if tensor.role in RESIDENT_ROLES and kept.setdefault(tensor.name, plain) != plain:
+                raise InputError(
+                    f"{folder}: {manifest.programs[name]} and another program hold {tensor.name} in "
+                    "different ways; expected the same: export the model again"
+                )
 
 
 def _updates(program: Program) -> bool:
@@ -554,16 +706,20 @@ def _ports(program: Program, places: Sequence[int], declared: tuple[Port, ...]) 
 
 def _description(bundle: Bundle) -> str:
     """Return a bundle's model, device, inputs, outputs, memory and files."""
-    manifest, program = bundle.manifest, bundle.program
+    manifest = bundle.manifest
     memory, target = manifest.memory, manifest.target
     step = "training step" if bundle.trains else "inference"
     if manifest.accumulation > 1:
         step += f", weights updated every {manifest.accumulation} batches"
-    rows = [
-        ("for", f"{target.name} ({target.device_class})"),
-        ("inputs", _listed(manifest.inputs)),
-        ("outputs", _listed(manifest.outputs)),
-        ("kernels", f"{len(program.kernels)} in {len(program.launches)} launches"),
+    rows = [("for", f"{target.name} ({target.device_class})")]
+    for name in bundle.methods:
+        method, prefix = bundle.method(name), f"{name}: " if manifest.methods else ""
+        rows += [
+            (f"{prefix}inputs", _listed(method.inputs)),
+            (f"{prefix}outputs", _listed(method.outputs)),
+            (f"{prefix}kernels", f"{len(method.program.kernels)} in {len(method.program.launches)} launches"),
+        ]
+    rows += [
         ("weights", f"{manifest.files[WEIGHTS].nbytes / MEBIBYTE:.1f} MiB"),
         ("device memory", _memory_text(memory)),
         ("limits", f"{len(target.checked)} respected, unknown: {', '.join(target.unknown) or 'none'}"),
@@ -573,7 +729,12 @@ def _description(bundle: Bundle) -> str:
         values = ", ".join(f"{name} = {value:g}" for name, value in manifest.hyperparameters.items())
         rows.insert(3, ("set before a step", values))
     if bundle.plan is not None and bundle.schedule is not None:
-        rows.append(("streaming", _streaming_text(bundle.plan, bundle.schedule, memory_of(bundle.programs))))
+        rows.append(
+            (
+                "streaming",
+                _streaming_text(bundle.plan, bundle.schedule, memory_of([*bundle.programs.values()])),
+            )
+        )
     rows += [("note", note) for note in manifest.notes]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]

@@ -113,7 +113,7 @@ def record_check(bundle: Bundle) -> Check:
     device, exact = _results(bundle, None)
     changed = [_results(bundle, seed)[1] for seed in range(RUNS)]
     lists = []
-    for number, program in enumerate(bundle.programs):
+    for number, program in enumerate(bundle.programs.values()):
         lists.append(
             tuple(
                 _bounded(program, result, [run[number][place].figures for run in changed])
@@ -144,7 +144,7 @@ def _results(bundle: Bundle, seed: int | None) -> tuple[str, list[list[CheckedRe
     from torchedge.runtime import Executor
 
     random = None if seed is None else np.random.default_rng(seed)
-    half = any(t.dtype == "float16" for program in bundle.programs for t in program.tensors)
+    half = any(t.dtype == "float16" for program in bundle.programs.values() for t in program.tensors)
     share = _CHANGES["float16" if half else "float32"]
 
     def changed(array: Array) -> Array:
@@ -153,7 +153,7 @@ def _results(bundle: Bundle, seed: int | None) -> tuple[str, list[list[CheckedRe
         return (array * (1 + share * random.uniform(-1, 1, array.shape))).astype(array.dtype)
 
     device = open_context(None).device
-    programs = [placed_for(program, device, ALIGNMENT) for program in bundle.programs]
+    programs = [placed_for(program, device, ALIGNMENT) for program in bundle.programs.values()]
     executors: list[Executor] = []
     loaded: set[str] = set()
     for program in programs:

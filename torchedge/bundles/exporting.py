@@ -19,19 +19,22 @@ from torchedge.bundles.manifests import (
     ACCUMULATING,
     CHECK,
     MANIFEST,
+    MAX_METHODS,
+    METHOD_NAME,
     ONNX,
     PLAN,
-    PROGRAM,
     SOURCE,
     WEIGHTS,
     BundleFile,
     BundleTarget,
     Manifest,
     Memory,
+    Method,
     Plain,
     kernel_file,
     memory_of,
     ports_of,
+    program_file,
     write_manifest,
 )
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
@@ -48,9 +51,9 @@ from torchedge.errors import (
     described,
     not_a_module,
 )
-from torchedge.graphs import Mode
+from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES, Mode
 from torchedge.graphs.training_steps import TrainingStep
-from torchedge.lowering.inference import capture_inference_step, target_of_device
+from torchedge.lowering.inference import capture_inferences, target_of_device
 from torchedge.lowering.limits import Limits, check_limits, profile_limits
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
@@ -76,11 +79,21 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 
 @dataclass(frozen=True)
-class Request:
-    """The arguments of `torchedge.export`."""
+class Call:
+    """A method's name ("" of the only one), its model, and its positional and keyword arguments."""
 
+    method: str
     model: torch.nn.Module
-    example: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `torchedge.export`; model: one, or (model, example) by the name of its method."""
+
+    model: torch.nn.Module | Mapping[str, tuple[torch.nn.Module, Any]]
+    example: Any = None
     mode: Mode = "infer"
     step: TrainingStep = field(default_factory=TrainingStep)
     seed: int | None = None
@@ -98,9 +111,11 @@ class Request:
         return self.mode == "train"
 
     @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of the model."""
-        return as_arguments(self.example)
+    def calls(self) -> list[Call]:
+        """What is captured: one call of a model, or one of each method's."""
+        if not isinstance(self.model, Mapping):
+            return [Call("", self.model, *as_arguments(self.example))]
+        return [Call(name, model, *as_arguments(example)) for name, (model, example) in self.model.items()]
 
 
 def make_bundle(
@@ -117,13 +132,22 @@ def make_bundle(
     """
     target = check_free(out, force)
     _check_request(request)
-    if request.onnx:
+    calls = request.calls
+    onnx: dict[str, Plain] = {} if request.onnx else {"left_out": "on request"}
+    if len(calls) > 1:
+        onnx = {"left_out": "the bundle has several methods"}
+    if not onnx:
         check_packages()
-    args, kwargs = request.arguments
+    call = calls[0]
     wants_targets = request.train and request.step.loss == "default" and not request.step.targets
-    expected = eager_outputs(request.model, args, kwargs) if request.onnx or wants_targets else []
+    expected = eager_outputs(call.model, call.args, call.kwargs) if wants_targets else []
     progress("capture")
-    captured, notes = _captured(request, expected)
+    steps, notes = _captured(request, calls, expected)
+    captured = steps[0]
+    if not onnx and captured.step.updates and not request.train:
+        onnx = {"left_out": "the model keeps states from run to run, which ONNX does not"}
+    if not onnx and not expected:
+        expected = eager_outputs(call.model, call.args, call.kwargs)
     progress("lower")
     limits = profile_limits(device)
     lowered_for = target_of_device(device, limits, request.precision, request.tuner)
@@ -133,27 +157,28 @@ def make_bundle(
     coefficients = lowered_for.coefficients
     if coefficients is not None and coefficients.provenance is not Provenance.MEASURED:
         notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")
-    source = _source(captured, lowered_for, request)
+    source = _source(steps, lowered_for, request)
     programs = source.lower()
     program = programs[0]
     plan = _planned(request, program, device)
     running = programs if plan is None else [plan.schedule.program]
-    memory = memory_of(running, 0 if plan is None else plan.schedule.staging_bytes)
+    staging = 0 if plan is None else plan.schedule.staging_bytes
+    memory = memory_of(running, staging, RESIDENT_ROLES if len(calls) > 1 else SHARED_ROLES)
     _check_memory(running, memory, limits)
     with new_folder(target) as folder:
         progress("write")
         write_json(folder / SOURCE, SOURCES.document(source))
-        files = {SOURCE: _file(folder / SOURCE), **_write_programs(folder, programs, captured, plan)}
-        onnx: Mapping[str, Plain] = {"left_out": "on request"}
-        if request.onnx:
+        files = {SOURCE: _file(folder / SOURCE), **_write_programs(folder, calls, programs, steps, plan)}
+        if not onnx:
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
+            args, kwargs = call.args, call.kwargs
             leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             ports = (names[: len(leaves)], captured.output_names)
             streaming = None
             if plan is not None:
                 streaming = (_loading_order(plan), json.dumps(PLANS.document(plan.plan), sort_keys=True))
-            onnx = write_onnx(folder / ONNX, request.model, args, kwargs, ports, expected, streaming)
+            onnx = write_onnx(folder / ONNX, call.model, args, kwargs, ports, expected, streaming)
             files |= {
                 name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
             }
@@ -169,7 +194,7 @@ def make_bundle(
             limits.known,
             limits.unknown,
         )
-        manifest = _manifest(request, captured, programs, memory, checked, notes, onnx, files)
+        manifest = _manifest(request, steps, programs, memory, checked, notes, onnx, files)
         write_manifest(folder, manifest)
         progress("check")
         bundle = Bundle.open(folder)
@@ -207,28 +232,35 @@ def _check_memory(programs: Sequence[Program], memory: Memory, limits: Limits) -
         )
 
 
-def _source(captured: CapturedStep, target: Target, request: Request) -> Source:
+def _source(captured: Sequence[CapturedStep], target: Target, request: Request) -> Source:
     """Return the captured steps and their target as the bundle holds them."""
     _check_dtypes(captured)
+    steps = [entry.step for entry in captured]
     if request.train:
-        return Source.of(captured.step, captured.accumulating, target)
+        steps += [entry.accumulating for entry in captured if entry.accumulating is not None]
+        return Source.of(steps, target)
     apart = sorted(request.plan.apart) if request.plan else ()
-    return Source.of(captured.step, None, replace(target, half_weights=target.half), apart)
+    return Source.of(steps, replace(target, half_weights=target.half), apart)
 
 
 def _check_request(request: Request) -> None:
-    model = request.model
-    if not isinstance(model, torch.nn.Module):
-        raise not_a_module(model)
-    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(request.arguments)):
-        raise InputError("example holds no tensor; expected what the model is called with, batch included")
-    state = unwrapped(model).state_dict()
-    empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
-    if empty:
-        raise InputError(
-            f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), "
-            "without values; expected a model with its weights: load them first"
-        )
+    if isinstance(request.model, Mapping):
+        _check_methods(request)
+    for call in request.calls:
+        model = call.model
+        if not isinstance(model, torch.nn.Module):
+            raise not_a_module(model)
+        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((call.args, call.kwargs))):
+            raise InputError(
+                "example holds no tensor; expected what the model is called with, batch included"
+            )
+        state = unwrapped(model).state_dict()
+        empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
+        if empty:
+            raise InputError(
+                f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), "
+                "without values; expected a model with its weights: load them first"
+            )
     check_choice("mode", request.mode, get_args(Mode))
     check_choice("precision", request.precision, get_args(Precision))
     check_step(request.step, "export")
@@ -249,8 +281,36 @@ def _check_request(request: Request) -> None:
         raise InputError(f"plan is {described(request.plan)}; expected what torchedge.plan returns")
 
 
-def _check_dtypes(captured: CapturedStep) -> None:
-    for value in captured.step.values:
+def _check_methods(request: Request) -> None:
+    """Raise InputError unless the models are pairs by the names of at least two inferences."""
+    methods = request.model
+    assert isinstance(methods, Mapping)
+    pairs: Mapping[Any, Any] = methods
+    for name, pair in pairs.items():
+        if not isinstance(name, str) or METHOD_NAME.match(name) is None or name in ("infer", "train"):
+            raise InputError(
+                f"{name!r} is a method's name; expected a small letter and up to 31 small letters, digits "
+                "and _, not infer or train: rename it"
+            )
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InputError(f"method {name} is {described(pair)}; expected (model, example)")
+    if not 2 <= len(methods) <= MAX_METHODS:
+        raise InputError(f"there are {len(methods)} methods; expected 2 to {MAX_METHODS}, or one model alone")
+    given = {
+        "example": request.example,
+        "plan": request.plan,
+        "memory_limit": request.memory_limit,
+        "check": request.check or None,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{name} is given beside several methods; expected it with one model: omit it")
+    if request.train:
+        raise InputError("mode is 'train' beside several methods; expected inferences: omit mode")
+
+
+def _check_dtypes(captured: Sequence[CapturedStep]) -> None:
+    for value in [value for entry in captured for value in entry.step.values]:
         if value.dtype not in _DTYPES:
             raise LoweringError(
                 f"{value.name} is {value.dtype}, with which kernels do not compute; expected float32 or "
@@ -258,24 +318,27 @@ def _check_dtypes(captured: CapturedStep) -> None:
             )
 
 
-def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedStep, list[str]]:
-    """Return the captured step, and notes on the defaults that were used."""
-    args, kwargs = request.arguments
+def _captured(
+    request: Request, calls: Sequence[Call], expected: list[torch.Tensor]
+) -> tuple[list[CapturedStep], list[str]]:
+    """Return the captured steps, and notes on the defaults that were used."""
     notes: list[str] = []
     if not request.train:
-        return capture_inference_step(request.model, args, kwargs, seed=request.seed, name=request.name), []
+        inferences = [(call.model, call.args, call.kwargs) for call in calls]
+        return capture_inferences(inferences, seed=request.seed, name=request.name), []
+    model, args, kwargs = calls[0].model, calls[0].args, calls[0].kwargs
     targets, loss = request.step.targets, request.step.loss
     optimizer: Any = request.step.optimizer
     if loss == "default" and not (expected and not expected[0].dim()):  # else the model returns its loss
         notes.append("the loss is cross entropy")
-        targets = targets or (_class_numbers(request, expected),)
+        targets = targets or (_class_numbers(model, expected),)
     if optimizer == "sgd-momentum":
-        optimizer, trained = None, [p for p in request.model.parameters() if p.requires_grad]
+        optimizer, trained = None, [p for p in model.parameters() if p.requires_grad]
         if trained:
             optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM)
             notes.append(f"the optimizer is SGD with momentum {MOMENTUM}")
     captured = capture_step(
-        request.model,
+        model,
         args,
         kwargs,
         targets=targets,
@@ -287,15 +350,15 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
         seed=request.seed,
         name=request.name,
     )
-    return captured, notes
+    return [captured], notes
 
 
-def _class_numbers(request: Request, expected: list[torch.Tensor]) -> torch.Tensor:
+def _class_numbers(model: torch.nn.Module, expected: list[torch.Tensor]) -> torch.Tensor:
     """Return example targets of cross entropy: one class number for each score vector of the output."""
     if len(expected) != 1 or expected[0].dim() < 2 or not expected[0].is_floating_point():
         shapes = ", ".join(str(list(t.shape)) for t in expected) or "none"
         raise InputError(
-            f"{type(request.model).__name__} returns tensors of shapes {shapes}, for which no targets of "
+            f"{type(model).__name__} returns tensors of shapes {shapes}, for which no targets of "
             "cross entropy have no default; expected loss= and targets="
         )
     shape = expected[0].shape
@@ -307,7 +370,11 @@ def _fed(program: Program) -> list[int]:
 
 
 def _write_programs(
-    folder: Path, programs: Sequence[Program], captured: CapturedStep, plan: StreamingPlan | None
+    folder: Path,
+    calls: Sequence[Call],
+    programs: Sequence[Program],
+    captured: Sequence[CapturedStep],
+    plan: StreamingPlan | None,
 ) -> dict[str, BundleFile]:
     """Write kernels, programs and weights, those in the order of the plan; return them with their hashes."""
     files = {}
@@ -316,12 +383,16 @@ def _write_programs(
         path, text = folder / kernel_file(kernel.name), kernel.source.encode()
         path.write_bytes(text)
         files[kernel_file(kernel.name)] = BundleFile(kernel.digest, len(text))
-    for name, program in zip((PROGRAM, ACCUMULATING), programs, strict=False):
+    names = [program_file(call.method, place) for place, call in enumerate(calls)]
+    if len(programs) > len(calls):
+        names.append(ACCUMULATING)
+    for name, program in zip(names, programs, strict=True):
         write_json(folder / name, program_document(program, sources=False))
         files[name] = _file(folder / name)
     data = {
         name: tensor.detach().cpu().numpy()
-        for name, tensor in captured.tensors.items()
+        for entry in captured
+        for name, tensor in entry.tensors.items()
         if name not in programs[0].hyperparameters
     }
     digest = write_weights(folder / WEIGHTS, programs, data, [] if plan is None else _loading_order(plan))
@@ -342,7 +413,7 @@ def _file(path: Path) -> BundleFile:
 
 def _manifest(
     request: Request,
-    captured: CapturedStep,
+    steps: Sequence[CapturedStep],
     programs: Sequence[Program],
     memory: Memory,
     target: BundleTarget,
@@ -352,24 +423,31 @@ def _manifest(
 ) -> Manifest:
     from torchedge import __version__
 
-    program = programs[0]
-    fed = _fed(program)
-    values = [captured.step.values[place] for place in captured.step.outputs]
-    names = [value.name for value in values] if request.train else captured.output_names
+    program, captured, methods = programs[0], steps[0], list[Method]()
+    for place, (call, step, each) in enumerate(zip(request.calls, steps, programs, strict=False)):
+        names = step.output_names
+        if request.train:
+            names = tuple([step.step.values[index].name for index in step.step.outputs])
+        fed = _fed(each)
+        inputs = ports_of(each, fed, [each.tensors[index].name for index in fed])
+        outputs = ports_of(each, each.outputs, names)
+        file = program_file(call.method, place)
+        methods.append(Method(call.method, file, inputs, outputs, memory_of([each])))
     return Manifest(
         model=program.name,
         mode=request.mode,
         accumulation=request.step.accumulation,
         versions={"torchedge": __version__, "torch": torch.__version__, "numpy": np.__version__},
         target=target,
-        inputs=ports_of(program, fed, [program.tensors[place].name for place in fed]),
-        outputs=ports_of(program, program.outputs, names),
+        inputs=methods[0].inputs,
+        outputs=methods[0].outputs,
         hyperparameters={name: float(captured.tensors[name]) for name in program.hyperparameters},
         memory=memory,
         onnx=onnx,
         notes=(*notes, *program.notes),
         files=files,
         sha256="",
+        methods=tuple(methods) if len(methods) > 1 else (),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from torchedge.errors import InputError
-from torchedge.graphs import SHARED_ROLES
+from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.graphs.graph import Mode
 from torchedge.lowering.arenas import allocations, total_bytes
 from torchedge.lowering.program_files import MAX_FILE_BYTES
@@ -31,6 +32,8 @@ MAX_MANIFEST_BYTES = 2**25
 MAX_PLAN_BYTES = 2**27
 MAX_FILES = 2**17
 MAX_BYTES = 2**50
+MAX_METHODS = 16
+METHOD_NAME = re.compile(r"^[a-z][a-z0-9_]{0,31}(?![\s\S])")
 
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Plain = bool | int | float | OptionalText
@@ -94,13 +97,31 @@ class BundleFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Method:
+    """One of several programs of a bundle: its name and file, what it takes and returns, its own memory."""
+
+    name: Annotated[
+        str,
+        Meta(
+            pattern=METHOD_NAME.pattern,
+            description="a method's name: a small letter, then up to 31 small letters, digits and _",
+        ),
+    ]
+    program: Text
+    inputs: Ports
+    outputs: Ports
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A bundle's sources, device, ports and the hash of every file: manifest.json.
 
     accumulation: batches to an update; above one, all but the last of them run accumulating.json, which adds
     up gradients. versions: of torchedge and torch that made it. hyperparameters: their values at the
     beginning. onnx: what was found when model.onnx was run, or why there is none. files: by path within the
-    bundle. sha256: of all other entries (`digest_of`).
+    bundle. sha256: of all other entries (`digest_of`). methods: of a bundle with several programs over the
+    same weights and states; `inputs` and `outputs` are then the first one's, `memory` that of all together.
     """
 
     model: Text
@@ -116,6 +137,19 @@ class Manifest:
     notes: Notes
     files: Annotated[Mapping[Text, BundleFile], Meta(max_length=MAX_FILES)]
     sha256: Sha256
+    methods: Annotated[tuple[Method, ...], Meta(max_length=MAX_METHODS)] = ()
+
+    @property
+    def programs(self) -> dict[str, str]:
+        """The file of each program, the one that runs by default first; without methods, `mode` names it."""
+        if self.methods:
+            return {method.name: method.program for method in self.methods}
+        return {self.mode: PROGRAM} | ({"accumulating": ACCUMULATING} if self.accumulation > 1 else {})
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Roles of the tensors that programs share by name."""
+        return RESIDENT_ROLES if self.methods else SHARED_ROLES
 
 
 def kernel_file(name: str) -> str:
@@ -123,8 +157,15 @@ def kernel_file(name: str) -> str:
     return f"kernels/{name}.cl"
 
 
-def memory_of(programs: Sequence[Program], staging_bytes: int = 0) -> Memory:
-    """Return the memory of programs that share their parameters, buffers and states.
+def program_file(name: str, place: int) -> str:
+    """Return the file of a method's program, by its place among the methods."""
+    return f"program.{name}.json" if place else PROGRAM
+
+
+def memory_of(
+    programs: Sequence[Program], staging_bytes: int = 0, shared: Collection[str] = SHARED_ROLES
+) -> Memory:
+    """Return the memory of programs that share by name the tensors of some roles.
 
     Streamed weights are those that have a place in the arena.
     """
@@ -133,7 +174,7 @@ def memory_of(programs: Sequence[Program], staging_bytes: int = 0) -> Memory:
     for number, program in enumerate(programs):
         for index, tensor in enumerate(program.tensors):
             if tensor.role != "intermediate" and not program.arena.holds(index):
-                own = "" if tensor.role in SHARED_ROLES else f"{number} "
+                own = "" if tensor.role in shared else f"{number} "
                 resident[own + tensor.name] = tensor.nbytes
         arena += total_bytes(program.arena)
         live += program.arena.live_bytes
@@ -182,7 +223,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _check_manifest(manifest: Manifest) -> None:
-    for name in (SOURCE, PROGRAM, WEIGHTS, *([ACCUMULATING] if manifest.accumulation > 1 else [])):
+    if manifest.methods and (manifest.mode != "infer" or manifest.accumulation > 1):
+        raise InputError("methods are given with a training step; expected those of inferences")
+    names = [method.name for method in manifest.methods]
+    files = [program_file(name, place) for place, name in enumerate(names)]
+    if len(set(names)) != len(names) or [method.program for method in manifest.methods] != files:
+        raise InputError(f"methods has the files {[m.program for m in manifest.methods]}; expected {files}")
+    for name in (SOURCE, WEIGHTS, *manifest.programs.values()):
         if name not in manifest.files:
             raise InputError(f"files has no {name!r}; expected it")
     texts = sum(file.nbytes for name, file in manifest.files.items() if name.startswith("kernels/"))

@@ -38,9 +38,13 @@ def check_packages() -> None:
 def eager_outputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
-    """Return the output tensors of the model in evaluation, computed by PyTorch on a copy."""
+    """Return the output tensors of the model in evaluation, by PyTorch on a copy with buffers of its own."""
     args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, dict(kwargs)))  # a model may change them
     with torch.no_grad(), isolated(model, False) as twin:
+        kept = {id(buffer): buffer.clone() for buffer in twin.buffers()}
+        for module in twin.modules():
+            for name, buffer in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
+                setattr(module, name, kept[id(buffer)])
         try:
             outputs = twin(*args, **kwargs)
         except Exception as error:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
+from torchedge.bundles.manifests import MAX_METHODS
 from torchedge.errors import InputError, LoweringError, TorchedgeError, clipped
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.graphs.graph import Op, Role, Value
@@ -132,12 +133,12 @@ def _like(kind: type[_Kind], item: Any, **other: Any) -> _Kind:  # noqa: ANN401 
 class Source:
     """What a bundle's programs were lowered from.
 
+    others: the steps of further programs over the same weights, such as the one that adds up gradients.
     apart: element-wise values that kernels of their own compute. The other entries are those of `Target` in
     which devices of a class differ.
     """
 
     step: SourceStep
-    accumulating: SourceStep | None
     device_class: Annotated[DeviceClass, REQUIRED]
     image_width: Annotated[int, Meta(ge=0, le=MAX_EXTENT)]
     image_height: Annotated[int, Meta(ge=0, le=MAX_EXTENT)]
@@ -154,13 +155,14 @@ class Source:
     allocation_bytes: Size = 0
     coefficients: KernelCoefficients | None = None
     apart: Annotated[tuple[Text, ...], Meta(max_length=MAX_ITEMS)] = ()
+    others: Annotated[tuple[SourceStep, ...], Meta(max_length=MAX_METHODS)] = ()
 
     @classmethod
-    def of(cls, step: Step, accumulating: Step | None, target: Target, apart: Sequence[str] = ()) -> Source:
+    def of(cls, steps: Sequence[Step], target: Target, apart: Sequence[str] = ()) -> Source:
         """Return the source of steps that are lowered for a target of `target_of_device`."""
         settings = {name: getattr(target, name) for name in (*_LIMITS, *_SETTINGS)}
-        second = None if accumulating is None else SourceStep.of(accumulating)
-        source = cls(SourceStep.of(step), second, target.name, apart=tuple(sorted(apart)), **settings)
+        first, *others = [SourceStep.of(step) for step in steps]
+        source = cls(first, target.name, apart=tuple(sorted(apart)), others=tuple(others), **settings)
         if source.target() != target:
             raise LoweringError(f"target {target.name} has settings that no bundle holds; use a device's own")
         return source
@@ -181,26 +183,31 @@ class Source:
         return replace(target, **{name: getattr(self, name) for name in _SETTINGS})
 
     def lower(self) -> list[Program]:
-        """Return the program of the step and, for accumulation, the one that adds up gradients.
+        """Return the program of each step, the first one's first.
 
-        Both share their tensors and so the layouts: the second chooses those of the tensors it writes, the
-        first all others.
+        They share their tensors by name, and so the layouts: what later programs write lies as the first of
+        those wants it, all else as the first program wants it that has it.
 
         Raises:
             TorchedgeError: the steps are not well formed, or have operators without kernels.
         """
-        step, target = self.step.step(), self.target()
-        if self.accumulating is None:
-            return [lower_step(step, target, apart=self.apart).program]
-        second = self.accumulating.step()
-        accumulating = lower_step(second, target).program
-        written = {second.values[before].name for before, _ in second.updates}
-        layouts = {name: layout for name, layout in _layouts(accumulating).items() if name in written}
-        updating = lower_step(step, target, layouts).program
-        settled = _layouts(updating)
-        if any(settled.get(name, layout) != layout for name, layout in _layouts(accumulating).items()):
-            accumulating = lower_step(second, target, settled).program
-        return [updating, accumulating]
+        steps, target = [self.step.step(), *[other.step() for other in self.others]], self.target()
+        settled: dict[str, Layout] = {}
+        alone: dict[int, Program] = {}
+        for place, step in enumerate(steps[1:], 1):
+            written = {step.values[before].name for before, _ in step.updates}
+            if written:
+                alone[place] = lower_step(step, target).program
+                own = {name: layout for name, layout in _layouts(alone[place]).items() if name in written}
+                settled = own | settled
+        programs: list[Program] = []
+        for place, step in enumerate(steps):
+            program = alone.get(place)
+            if program is None or any(settled.get(n, own) != own for n, own in _layouts(program).items()):
+                program = lower_step(step, target, settled, () if place else self.apart).program
+            programs.append(program)
+            settled = _layouts(program) | settled
+        return programs
 
 
 _LIMITS = (
@@ -213,7 +220,7 @@ _SETTINGS = ("pitch", "shared_pitch", "allocation_bytes", "half", "half_weights"
 SOURCES = Codec(
     Source,
     "Source of a bundle",
-    schema="torchedge-source-1",
+    schema="torchedge-source-2",
     remedy="export the model again",
     max_bytes=MAX_SOURCE_BYTES,
 )

@@ -176,6 +176,7 @@ def packed_weights(
         IndexRangeError: a tensor of indices holds one out of range.
     """
     resident = {tensor.name: tensor for tensor in _resident_tensors(programs)}
+    indices = [t for program in programs for t in program.tensors if t.indices and t.role in RESIDENT_ROLES]
     entries = sorted(header.entries.items(), key=lambda item: item[1].start)
     state = hashlib.sha256()
     with open_file(path) as file:
@@ -192,8 +193,8 @@ def packed_weights(
                         f"{path}: holds a byte that is no boolean; expected 0 or 1: copy it again"
                     )
                 tensor, packed = resident[name], content.view(entry.dtype).reshape(entry.shape)
-                if tensor.indices is not None:
-                    check_indices(tensor, tensor.layout.unpack(packed, tensor.shape))
+                for ranged in [t for t in indices if t.name == name]:
+                    check_indices(ranged, ranged.layout.unpack(packed, ranged.shape))
                 yield tensor, packed
         state.update(file.read(1))
     if state.hexdigest() != sha256:

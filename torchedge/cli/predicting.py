@@ -58,6 +58,12 @@ _LEAST_MIB = 0.05
 @options.step
 @options.fit
 @click.option("--max-batch-size", is_flag=True, help="Also print the largest batch size that fits.")
+@click.option(
+    "--trace",
+    type=options.OutputFile(".json"),
+    metavar="FILE",
+    help="Write the step on the lanes of host and device as a Perfetto trace (.json).",
+)
 def predict(
     models: tuple[str, ...],
     batch_size: tuple[int, ...],
@@ -69,6 +75,7 @@ def predict(
     memory_limit: str | None,
     confidence: float,
     max_batch_size: bool,
+    trace: Path | None,
     **step: Any,  # noqa: ANN401 - optimizer, amp, accumulation
 ) -> int:
     """Predict memory and latency of a training step or an inference.
@@ -84,12 +91,17 @@ def predict(
     from torchedge.tracing.sequence_lengths import LengthFamily
 
     if models[0].endswith(".py") and Path(models[0]).is_file():
-        return _predict_script(models, device, operator_us, memory_limit, confidence)
+        return _predict_script(models, device, operator_us, memory_limit, confidence, trace)
     words = [text for text in models if text.startswith("-")]
     if words:
         raise InputError(
             f"{words[0]} is no model; expected arguments behind -- of a training script alone: name the "
             "script first (train.py), or omit them"
+        )
+    if trace is not None and len(models) * len(batch_size) > 1:
+        raise InputError(
+            f"--trace is given with {len(models)} x {len(batch_size)} predictions (models, batch sizes); "
+            "expected one: name one model and one batch size"
         )
     predictor = Predictor(device)
     if operator_us is not None:
@@ -117,6 +129,8 @@ def predict(
         if max_batch_size:
             for row, p in zip(rows, predictions, strict=True):
                 row["max_batch_size"] = p.max_batch_size(memory_limit, confidence=confidence)
+        if trace is not None:
+            _write_trace(predictions[0], trace)
         documents += rows
         if not json_wanted():
             print("\n" * (place > 0), end="")
@@ -132,6 +146,7 @@ def _predict_script(
     operator_us: float | None,
     memory_limit: str | None,
     confidence: float,
+    trace: Path | None,
 ) -> int:
     """Predict the step of a training script; the script decides about what is no option of the device."""
     from torchedge.api import choose_device
@@ -160,6 +175,8 @@ def _predict_script(
     with contextlib.redirect_stdout(sys.stderr):
         watched = watch_script(words[0], words[1:], chosen)
         prediction = watched.prediction
+    if trace is not None:
+        _write_trace(prediction, trace)
     settings = {
         "optimizer": str(watched.settings.optimizer),
         "amp": None,
@@ -168,6 +185,11 @@ def _predict_script(
     row = {**prediction.to_dict(), **settings, **_verdict(prediction, memory_limit, confidence)}
     answer(row, lambda: _print([prediction], [row]))
     return 0 if row["fits"] else DOES_NOT_FIT
+
+
+def _write_trace(prediction: Prediction, path: Path) -> None:
+    assert prediction.timeline is not None  # only one that was read from a file has none
+    prediction.timeline.trace(path)
 
 
 def _verdict(prediction: Prediction, memory_limit: str | None, confidence: float) -> dict[str, Any]:

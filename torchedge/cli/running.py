@@ -48,8 +48,10 @@ _HEADER_BYTES = 2**16
     examples=[
         "torchedge run squeezenet",
         "torchedge run squeezenet --input image.npy --out scores.npy --device gpu",
+        "torchedge run gpt --prompt-ids 15,7,42 --max-new-tokens 16 --temperature 0.8",
         "torchedge run small --random --steps 100 --save trained.safetensors --time",
         "torchedge run detector depth --random --memory-limit 200MiB --iterations 10 --plot memory.png",
+        "torchedge run squeezenet --random --over adb --runner build/android-arm64/torchedge-run",
     ],
 )
 @click.argument("bundles", type=PATH, nargs=-1, required=True, metavar="BUNDLE...")
@@ -59,6 +61,16 @@ _HEADER_BYTES = 2**16
     "--out", "-o", type=OutputFile(".npy", ".npz"), metavar="FILE", help="Write outputs (.npy, .npz)."
 )
 @click.option("--steps", "--iterations", "-n", "steps", type=WHOLE, default=1, help="Number of runs.")
+@click.option("--method", metavar="NAME", help="Which method of the bundle to run. [default: its first]")
+@click.option(
+    "--prompt-ids", metavar="IDS", help="Continue these tokens, as 1,2,3 (a language model's bundle)."
+)
+@click.option("--max-new-tokens", type=WHOLE, default=64, help="Tokens to add to a prompt.")
+@click.option("--temperature", type=float, default=0.0, help="Draw tokens; 0 takes the most likely one.")
+@click.option("--top-k", type=WHOLE, help="Draw among so many of the most likely tokens.")
+@click.option("--top-p", type=float, help="Draw among the most likely tokens of this probability together.")
+@click.option("--stop", default="", metavar="IDS", help="Tokens that end the text.")
+@click.option("--seed", type=int, default=0, help="Of drawn tokens.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a hyperparameter, as lr=0.1."
 )
@@ -91,6 +103,12 @@ _HEADER_BYTES = 2**16
 @click.option("--plot", type=PICTURE, metavar="FILE", help="Draw the memory of a streaming run over time.")
 @click.option("--isolated", is_flag=True, help="Run in a child process: a driver that fails ends only it.")
 @click.option("--time-limit", type=float, default=600.0, metavar="SECONDS", help="Of an --isolated run.")
+@click.option(
+    "--over",
+    metavar="WAY",
+    help="Run on a device without Python: local, ssh://[user@]host[:port], adb or adb:SERIAL.",
+)
+@click.option("--runner", type=PATH, metavar="FILE", help="The torchedge-run built for the device of --over.")
 @click.option("--trust", is_flag=True, help="Also run kernels that the bundle's source is not lowered to.")
 @opencl_device
 def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: Any) -> int:  # noqa: ANN401 - the other options
@@ -108,10 +126,16 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
 
     With --isolated, the run is a process of its own, and a driver that aborts or hangs is one clear error.
 
+    --prompt-ids continues a text of tokens by a bundle of torchedge.export_lm, and prints the new tokens.
+
     Several bundles of inferences run one after the other within one --memory-limit, --iterations times. They
     are planned together: the last launches of one load the first weights of the next. Input NAME of the
     bundle in place k is called k/NAME. Latency, memory and loads of each run are printed; --trace writes the
     last iteration, --plot draws all of them.
+
+    With --over, the bundle and the native runner of --runner are copied to the device, as far as files
+    changed, and run there; --device is then a part of a driver's name there, and --save writes the whole
+    state (weights, optimizer state, hyperparameters).
     """
     from torchedge.bundles.bundle import Bundle
     from torchedge.bundles.queues import BundleQueue
@@ -126,18 +150,25 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
         raise InputError("--random is given beside --input; expected one of them")
     if len(bundles) > 1:
         _check_queue(settings)
+    _check_over(settings, len(bundles))
     opened = [Bundle.open(path, trust=settings.trust) for path in bundles]
     queue = BundleQueue(opened) if len(opened) > 1 else None
-    inputs, outputs = (queue or opened[0]).inputs, (queue or opened[0]).outputs
+    if settings.prompt_ids is not None:
+        return _continue_text(opened[0], settings)
+    source = queue or opened[0].method(settings.method)
+    inputs, outputs = source.inputs, source.outputs
     if len(outputs) > 1 and settings.out is not None and settings.out.suffix.lower() != ".npz":
         raise InputError(f"--out is {settings.out}; expected a file that ends in .npz for several outputs")
     if inputs and not settings.inputs and not settings.random:
         _describe(opened, inputs)
         return 0
     arrays = _random(inputs) if settings.random else _read(inputs, settings.inputs)
-    results, document = (
-        _run_one(opened[0], arrays, settings) if queue is None else _run_queue(queue, arrays, settings)
-    )
+    if settings.over is not None:
+        results, document = _run_over(opened[0], arrays, settings)
+    elif queue is None:
+        results, document = _run_one(opened[0], arrays, settings)
+    else:
+        results, document = _run_queue(queue, arrays, settings)
     if settings.out is not None:
         _write(settings.out, outputs, results)
     answer(document, lambda: _print(document) if queue is None else _print_queue(document))
@@ -164,13 +195,13 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[
             )
         for name, value in map(_setting, options.settings):
             runner.set(name, value)
-        outputs, losses, times = _run_steps(bundle, runner, arrays, options.steps)
+        outputs, losses, times = _run_steps(bundle, runner, arrays, options)
         document: dict[str, Any] = {
             "model": bundle.manifest.model,
             "mode": bundle.manifest.mode,
             "device": runner.executor.context.device.name,
             "steps": options.steps,
-            "outputs": _summaries(bundle.outputs, outputs),
+            "outputs": _summaries(bundle.method(options.method).outputs, outputs),
         }
         if bundle.trains:
             document["losses"] = losses
@@ -186,6 +217,113 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[
                 save_picture(measured.plot(), plot)
         if options.save is not None:
             write_tensors(options.save, runner.state_dict())
+    return outputs, document
+
+
+def _continue_text(bundle: Bundle, options: SimpleNamespace) -> int:
+    """Print the tokens that follow a prompt."""
+    from torchedge.bundles.generation import Sampling
+
+    given = {
+        "--input": options.inputs,
+        "--random": options.random,
+        "--out": options.out,
+        "--method": options.method,
+    }
+    for name, value in given.items():
+        if value:
+            raise InputError(f"{name} is given beside --prompt-ids; expected one of them")
+    prompt, stop = _token_ids("--prompt-ids", options.prompt_ids), _token_ids("--stop", options.stop)
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    with bundle.place(options.device, memory_limit=options.memory_limit) as runner:
+        start = time.perf_counter()
+        tokens = runner.generate(prompt, options.max_new_tokens, sampling, stop, options.seed)
+        seconds = time.perf_counter() - start
+        document: dict[str, Any] = {
+            "model": bundle.manifest.model,
+            "device": runner.executor.context.device.name,
+            "prompt": len(prompt),
+            "tokens": tokens,
+        }
+    if options.timed:
+        document["ms"] = 1000 * seconds
+
+    def show() -> None:
+        print(",".join(map(str, tokens)))
+        if options.timed:
+            print(f"{len(tokens)} tokens after a prompt of {len(prompt)} in {number(1000 * seconds)} ms")
+
+    answer(document, show)
+    return 0
+
+
+def _token_ids(name: str, text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise InputError(f"{name} is {text[:80]!r}; expected whole numbers, as 1,2,3") from None
+
+
+def _check_over(options: SimpleNamespace, bundles: int) -> None:
+    """Raise InputError for options that do not go with --over, or that need it."""
+    if options.over is None:
+        if options.runner is not None:
+            raise InputError("--runner is given without --over; expected --over local, ssh://HOST or adb")
+        return
+    if options.runner is None:
+        raise InputError(
+            f"--over {options.over} is given without --runner; expected torchedge-run, built for that device "
+            "(docs/runner.md)"
+        )
+    if bundles > 1:
+        raise InputError(f"{bundles} bundles are given with --over; expected one: run them one by one")
+    standard = {
+        "reads": "plain",
+        "loading": "copy",
+        "trace": None,
+        "plot": None,
+        "prompt_ids": None,
+        "method": None,
+    }
+    for name, value in standard.items():
+        if getattr(options, name) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} is given with --over; expected neither: the native runner has none")
+
+
+def _run_over(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:
+    """Run one bundle on a device without Python; return the last outputs, and its figures as plain data."""
+    from torchedge.profiling.campaigns.transports import open_transport
+    from torchedge.profiling.remote_runs import run_there
+    from torchedge.storage import cache_folder
+
+    transport = open_transport(options.over, None, cache_folder() / "device")
+    limit = None if options.memory_limit is None else bytes_of(options.memory_limit)
+    with Progress(options.steps, f"run {bundle.manifest.model}", remaining=True) as progress:
+        progress.doing(f"copying to {options.over}")
+
+        def heard(loss: float) -> None:
+            progress.note(f"loss {loss:.4g}")
+            progress.step()
+
+        run = run_there(
+            transport, options.runner, bundle, arrays, steps=options.steps,
+            settings=dict(map(_setting, options.settings)), device=options.device or "",
+            memory_limit=limit, save=options.save, heard=heard,
+        )  # fmt: skip
+    outputs = list(run.outputs)
+    document: dict[str, Any] = {
+        "model": bundle.manifest.model,
+        "mode": bundle.manifest.mode,
+        "device": run.figures["device"],
+        "over": options.over,
+        "steps": options.steps,
+        "outputs": _summaries(bundle.outputs, outputs),
+        "pushed": list(run.pushed),
+        "figures": dict(run.figures),
+    }
+    if bundle.trains:
+        document["losses"] = list(run.losses)
     return outputs, document
 
 
@@ -272,15 +410,15 @@ def _write(path: Path, ports: Sequence[Port], outputs: Arrays) -> None:
 
 
 def _run_steps(
-    bundle: Bundle, runner: Runner, arrays: Arrays, steps: int
+    bundle: Bundle, runner: Runner, arrays: Arrays, options: SimpleNamespace
 ) -> tuple[Arrays, list[float], list[float]]:
     """Return the last outputs, the loss of each step, and the ms of each step."""
     losses, times = [], []
     outputs: Arrays = []
-    with Progress(steps, f"run {bundle.manifest.model}", remaining=True) as progress:
-        for _ in range(steps):
+    with Progress(options.steps, f"run {bundle.manifest.model}", remaining=True) as progress:
+        for _ in range(options.steps):
             start = time.perf_counter()
-            outputs = runner.step(*arrays)
+            outputs = runner.step(*arrays, method=options.method)
             times.append(1000 * (time.perf_counter() - start))
             if bundle.trains:
                 losses.append(float(outputs[0]))
@@ -328,6 +466,13 @@ def _print(result: dict[str, Any]) -> None:
             print(f"last {losses[-1]:.5g}")
     else:
         _print_outputs(result["outputs"])
+    if "figures" in result:
+        figures = result["figures"]
+        print_wrapped(
+            f"{result['over']}: {len(result['pushed'])} files copied; mean step "
+            f"{number(figures['mean_step_ms'])} ms; device memory "
+            f"{number(figures['allocated_bytes'] / MIB)} MiB"
+        )
     if "streaming" in result:
         print(result["streaming"]["text"])
     if "step_ms" in result:
@@ -368,6 +513,9 @@ def _check_queue(options: SimpleNamespace) -> None:
     for option, value in (("--set", options.settings), ("--save", options.save)):
         if value:
             raise InputError(f"{option} is given with several bundles; expected it with one that trains")
+    for option, value in (("--method", options.method), ("--prompt-ids", options.prompt_ids)):
+        if value is not None:
+            raise InputError(f"{option} is given with several bundles; expected it with one")
     if options.memory_limit is None and (options.inputs or options.random):
         raise InputError("several bundles are given without --memory-limit; expected one for all of them")
 

@@ -93,7 +93,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         **{name: Function(f"({{0}} {sign} {{1}})", predicate=True) for name, sign in COMPARISONS.items()},
         # Vectors that mix small and huge angles come out wrong on PoCL 3.
         **{name: Function(f"{name}({{0}})", cost=8, lanewise=name in ANGLES) for name in UNARY},
-        **{name: Function(f"{name}({{0}}, {{1}})", cost=8) for name in BINARY},
+        **{name: Function(f"{name}({{0}}, {{1}})", cost=1 if name == "copysign" else 8) for name in BINARY},
     }
 )
 """By name. Predicates on vectors give a mask of -1 and 0, on scalars 1 and 0."""

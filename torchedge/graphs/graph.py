@@ -108,7 +108,8 @@ class Op:
     `scope` is the path of the module that called it; `inplace` that output 0 overwrites input 0; `grad` that
     autograd was recording; `region` numbers the activation-checkpoint region it runs in (0: none, below 0:
     one with reentrant autograd; from `FUNCTION_REGION` on: a custom autograd function, which runs again as a
-    checkpoint does); `stored` that a selective checkpoint stores its outputs; `known` that
+    checkpoint does), `outer` the regions around that one, the outermost first; `stored` that a selective
+    checkpoint stores its outputs; `known` that
     `torchedge.ops` knows it. `footprint`: its memory as PyTorch runs it, if no rule there says
     so. `autocast`: the autocast that the model entered itself, "off" or a dtype, whatever autocast is around
     the model; empty outside of one.
@@ -126,6 +127,7 @@ class Op:
     stored: bool = False
     footprint: Footprint | None = None
     autocast: str = ""
+    outer: tuple[int, ...] = ()
 
 
 def last_uses(uses: Sequence[Iterable[_Key]], stays: Collection[_Key] = ()) -> tuple[tuple[_Key, ...], ...]:
@@ -214,6 +216,7 @@ class ForwardGraph:
             line = f"{op.kind}{op.inputs}{op.outputs}{attrs}{op.inplace}{op.grad}{op.region}{op.stored};"
             state.update(line.encode())
             state.update(f"autocast {op.autocast};".encode() if op.autocast else b"")
+            state.update(f"outer {op.outer};".encode() if op.outer else b"")
         tail = (self.inputs, self.outputs, self.loss, self.training, self.releases, self.fixed_batch)
         state.update(repr(tail).encode())
         state.update(b"channels_last" * self.channels_last)

@@ -106,7 +106,7 @@ def lower_step(
     if device.half_weights:
         updated = {node for node, _ in translation.updates}
         weights = [n for i, n in translation.stored.items() if step.values[i].role in WEIGHT_ROLES]
-        store_weights_half([n for n in weights if n not in updated and n.name not in shared])
+        store_weights_half([n for n in weights if n not in updated])
     settled = [node for node in stored if node.name in shared]
     images = {node for node in settled if placed[node].storage != "buffer"}
     groups = copied_updates(fused.groups, images, placed)

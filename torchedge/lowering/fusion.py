@@ -56,6 +56,8 @@ MOST_TENSORS = 48
 """Tensors that a kernel which others join reads or writes."""
 MOST_EXTRA_WORK = 24
 """Arithmetic operations an element that may be spent again to spare a tensor its way through memory."""
+PACKED = ("int8", "uint8")
+"""Types of integers that hold one element or several."""
 OPERAND_BLOCKS: dict[Kind, int] = {"panel": 128, "local": 64, "register": 4}
 """Rows or columns for which a schedule of a contraction reads an element of an operand once."""
 ACCUMULATED = "acc"
@@ -82,9 +84,7 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
             continue
         ratio[node] = sum(share * (ratio.get(r, 1.0) if r not in kept else 1.0) for r, share in readers[node])
         contracted = _is_contracted(node, readers)
-        if node in kept or is_access(node.body):
-            continue
-        if node in dequantised:
+        if node in kept or is_access(node.body) or node in dequantised:
             continue
         if contracted or not _is_cheap(node.body, node.numel, ratio[node]):
             kept.add(node)
@@ -92,22 +92,25 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
 
 
 def _dequantised(order: Sequence[Node]) -> set[Node]:
-    """Return the nodes that are computed from frozen weights alone, from at most half of their own bytes.
+    """Return the nodes that are computed from frozen weights alone, with small integers, at little cost.
 
-    order: of all nodes, operands before their users.
+    Each element has bits of its own in memory, but fewer than it would have if it was written. order: of all
+    nodes, operands before their users.
     """
-    leaves: dict[Node, frozenset[Node]] = {}
+    below: dict[Node, tuple[frozenset[Node], int]] = {}
+    chosen = set[Node]()
     for node in order:
         if isinstance(node, Stored) and node.frozen:
-            leaves[node] = frozenset([node])
-        elif isinstance(node, Pointwise) and node.operands and all(n in leaves for n in node.operands):
-            leaves[node] = frozenset().union(*[leaves[n] for n in node.operands])
-    nbytes = {n: n.numel * ITEM_SIZES[n.dtype] for n in leaves}
-    return {
-        node
-        for node, below in leaves.items()
-        if isinstance(node, Pointwise) and 2 * sum(nbytes[n] for n in below) <= nbytes[node]
-    }
+            below[node] = frozenset([node]), 0
+        elif isinstance(node, Pointwise) and node.operands and all(n in below for n in node.operands):
+            stored = frozenset[Node]().union(*[below[n][0] for n in node.operands])
+            work = sum(cost_of(s.function) for s in walk(node.body) if isinstance(s, Apply))
+            below[node] = stored, work + sum(below[n][1] for n in node.operands)
+            packed = sum(_bytes_of(n) for n in stored if n.dtype in PACKED)
+            saves = node.numel <= 8 * packed and sum(map(_bytes_of, stored)) < _bytes_of(node)
+            if saves and below[node][1] <= MOST_EXTRA_WORK:
+                chosen.add(node)
+    return chosen
 
 
 def at_limits(order: Sequence[Node], kept: Collection[Node]) -> set[Node]:
@@ -132,6 +135,10 @@ def at_limits(order: Sequence[Node], kept: Collection[Node]) -> set[Node]:
         if depths[node.body] > MOST_DEPTH or len(tensors) > MOST_TENSORS:
             further.add(node)
     return further
+
+
+def _bytes_of(node: Node) -> int:
+    return node.numel * ITEM_SIZES[node.dtype]
 
 
 def _is_contracted(node: Node, readers: Mapping[Node, Sequence[tuple[Node, float]]]) -> bool:

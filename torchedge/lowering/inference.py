@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, get_args
@@ -20,6 +20,7 @@ from torchedge.opencl import choose_device as choose_opencl_device
 from torchedge.tracing.capturing import CaptureRequest, arguments_of, unwrapped
 from torchedge.tracing.folding import fold_constants
 from torchedge.tracing.sequence_lengths import LengthFamily
+from torchedge.tracing.shared_values import with_names, with_states
 from torchedge.tracing.sources import load_model
 from torchedge.tracing.steps import CapturedStep, capture_step
 
@@ -79,11 +80,28 @@ def capture_inference_step(
 ) -> CapturedStep:
     """Capture `model(*args, **kwargs)` in evaluation mode, with what its weights alone decide computed.
 
-    Weights may lie on the meta device. The model does not change. Arguments and errors as in `capture_step`.
+    Buffers that the model writes to are states of the step. Weights may lie on the meta device. The model
+    does not change. Arguments and errors as in `capture_step`.
+    """
+    return capture_inferences([(model, args, kwargs or {})], seed=seed, name=name)[0]
+
+
+def capture_inferences(
+    calls: Sequence[tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]],
+    *,
+    seed: int | None = None,
+    name: str | None = None,
+) -> list[CapturedStep]:
+    """Capture calls of models that share weights and states as `capture_inference_step` does.
+
+    A tensor that several of them hold has one name in all, and two tensors have two.
     """
     keep = frozenset(all_rules())
-    captured = capture_step(model, args, kwargs, training=False, keep=keep, seed=seed, name=name)
-    return fold_constants(captured)
+    steps = [
+        capture_step(model, args, kwargs, training=False, keep=keep, seed=seed, name=name)
+        for model, args, kwargs in calls
+    ]
+    return with_names([fold_constants(step) for step in with_states(steps)])
 
 
 def lower_inference(captured: CapturedStep, target: Target, apart: Collection[str] = frozenset()) -> Lowered:

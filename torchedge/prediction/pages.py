@@ -207,6 +207,7 @@ def render_report(data: ReportData) -> str:
         _prediction_part(data),
         f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile, data.prediction.device_kind)}",
         f"<h2>Memory by batch size</h2>\n{_batch_picture(data)}",
+        *_time_part(p),
         *_advice_part(data),
         _layer_part(data.layers),
     ]
@@ -335,9 +336,17 @@ class _Frame:
     ) -> str:
         return self.path([*xs, *xs[::-1]], [*low, *high[::-1]])
 
-    def picture(self, label: str, x_label: str, shapes: Iterable[str], x_ticks: Iterable[float] = ()) -> str:
+    def picture(
+        self,
+        label: str,
+        x_label: str,
+        shapes: Iterable[str],
+        x_ticks: Iterable[float] = (),
+        *,
+        levels: bool = True,
+    ) -> str:
         lines = []
-        for tick in _ticks(self.top):
+        for tick in _ticks(self.top) if levels else ():
             y = self.y(tick)
             lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
             text = f"{tick:,.6g} MiB"
@@ -414,6 +423,39 @@ def _memory_picture(profile: MemoryProfile, kind: DeviceKind) -> str:
         f"{live} MiB (circle) in {_text(str(profile.peak))}{allocator}."
         f"</p>\n{_table(('largest tensors at the peak', 'MiB'), largest)}"
     )
+
+
+def _time_part(p: Prediction) -> list[str]:
+    """Return the lanes of host and device over the step; a processor is its own host."""
+    timeline = p.timeline
+    if timeline is None or p.device_kind != "gpu":
+        return []
+    frame, colours = _Frame(0.0, p.latency.value, 2.0), {"begin": GREY}
+    colours |= dict(zip(("forward", "backward", "update"), (BLUE, ORANGE, GREEN), strict=True))
+    lanes = {"host": 1.45, "device": 0.6}
+    shapes = [
+        f'<text x="{_LEFT - 6}" y="{frame.y(place - 0.3):.1f}" text-anchor="end">{lane}</text>'
+        for lane, place in lanes.items()
+    ]
+    rows = []
+    for item in timeline.spans:
+        left, right = frame.x(item.start_ms), frame.x(item.end_ms)
+        top, low = frame.y(lanes[item.lane]), frame.y(lanes[item.lane] - 0.5)
+        shapes.append(
+            f'<rect fill="{colours[item.phase]}" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
+            f'height="{low - top:.1f}"><title>{item.lane}: {item.phase}</title></rect>'
+        )
+        rows.append((item.lane, item.phase, *map(number, (item.start_ms, item.end_ms, item.busy_ms))))
+    picture = frame.picture(
+        "host and device over the step", "ms", shapes, _ticks(p.latency.value, 8), levels=False
+    )
+    shown = dict.fromkeys(item.phase for item in timeline.spans)
+    keys = "".join(f'<span><i style="background:{colours[name]}"></i>{name}</span>' for name in shown)
+    return [
+        f'<h2>Time of the step</h2>\n{picture}\n<p class="key">{keys}</p>\n<p>The device waits for the host '
+        f"{100 * timeline.waits:.0f} % of the time.</p>\n"
+        f"{_table(('lane', 'phase', 'starts, ms', 'ends, ms', 'busy, ms'), rows, left=2)}"
+    ]
 
 
 def _batch_picture(data: ReportData) -> str:

@@ -19,6 +19,7 @@ from torchedge.graphs.training_steps import AMP_DTYPES
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import checked_batches, feature_rows
+from torchedge.prediction.latency.lanes import StepTimeline, walk
 from torchedge.prediction.latency.model import Times
 from torchedge.prediction.latency.workload import TIMED_OPTIMIZERS
 from torchedge.prediction.lengths import analyse_length
@@ -34,6 +35,8 @@ from torchedge.tracing.sequence_lengths import LengthFamily
 
 FloatArray = npt.NDArray[np.float64]
 _MIB = 2.0**20
+_HOST_BOUND = 0.3
+"""Share of a step from which a note says that the device waits for the host."""
 
 
 def predict_graph(
@@ -77,6 +80,7 @@ def _predicted(
     outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.seen)
     needed = _needed(models, memory, peaks)
     breakdown = _breakdown(_categories(tape, int(batch_size)), float(peaks.reserved[0]), needed.value)
+    timeline = walk(times.phases, float(times.value[0]))
     return Prediction(
         memory=_estimate(memory, "MiB"),
         needed=needed,
@@ -93,8 +97,21 @@ def _predicted(
         unsupported=graph.unsupported,
         out_of_range=outside,
         provenance=models.provenance,
-        notes=_notes(analysis, device, models, settings),
+        notes=(*_notes(analysis, device, models, settings), *_host_bound(timeline, device, settings)),
         demand=_demand(analysis, device, settings, models, family),
+        timeline=timeline,
+    )
+
+
+def _host_bound(timeline: StepTimeline, device: Device, settings: StepSettings) -> tuple[str, ...]:
+    """Return a note with advice where a GPU waits for its host for long."""
+    if device.kind != "gpu" or timeline.waits < _HOST_BOUND:
+        return ()
+    trains = any(span.phase == "update" for span in timeline.spans)
+    fused = trains and str(settings.optimizer) != "none" and not getattr(settings.optimizer, "fused", False)
+    return (
+        f"this step waits for the host {100 * timeline.waits:.0f} % of the time: a larger batch, "
+        f"{'a fused optimizer, ' * fused}torch.compile or CUDA graphs shorten it, a faster GPU does not",
     )
 
 
@@ -151,7 +168,7 @@ def _predicted_many(
 ) -> Predictions:
     batches = np.atleast_1d(checked_batches(batch_sizes))
     if not analyses:
-        raise InputError("no graphs are given; expected at least one")
+        raise InputError("models is empty; expected at least one")
     if len({(analysis.precisions(settings), analysis.graph.channels_last) for analysis in analyses}) > 1:
         tables = [_predicted_many([analysis], batches, device, settings) for analysis in analyses]
         return replace(

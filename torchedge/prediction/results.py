@@ -14,6 +14,7 @@ from torchedge.errors import InputError, check_whole
 from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.ops import unsupported_remark
 from torchedge.prediction.demand import Demand
+from torchedge.prediction.latency.lanes import StepTimeline
 from torchedge.prediction.range_remarks import range_remark
 from torchedge.storage.amounts import Amount, mib_of
 from torchedge.storage.documents import plain
@@ -53,6 +54,7 @@ class Prediction:
     `torchedge.ops`; `unsupported_remarks` says how they are counted. out_of_range: features outside the range
     that the profile was fitted on: the figures are extrapolated.
     provenance: the weakest source among all that went in. notes: assumptions made on the way.
+    timeline: the step on the lanes of host and device; None if the prediction was read from a file.
     """
 
     model: str
@@ -72,6 +74,7 @@ class Prediction:
     notes: tuple[str, ...] = ()
     device_kind: DeviceKind = "gpu"
     demand: Demand | None = field(default=None, repr=False, compare=False)
+    timeline: StepTimeline | None = field(default=None, repr=False, compare=False)
 
     @property
     def unsupported_remarks(self) -> tuple[str, ...]:

@@ -255,8 +255,8 @@ def _layers_loss(
     if rows.training:
         back = products["bwd_x"] + products["bwd_w"]
         sums["product_backward"] = _torch_segments(back, rows.product_row, rows.count)
-    if times.depthwise is not None:
-        sums["depthwise"] = _torch_segments(times.depthwise, rows.depthwise_row, rows.count)
+    if times.depthwise:
+        sums["depthwise"] = _torch_segments(sum(times.depthwise.values()), rows.depthwise_row, rows.count)
     total = torch.zeros((), dtype=torch.float64)
     for name, predicted in sums.items():
         column = measured[:, KINDS.index(name)]

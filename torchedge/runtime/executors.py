@@ -80,11 +80,11 @@ class Executor:
 
     device: as in `torchedge.opencl.choose_device`. profile: measure the time of each launch (`timings`).
     checks: memory that no launch has written holds NaN, the arena's plan is verified, and the reports of
-    kernels made with checks are read after each launch. shared: an executor on the same device whose
-    parameters, buffers and states of the same names are used instead of own ones; `profile` is the same as
-    there. placed: memory by tensor name to use instead of own memory (see `place`). whole_arena: launches get
-    the arena as one buffer with the offsets of its tensors, not parts of it; None: where weights are not
-    streamed and the device is no processor.
+    kernels made with checks are read after each launch. shared: executors on the same device whose tensors of
+    the same names are used instead of own ones, the first one's first; `profile` is the same as there.
+    shared_roles: roles of those tensors. placed: memory by tensor name to use instead of own memory (see
+    `place`). whole_arena: launches get the arena as one buffer with the offsets of its tensors, not parts of
+    it; None: where weights are not streamed and the device is no processor.
 
     Threads may share an executor and those that share its tensors: their calls run one after the other.
 
@@ -99,6 +99,7 @@ class Executor:
     _arena: ArenaMemory | None = None
     _words: Any = None
     _tensors: dict[str, DeviceTensor]
+    _theirs: dict[str, DeviceTensor]
 
     def __init__(
         self,
@@ -109,7 +110,8 @@ class Executor:
         loading: LoadingWay = "copy",
         profile: bool = False,
         checks: bool = False,
-        shared: Executor | None = None,
+        shared: Executor | Sequence[Executor] | None = None,
+        shared_roles: Collection[str] = SHARED_ROLES,
         placed: Mapping[str, Any] | None = None,
         whole_arena: bool | None = None,
     ) -> None:
@@ -117,12 +119,16 @@ class Executor:
         self.program = program if isinstance(program, Program) else program.program
         _check_source(schedule, source, shared)
         self._placed = dict(placed or {})
-        self._profile: bool = profile if shared is None else shared._profile
+        owners = (shared,) if isinstance(shared, Executor) else tuple(shared or ())
+        self._theirs = {name: held for each in reversed(owners) for name, held in each._tensors.items()}
+        self._shared_roles = shared_roles
+        owner = owners[0] if owners else None
+        self._profile: bool = profile if owner is None else owner._profile
         self._checks = checks
-        self._lock: Any = threading.RLock() if shared is None else shared._lock
+        self._lock: Any = threading.RLock() if owner is None else owner._lock
         self._events: list[Any] = []
         try:
-            self._open(schedule, source, device, shared, loading, whole_arena)
+            self._open(schedule, source, device, owner, loading, whole_arena)
         except BaseException:
             self._release()
             if source is not None:
@@ -134,20 +140,20 @@ class Executor:
         schedule: StreamingSchedule | None,
         source: WeightSource | None,
         device: ClDevice | str | int | None,
-        shared: Executor | None,
+        owner: Executor | None,
         loading: LoadingWay,
         whole_arena: bool | None,
     ) -> None:
         """Compile the kernels, allocate, and load what a schedule preloads."""
-        self.context: DeviceContext = open_context(device) if shared is None else shared.context
+        self.context: DeviceContext = open_context(device) if owner is None else owner.context
         staging = 0 if schedule is None else schedule.staging_bytes
         check_limits(self.program, limits_of(self.context.device), staging)
         if self._checks:
             streamed = {} if schedule is None else schedule.streamed
             check_arena(self.program, self.context.device.base_alignment, streamed)
-        self._admit(staging, shared)
-        own = None if shared else DeviceMemory(self.context, self.context.new_queue(self._profile))
-        self.memory: DeviceMemory = own or shared.memory  # type: ignore[union-attr]
+        self._admit(staging)
+        queue = None if owner else self.context.new_queue(self._profile)
+        self.memory: DeviceMemory = owner.memory if owner else DeviceMemory(self.context, queue)
         self._queue: Any = self.memory.queue
         loads, slots = None, dict[int, Slot]()
         if schedule is not None and source is not None:
@@ -160,7 +166,7 @@ class Executor:
             compiled = compile_kernels(self.context, _sources(self.program, kernels, slots), trials=trials)
         self._gauge = memory_gauge(self.context) if self._profile and schedule is not None else None
         self._before_bytes = 0 if self._gauge is None else self._gauge.read()
-        self._tensors = self._residents({} if shared is None else shared._tensors)
+        self._tensors = self._residents()
         in_parts = [launch for launch in self.program.launches if not kernels[launch.kernel].moved]
         parts = {index for launch in in_parts for index in launch.tensors}
         self._arena = self.memory.allocate_arena(self.program, parts, poisoned=self._checks)
@@ -181,9 +187,8 @@ class Executor:
 
     # memory and launches -----------------------------------------------------------------------------------
 
-    def _admit(self, staging: int, shared: Executor | None) -> None:
+    def _admit(self, staging: int) -> None:
         """Raise DeviceMemoryError where the device or the host has too little memory for the program."""
-        theirs = {} if shared is None else shared._tensors
         arena = self.program.arena
         own = [
             tensor
@@ -191,7 +196,7 @@ class Executor:
             if tensor.role != "intermediate"
             and not arena.holds(index)
             and tensor.name not in self._placed
-            and not (tensor.role in SHARED_ROLES and tensor.name in theirs)
+            and not (tensor.role in self._shared_roles and tensor.name in self._theirs)
         ]
         needed = sum(tensor.nbytes for tensor in own) + total_bytes(arena) + staging
         # Beside the device's memory: outputs as arrays, and one tensor at a time on its way there.
@@ -221,7 +226,7 @@ class Executor:
         for index in schedule.preload:
             self._tensors[schedule.program.tensors[index].name].written = True
 
-    def _residents(self, theirs: Mapping[str, DeviceTensor]) -> dict[str, DeviceTensor]:
+    def _residents(self) -> dict[str, DeviceTensor]:
         """Return all tensors outside the arena, by name."""
         tensors: dict[str, DeviceTensor] = {}
         for index, tensor in enumerate(self.program.tensors):
@@ -233,9 +238,9 @@ class Executor:
                 )
             if tensor.name in self._placed:
                 tensors[tensor.name] = DeviceTensor(tensor, self._placed[tensor.name], written=True)
-            elif tensor.role in SHARED_ROLES and tensor.name in theirs:
-                check_same(tensor, theirs[tensor.name].tensor)
-                tensors[tensor.name] = theirs[tensor.name]
+            elif tensor.role in self._shared_roles and tensor.name in self._theirs:
+                check_same(tensor, self._theirs[tensor.name].tensor)
+                tensors[tensor.name] = self._theirs[tensor.name]
             else:
                 own = tensors[tensor.name] = DeviceTensor(tensor, self.memory.allocate(tensor))
                 if tensor.role == "state":
@@ -476,7 +481,7 @@ class Executor:
         self._store = PRELOADED
         self._calls, self._events = [], []  # kernels first
         self._fed, self._returned, self._awaited, self._checked = [], [], [], []
-        self._tensors = {}
+        self._tensors, self._theirs = {}, {}
         self._arena = self._words = None
 
     def __enter__(self) -> Executor:
@@ -620,13 +625,11 @@ class Executor:
         return self._tensors[name]
 
 
-def _check_source(
-    schedule: StreamingSchedule | None, source: WeightSource | None, shared: Executor | None
-) -> None:
+def _check_source(schedule: StreamingSchedule | None, source: WeightSource | None, shared: object) -> None:
     if (schedule is None) != (source is None):
         what = "a source without a schedule" if schedule is None else "a schedule without a source"
         raise InputError(f"the executor got {what}; pass a StreamingSchedule and a source= of its weights")
-    if schedule is not None and shared is not None:
+    if schedule is not None and shared:
         raise InputError("a streaming executor shares no tensors; omit shared=")
 
 

@@ -189,6 +189,7 @@ class _Conversion(Interpreter):
         self.extra_traceback = False
         self.builder, self.constants, self.randomness = builder, constants, randomness
         self.stored: dict[Node, int] = {}
+        self.alike: dict[tuple[Any, ...], int] = {}
 
     def run_node(self, n: Node) -> Any:
         if n.op == "output":
@@ -333,14 +334,20 @@ class _Conversion(Interpreter):
         return self.stored[node]
 
     def _constant(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> int:
-        """Add a known tensor: as a `full`, or as a constant, expanded along dimensions of equal slices."""
+        """Add a known tensor: as a `full`, or as a constant, expanded along dimensions of equal slices.
+
+        Tensors of the same content are one constant.
+        """
         core = _without_repeats(tensor)
         if core.numel() <= 1:
             number = core.item() if core.numel() else 0
             attrs = {"size": shape, "fill_value": number, "dtype": dtype}
             return self.builder.call("full", attrs, [(shape, dtype)])[0]
-        index = self.builder.add(name, tuple(core.shape), dtype, "constant")
-        self.constants[self.builder.values[index].name] = core.contiguous()
+        content = dtype, tuple(core.shape), core.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        index = self.alike.get(content)
+        if index is None:
+            index = self.alike[content] = self.builder.add(name, tuple(core.shape), dtype, "constant")
+            self.constants[self.builder.values[index].name] = core.contiguous()
         if core.shape == tensor.shape:
             return index
         return self.builder.call("expand", {"input": Ref(index), "size": shape}, [(shape, dtype)])[0]

@@ -6,6 +6,7 @@ was called. torch.export runs other code in their place, so an export annotates 
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -50,20 +51,18 @@ class AutogradState:
         if not (self._switched_on and self._is_inside_function()):
             self._switched_on = on
 
-    def now(self, note: Note) -> tuple[bool, int]:
-        """Return whether gradients are recorded, and the number of the region as in `Op.region`."""
+    def now(self, note: Note) -> tuple[bool, tuple[int, ...]]:
+        """Return whether gradients are recorded, and the regions as in `Op.outer` and, last, `Op.region`."""
         if torch.is_grad_enabled():
             self._switched_on = True
         elif self._switched_on and self._is_inside_function():
             return self._in_frames(note)
         if self._annotated is not None:
-            return self._switched_on, self._annotated.number
+            return self._switched_on, (*self._annotated.outer, self._annotated.number)
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
-            return self._switched_on and not torch.is_inference_mode_enabled(), 0
-        if not hasattr(hooks[0], _REGION) and _depth() > 1:
-            note("a checkpoint runs inside of another one: memory may be off by up to a fifth")
-        return self._switched_on, self._number(hooks[0])
+            return self._switched_on and not torch.is_inference_mode_enabled(), (0,)
+        return self._switched_on, self._path(hooks[0], note)
 
     @contextmanager
     def inside(self, region: CheckpointRegion | None) -> Iterator[None]:
@@ -87,6 +86,18 @@ class AutogradState:
     def _is_inside_function() -> bool:
         return not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
 
+    def _path(self, pack: Any, note: Note) -> tuple[int, ...]:
+        """Return the numbers of the checkpoints that run, to the one that a hook belongs to."""
+        if not hasattr(pack, _REGION):
+            own = inspect.getclosurevars(pack).nonlocals["frame"]
+            enclosing = _checkpoint_frames()
+            path = enclosing[: enclosing.index(own) + 1] if own in enclosing else [own]
+            if len(path) > 1 and self.policy() is not None:
+                note(_MIXED)
+            setattr(pack, _REGION, tuple([self._number(frame) for frame in path]))
+        numbers: tuple[int, ...] = getattr(pack, _REGION)
+        return numbers
+
     def _number(self, owner: Any, least: int = 1) -> int:
         """Return the number of a region, an attribute of the object that PyTorch creates for it."""
         if not hasattr(owner, _REGION):
@@ -95,7 +106,7 @@ class AutogradState:
         number: int = getattr(owner, _REGION)
         return number
 
-    def _in_frames(self, note: Note) -> tuple[bool, int]:
+    def _in_frames(self, note: Note) -> tuple[bool, tuple[int, ...]]:
         """Return the region of the innermost reentrant checkpoint, else of the outermost custom function."""
         frame: FrameType | None = sys._getframe(1)
         owner: object = None
@@ -114,14 +125,14 @@ class AutogradState:
             inner, frame = frame, frame.f_back
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook"):
-            return True, self._number(hooks[0])
+            return True, self._path(hooks[0], note)
         if not isinstance(owner, FunctionCtx):
-            return True, 0
+            return True, (0,)
         if not hasattr(owner, _REGION):
             self.entered = function
-        return True, self._number(owner, FUNCTION_REGION)
+        return True, (self._number(owner, FUNCTION_REGION),)
 
-    def _in_reentrant(self, frame: FrameType, note: Note) -> tuple[bool, int]:
+    def _in_reentrant(self, frame: FrameType, note: Note) -> tuple[bool, tuple[int, ...]]:
         owner = frame.f_locals["ctx"]
         if not hasattr(owner, _REGION):
             tensors = [a for a in frame.f_locals["args"] if isinstance(a, torch.Tensor)]
@@ -131,20 +142,29 @@ class AutogradState:
                     "a reentrant checkpoint gets no tensor that needs a gradient: as in PyTorch, nothing "
                     "inside it is trained (use_reentrant=False trains it)"
                 )
+        if len(_checkpoint_frames()) > 1:
+            note(_MIXED)
         number = self._number(owner)
-        return (True, -number) if owner.torchedge_trains else (False, 0)
+        return (True, (-number,)) if owner.torchedge_trains else (False, (0,))
 
 
-def _depth() -> int:
-    """Return the number of calls of `torch.utils.checkpoint.checkpoint` that run."""
+def _checkpoint_frames() -> list[Any]:
+    """Return what PyTorch keeps of each checkpoint that runs, the outermost first; None: a reentrant one."""
     frame: FrameType | None = sys._getframe(1)
-    depth = 0
+    frames: list[Any] = []
     while frame is not None:
-        depth += frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoints)
+        if frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoints):
+            generator = frame.f_locals.get("gen")
+            inside = None if generator is None else generator.gi_frame
+            frames.append(None if inside is None else inside.f_locals.get("new_frame"))
         frame = frame.f_back
-    return depth
+    return frames[::-1]
 
 
+_MIXED = (
+    "a reentrant or selective checkpoint runs inside of another one or around it: memory may be off by up "
+    "to a fifth"
+)
 _REGION = "_torchedge_region"
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
@@ -204,10 +224,11 @@ class _Listing(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRegion:
-    """A checkpoint that an export ran: its number as in `Op.region`, its policy if it is selective."""
+    """A checkpoint that an export ran: numbers as in `Op.region` and `Op.outer`, its policy if selective."""
 
     number: int
     policy: Policy | None = None
+    outer: tuple[int, ...] = ()
 
 
 _MARK = "torchedge_region"
@@ -219,7 +240,7 @@ def annotated_checkpoints() -> Iterator[list[CheckpointRegion]]:
 
     `region_of` reads them. The caller has the lock of torch.export.
     """
-    owner, regions = threading.get_ident(), list[CheckpointRegion]()
+    owner, regions, running = threading.get_ident(), list[CheckpointRegion](), list[int]()
     plain_generator = checkpoints._checkpoint_without_reentrant_generator
     plain_function = checkpoints.CheckpointFunction
     annotate: Any = getattr(fx_traceback, "annotate", lambda mark: nullcontext())
@@ -229,9 +250,14 @@ def annotated_checkpoints() -> Iterator[list[CheckpointRegion]]:
             yield from plain_generator(*args, **kwargs)
             return
         contexts = args[2]() if len(args) > 2 else (None,)
-        regions.append(CheckpointRegion(len(regions) + 1, _policy_of(contexts[0])))
-        with annotate({_MARK: regions[-1].number}):
-            yield
+        number = len(regions) + 1
+        regions.append(CheckpointRegion(number, _policy_of(contexts[0]), tuple(running)))
+        running.append(number)
+        try:
+            with annotate({_MARK: number}):
+                yield
+        finally:
+            running.pop()
 
     class Function(CheckpointFunction):
         @classmethod

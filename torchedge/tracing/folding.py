@@ -15,7 +15,7 @@ from torchedge.tracing.recorder import DTYPE_NAMES
 from torchedge.tracing.steps import CapturedStep
 
 SMALL_BYTES = 4096
-"""Constants of at most this size are folded even if memory grows by them."""
+"""Constants of at most this size are folded even if memory grows by them, unless they unpack integers."""
 
 _VIEWS = frozenset(("_to_copy", "expand", "permute", "squeeze", "unsqueeze", "view"))
 """Operators whose result a kernel reads from their input: storing it would only take memory."""
@@ -161,7 +161,8 @@ class _Folding:
         freed = sum(self.step.values[i].nbytes[0] for i in replaced)
         if all(self.known[i].moved for i in group):
             return 2 * sum(sizes) <= freed
-        return sum(sizes) <= freed or max(sizes) <= SMALL_BYTES
+        packed = any(self.step.values[i].dtype in ("int8", "uint8") for i in replaced)
+        return sum(sizes) <= freed or (max(sizes) <= SMALL_BYTES and not packed)
 
     def _evaluated(self, index: int, meta: bool) -> torch.Tensor | None:
         """Return the tensor of a known value; None if PyTorch makes none of the traced shape and dtype."""

@@ -68,6 +68,8 @@ _ATOMS = frozenset(
 _INERT = (logging.Logger, re.Pattern, PurePath)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _CLOCKS = frozenset(("time", "datetime", "uuid", "secrets"))
+_UNSEEDED = frozenset(("urandom", "getrandom", "SystemRandom", "default_rng"))
+"""Names, in `os`, `random` and `numpy.random`, of what gives other numbers each time."""
 _CHANGING = frozenset(
     ("open", "eval", "exec", "globals", "vars", "input", "compile", "__import__", "id", "hash")
 )
@@ -264,7 +266,12 @@ class PythonState:
                 found.append(Change(path, items, now))
         for mapping, keys, held, path in seen.keyed:
             if [*mapping] != keys or (held is not None and not _equal_lists([*mapping.values()], held)):
-                found.append(Change(path, held, [*mapping.values()]))
+                before = {} if held is None else dict(zip(keys, held, strict=True))
+                apart = [
+                    [old[key] for key in old if not _equal_lists([old[key]], [new.get(key, _ABSENT)])]
+                    for old, new in ((before, mapping), (mapping, before))
+                ]
+                found.append(Change(path, *(apart if apart != [[], []] else (held, [*mapping.values()]))))
         found += [Change(path, a, a) for a, content, path in seen.arrays if _content(a) != content]
         if not self._tracing and _flags() != self._now:
             found.append(Change("a setting of PyTorch (autocast, default dtype, torch.backends)", "", ""))
@@ -591,7 +598,7 @@ class _Walk:
                 _room(home) in _PURE or home == "None" or vars(builtins).get(item.__name__) is item
             ):
                 self._unknown(f"{type(item).__name__} {item.__name__}")
-            if home in _CLOCKS and not self._in_library:
+            if (home in _CLOCKS or item.__name__ in _UNSEEDED) and not self._in_library:
                 self.clocks.append(f"{home}.{item.__name__}")
             of = f" of {self.of(owner, path)}" if bound else ""
             return f"built in {home}.{item.__qualname__}{of}"
@@ -780,12 +787,15 @@ class _Walk:
                 continue
             self._seen.add((id(module), name))
             value = self._watch(home, name, path)
+            if name in _UNSEEDED and not self._in_library:
+                self.clocks.append(f"{path}.{name}")
             if isinstance(value, ModuleType):
                 texts.append((name, self._namespace(value, read, f"{path}.{name}")))
             elif not isinstance(value, FunctionType) and (
                 _room(module.__name__) in _LIBRARIES or self._packaged(module.__name__) is not None
             ):
                 plain = type(value) in _ATOMS and not name.startswith("_")
+                plain = plain or (isinstance(value, os._Environ) and not self._in_library)
                 texts.append((name, self.of(value, path) if plain or _is_foreign(value) else ""))
             else:
                 texts.append((name, self.of(value, f"{path}.{name}")))

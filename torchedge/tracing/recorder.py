@@ -462,7 +462,7 @@ class Recorder:
         Then an operator behind its result has the footprint of the function (straight-through estimators).
         """
         entered, self.inside = self.inside, None
-        if entered is None or self.autograd.now(self.note)[1] == entered.region:
+        if entered is None or self.autograd.now(self.note)[1][-1:] == (entered.region,):
             self.inside = entered
             return
         owners = map(self._owner, range(entered.first, len(self.values)))
@@ -667,13 +667,14 @@ class Recorder:
             self._released.clear()
         outputs = range(first, len(self.values))
         plain_attrs = {k: plain(v) for k, v in attrs.items()}
-        grad, region = self.autograd.now(self.note)
+        grad, (*outer, region) = self.autograd.now(self.note)
         if self.autograd.entered is not None:
             (function, args), self.autograd.entered = self.autograd.entered, None
             self._enter_function(function, args, region, first)
         self.ops.append(
             Op(kind, tuple(inputs), tuple(outputs), plain_attrs, self.scopes[-1], inplace, grad, region,
-               kind in registry(), autocast=self._own_autocast() if self.own_autocasts else "")
+               kind in registry(), autocast=self._own_autocast() if self.own_autocasts else "",
+               outer=tuple(outer))
         )  # fmt: skip
         if alias is not None:
             self._views.update(dict.fromkeys(outputs, self.ops[-1]))

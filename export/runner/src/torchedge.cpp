@@ -54,8 +54,11 @@ std::string describe(const Executor& executor) {
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string report(const Figures& figures) {
-  Json document = {{"steps", figures.steps},
+std::string report(const Executor& executor) {
+  const Figures& figures = executor.figures();
+  Json document = {{"device", executor.device().title()},
+                   {"driver", executor.device().driver},
+                   {"steps", figures.steps},
                    {"step_ms", figures.step_ms},
                    {"mean_step_ms", figures.steps ? figures.total_step_ms / static_cast<double>(figures.steps) : 0.0},
                    {"build_ms", figures.build_ms},
@@ -66,7 +69,7 @@ std::string report(const Figures& figures) {
                    {"peak_bytes", peak_resident_bytes()},
                    {"programs", figures.programs},
                    {"programs_from_cache", figures.programs_from_cache}};
-  return document.dump(2);
+  return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 /// Run a function of the executor; its error, or that of memory that ran out, is the handle's.
@@ -154,7 +157,7 @@ int torchedge_load(torchedge_bundle* handle, const char* path) {
 }
 
 const char* torchedge_figures(torchedge_bundle* handle) {
-  int code = call(handle, [&](Executor& executor) { return handle->figures = report(executor.figures()), Status(); });
+  int code = call(handle, [&](Executor& executor) { return handle->figures = report(executor), Status(); });
   return code == 0 ? handle->figures.c_str() : "{}";
 }
 

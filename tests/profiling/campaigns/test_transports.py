@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 
@@ -10,7 +11,12 @@ from oracles.fake_campaigns import PROBE, Silent, plan_of, prepare, run_fake
 
 from torchedge.errors import DeviceError, InputError
 from torchedge.profiling.campaigns.running import Campaign, run_campaign
-from torchedge.profiling.campaigns.transports import LocalTransport, open_transport, ssh_transport
+from torchedge.profiling.campaigns.transports import (
+    LocalTransport,
+    explain_end,
+    open_transport,
+    ssh_transport,
+)
 from torchedge.storage import data_folder
 
 LEASH = data_folder("hooks") / "leash.py"
@@ -118,6 +124,7 @@ def test_addresses(address, programs):
         ("adb: no devices/emulators found", "USB debugging"),
         ("adb: more than one device/emulator", "adb:SERIAL"),
         ("cat: write error: No space left on device", "make room"),
+        ("adb: device offline", "adb reconnect"),
         ("something new", "by hand"),
     ],
 )
@@ -132,6 +139,97 @@ def test_missing_program(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceError, match="adb is not on PATH; install"):
         open_transport("adb", None, tmp_path)
+
+
+ODD = ("-rf", 'it\'s $(touch here); `no` & "x"', "Γ and  blanks ", "*?")
+
+
+def test_pushes_what_changed_and_pulls(transport, tmp_path):
+    files = {
+        f"bundles/{name}/{k}": write(tmp_path / str(k), f"{name}\n" * 1000) for k, name in enumerate(ODD)
+    }
+    assert transport.push(files) == list(files)
+    write(tmp_path / "2", "other")
+    assert transport.push(files) == [f"bundles/{ODD[2]}/2"]
+    for name, source in files.items():
+        transport.pull(name, tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+    assert not list(tmp_path.rglob("*.part")) and not list(tmp_path.rglob("here"))
+    with pytest.raises(InputError, match="rename it"):
+        transport.push({"a\nb": tmp_path / "0"})
+    transport.remove("bundles")
+    with pytest.raises(DeviceError):
+        transport.pull(f"bundles/{ODD[0]}/0", tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
+
+
+def program(path, text):
+    write(path, f"#!/bin/sh\n{text}\n").chmod(0o700)
+    return path
+
+
+def test_a_program_gets_its_words_and_ends_with_the_controller(transport, tmp_path):
+    transport.push({"show": program(tmp_path / "show", 'printf "%s\\n" "$@"; echo a word >&2; exit 3')})
+    with transport.start_program("show", ODD) as run:
+        assert [line.rstrip("\n") for line in run.lines()] == list(ODD)
+        assert run.wait() == 3 and run.last_error == "a word"
+    transport.push({"hang": program(tmp_path / "hang", "echo $$; exec sleep 300")})
+    with transport.start_program("hang", []) as run:
+        process = int(next(run.lines()))
+        os.kill(process, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+@pytest.mark.parametrize(
+    ("phones", "over", "step"),
+    [
+        ({}, "adb", "USB debugging"),
+        ({"A": "device", "B": "device"}, "adb", "--over adb:SERIAL"),
+        ({"A": "device"}, "adb:B", "`adb devices`"),
+        ({"A": "unauthorized"}, "adb", "accept this computer on the device's screen"),
+        ({"A": "offline", "B": "device"}, "adb:A", "adb reconnect"),
+    ],
+)
+def test_phones_that_cannot_be_used(phones, over, step, programs, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_PHONES", json.dumps(phones))
+    with pytest.raises(DeviceError, match=step):
+        open_transport(over, None, tmp_path).push({"leash.py": LEASH})
+
+
+@pytest.mark.parametrize(("fault", "step"), [("cut", "the connection was lost"), ("full", "make room")])
+def test_nothing_half_copied_counts(fault, step, programs, tmp_path, monkeypatch):
+    transport = open_transport("adb", None, tmp_path)
+    monkeypatch.setenv("FAKE_FAULT", fault)
+    with pytest.raises(DeviceError, match=step):
+        transport.push({"leash.py": LEASH})
+    assert not [path for path in (tmp_path / "home of the device").rglob("*") if path.is_file()]
+    monkeypatch.delenv("FAKE_FAULT")
+    assert transport.push({"leash.py": LEASH}) == ["leash.py"] and transport.push({"leash.py": LEASH}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("kill -9 $$", "low-memory killer"),
+        ("kill -11 $$", "signal 11"),
+        ("echo 'error: no device; install a driver' >&2; exit 2", "^no device; install a driver$"),
+    ],
+)
+def test_how_a_program_ends(text, why, programs, tmp_path):
+    transport = open_transport("adb", None, tmp_path)
+    transport.push({"run": program(tmp_path / "run", text)})
+    with transport.start_program("run", []) as run:
+        assert re.search(why, explain_end(run.wait(), run.last_error))
+
+
+def test_a_program_of_another_processor(programs, tmp_path):
+    transport = open_transport("adb", None, tmp_path)
+    file = tmp_path / "run"
+    file.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(64))
+    transport.push({"run": file})
+    with transport.start_program("run", []) as run:
+        assert "correct --runner" in explain_end(run.wait(), run.last_error)
 
 
 @pytest.mark.parametrize("over", ["local", "ssh://board"])

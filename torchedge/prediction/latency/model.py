@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torchedge.forests.trees import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.intervals import DistanceScale, ErrorModel
+from torchedge.prediction.latency.lanes import Phase
 from torchedge.prediction.latency.roofline import (
     KINDS,
     PHASES,
@@ -21,6 +22,7 @@ from torchedge.prediction.latency.roofline import (
     named,
     numpy_segments,
     pack,
+    phase_times,
     product_terms,
     step_time,
     work_times,
@@ -54,7 +56,8 @@ Far from all measured rows the difficulty grows without bound, but the time mode
 class Times:
     """Latencies of R rows: value, low, high (R,) in ms; outside (R,): features leave the training hull.
 
-    features: (R, F) of `SHARE_NAMES`; seen: (R, F) the features that the forest read.
+    features: (R, F) of `SHARE_NAMES`; seen: (R, F) the features that the forest read. phases: of a single
+    row, as the time model counts them.
     """
 
     value: FloatArray
@@ -63,6 +66,7 @@ class Times:
     outside: npt.NDArray[np.bool_]
     features: FloatArray
     seen: FloatArray
+    phases: tuple[Phase, ...] = ()
 
     def mixed(self, other: Times, share: float) -> Times:
         """Return the mean with the times of the same rows in another precision, which has a share of it."""
@@ -107,6 +111,12 @@ class LatencyModel:
 
         Row r is `work[which[r]]` at batch size `batch[r]`.
         """
+        return self._timed(work, which, batch)[:2]
+
+    def _timed(
+        self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray
+    ) -> tuple[FloatArray, FloatArray, tuple[Phase, ...]]:
+        """Return `analytic` and the phases of a single row."""
         p = named(self.coefficients, self.excess)
         rows = pack(work, which, batch)
         terms = None
@@ -117,7 +127,13 @@ class LatencyModel:
         times = work_times(rows, p, terms=terms)
         described = self.forest is not None or self.scale is not None
         features = time_shares(rows, times) if described else np.zeros((rows.count, 0))
-        return np.asarray(step_time(times.busy, times.launch * self.host, p)), features
+        value = np.asarray(step_time(times.busy, times.launch * self.host, p))
+        phases: list[Phase] = []
+        if rows.count == 1:
+            apart = phase_times(rows, times, p)
+            phases = [(name, float(host[0]) * self.host, float(device[0])) for name, host, device in apart]
+            phases.insert(0, ("begin", float(np.exp(p["step"])), 0.0))
+        return value, features, tuple(phases)
 
     def predict(
         self,
@@ -131,7 +147,7 @@ class LatencyModel:
             apart = np.array([w.of_matrices for w in work], dtype=np.bool_)[which]
             if apart.any():
                 return self._split(work, which, batch, columns, apart)
-        value, features = self.analytic(work, which, batch)
+        value, features, phases = self._timed(work, which, batch)
         seen = features if columns is None else columns
         outside = np.zeros(len(value), dtype=np.bool_)
         if self.forest is not None:
@@ -139,7 +155,7 @@ class LatencyModel:
             outside = outside_hull(self.forest, seen)
         difficulty = np.ones(len(value)) if self.scale is None else self.scale.difficulty(features)
         half = np.minimum(self.errors.half_width(difficulty), WIDEST)
-        return Times(value, value * np.exp(-half), value * np.exp(half), outside, features, seen)
+        return Times(value, value * np.exp(-half), value * np.exp(half), outside, features, seen, phases)
 
     def _split(
         self,
@@ -167,7 +183,7 @@ class LatencyModel:
             seen[own] = ours.seen
             if ours.features.shape[1] == count:
                 features[own] = ours.features
-        return Times(value, low, high, outside, features, seen)
+        return Times(value, low, high, outside, features, seen, theirs.phases if size == 1 else ())
 
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:
         """Name the features of rows (R, F), as `Times.seen`, that leave the training hull."""
@@ -191,8 +207,8 @@ def time_shares(rows: WorkRows, times: WorkTimes) -> npt.NDArray[np.float64]:
         for kind in KINDS:
             part = zero if time is None else numpy_segments(time * masks[kind], rows.product_row, rows.count)
             columns.append(part / busy)
-    deep = times.depthwise
-    columns.append((zero if deep is None else numpy_segments(deep, rows.depthwise_row, rows.count)) / busy)
+    deep = sum(times.depthwise.values())
+    columns.append((numpy_segments(deep, rows.depthwise_row, rows.count) if times.depthwise else zero) / busy)
     columns += [np.broadcast_to(time, (rows.count,)) / busy for time in times.passes]
     weight = times.products["fwd"]
     total = np.maximum(numpy_segments(weight, rows.product_row, rows.count), 1e-12)

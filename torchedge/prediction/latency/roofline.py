@@ -402,10 +402,13 @@ def pass_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> list[Array]:  #
 
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Where the time of rows goes, ms: products (L,) by phase, depthwise (D,); passes, busy, launch (R,)."""
+    """Where the time of rows goes, ms: products (L,) and depthwise (D,) by phase; passes, busy, launch (R,).
+
+    depthwise: empty without such convolutions.
+    """
 
     products: dict[str, Array]
-    depthwise: Array | None
+    depthwise: dict[str, Array]
     passes: list[Array]
     busy: Array
     launch: Array
@@ -422,12 +425,40 @@ def work_times(
     line_terms = product_terms(rows, p, xp) if terms is None else terms
     products, passes = product_times(rows, line_terms, xp), pass_times(rows, p, xp)
     busy = sum(passes) + segments(sum(products.values()), rows.product_row, rows.count)
-    depthwise = sum(depthwise_times(rows, p, xp).values()) if len(rows.depthwise) else None
-    if depthwise is not None:
-        busy = busy + segments(depthwise, rows.depthwise_row, rows.count)
+    depthwise = depthwise_times(rows, p, xp) if len(rows.depthwise) else {}
+    if depthwise:
+        busy = busy + segments(sum(depthwise.values()), rows.depthwise_row, rows.count)
     counted = [j for j, name in enumerate(LAUNCHES) if rows.training or name.endswith("fwd")]
     launch = sum(xp.exp(p[f"launch_{LAUNCHES[j]}"]) * rows.launches[:, j] for j in counted)
     return WorkTimes(products, depthwise, passes, busy, launch)
+
+
+def phase_times(rows: WorkRows, times: WorkTimes, p: Mapping[str, Any]) -> list[tuple[str, Array, Array]]:
+    """Return the phases of rows with the times (R,) of host and device, ms; they add up to those of rows."""
+    passes = dict(zip(PASSES, times.passes, strict=True))
+    summed, updates = passes.pop("fan"), passes.pop("update")
+    forward, swept = FORWARD_SHARE if rows.training else 1.0, sum(passes.values())
+
+    def computed(*phases: str) -> Array:
+        return sum(
+            numpy_segments(table[phase], row, rows.count)
+            for table, row in ((times.products, rows.product_row), (times.depthwise, rows.depthwise_row))
+            for phase in phases
+            if table
+        )
+
+    def launched(ending: str) -> Array:
+        return sum(
+            np.exp(p[f"launch_{name}"]) * rows.launches[:, j]
+            for j, name in enumerate(LAUNCHES)
+            if name.endswith(ending)
+        )
+
+    phases = [("forward", launched("fwd"), computed("fwd") + forward * swept)]
+    if rows.training:
+        backward = computed("bwd_x", "bwd_w") + (1 - forward) * swept + summed
+        phases += [("backward", launched("bwd"), backward), ("update", launched("parameter"), updates)]
+    return phases
 
 
 def step_time(busy: Array, launch: Array, p: Mapping[str, Any], xp: Any = np) -> Array:  # noqa: ANN401

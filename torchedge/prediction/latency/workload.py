@@ -234,7 +234,7 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
             continue
         counter.trained = is_differentiated(op, needs, through_stops=True)
         repeated = op.region and not op.stored and graph.loss is not None
-        counter.runs = 2 if counter.trained and repeated else 1
+        counter.runs = 2 + len(op.outer) if counter.trained and repeated else 1
         dtype = graph.values[op.outputs[0]].dtype
         counter.dtype = dtype if dtype in _HALF else "float32"
         _COUNTS[work](counter, op, counter.trained, needs)

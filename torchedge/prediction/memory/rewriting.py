@@ -40,7 +40,8 @@ class Rewriter:
         """
         index = len(self.values)
         self.values.append(Value(f"{kind}.{index}", shape, dtype, "activation", alias))
-        op = Op(kind, inputs, (index,), attrs or {}, like.scope, False, like.grad, like.region, True)
+        op = Op(kind, inputs, (index,), attrs or {}, like.scope, False, like.grad, like.region, True,
+                outer=like.outer)  # fmt: skip
         self.emit(self.as_kernel(op, saves, hidden, passes=passes))
         return index
 

@@ -92,6 +92,7 @@ class _Record:
 class _Region:
     """An activation-checkpoint region: positions of its operators, storages it keeps to run them again.
 
+    depth: the number of regions around it.
     stored: outputs of operators whose results a selective checkpoint stores, by value.
     """
 
@@ -99,6 +100,8 @@ class _Region:
     positions: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     stored: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
+    seen: set[int] = field(default_factory=set)
 
 
 class StepWriter:
@@ -205,23 +208,22 @@ class StepWriter:
         """Run the operators in order; checkpoint regions keep their inputs only."""
         graph, tape = self.graph, self.tape
         regions: dict[int, _Region] = {}
-        seen: dict[int, set[int]] = {}
-        ends = {op.region: position for position, op in enumerate(graph.ops) if op.region}
+        ends = {_regions_of(op)[0]: position for position, op in enumerate(graph.ops) if op.region}
         checkpoints = range(1, FUNCTION_REGION)  # those without re-entry
         for position, op in enumerate(graph.ops):
             tape.owner = position
             if op.region and op.grad and graph.loss is not None:
-                region = regions.get(op.region)
+                number = _regions_of(op)[0]
+                region = regions.get(number)
                 if region is None:
-                    region = regions[op.region] = _Region(op.region < 0)
-                    seen[op.region] = set()
+                    region = regions[number] = _Region(number < 0)
                     self._records.append(region)
                 region.positions.append(position)
-                self._keep_inputs(op, region, seen[op.region])
+                self._keep_inputs(op, region)
                 self._run(position, op, saving=False)
                 if op.stored:
                     self._store(op, region)
-                is_over = position == ends[op.region] and op.region in checkpoints
+                is_over = position == ends[number] and number in checkpoints
                 if is_over and self._run_again(region) == (0, 0):  # autograd keeps nothing that refers to it
                     self._drop_all(region.inputs)
                     region.inputs.clear()
@@ -251,8 +253,9 @@ class StepWriter:
             self.tape.hold(storage)
             self.tape.category[storage] = SAVED
 
-    def _keep_inputs(self, op: Op, region: _Region, seen: set[int]) -> None:
-        """Keep the outside values that a checkpoint region reads; `seen` holds the region's values so far."""
+    def _keep_inputs(self, op: Op, region: _Region) -> None:
+        """Keep the outside values that a checkpoint region reads."""
+        seen = region.seen  # the region's values so far
         for index in op.inputs:
             if index is not None and index not in seen:
                 seen.add(index)
@@ -586,6 +589,8 @@ class StepWriter:
         of casts and sums do not; it stops at the last such tensor, and frees its results. With re-entry it
         runs to its end, keeps results and their gradients until its backward is complete
         (torch.utils.checkpoint), and gives parameters their gradients itself.
+        A region inside of this one runs its operators here, and keeps nothing but what it reads, which this
+        region gives it once.
         """
         tape, graph = self.tape, self.graph
         reentrant = region.reentrant
@@ -604,21 +609,30 @@ class StepWriter:
             tape.hold(storage)
         alive: set[int] = set()
         tape.owner = last - region.positions[-1]
+        inner: dict[int, _Region] = {}
         for position in region.positions[:runs]:
             op = graph.ops[position]
-            self._run(position, op, stored=region.stored)
+            self._run(position, op, self._enter_inner(position, region, inner), region.stored)
             alive.update(op.outputs)
             for index in self._releases[position]:
                 if index in alive:
                     alive.discard(index)
                     tape.drop(self._storage[index])
         for position in region.positions[runs:end]:
-            self._record_unrun(position, graph.ops[position])
+            if self._enter_inner(position, region, inner):
+                self._record_unrun(position, graph.ops[position])
+        for part in inner.values():
+            if self._run_again(part) == (0, 0):
+                self._drop_all(part.inputs)
+                part.inputs.clear()
         results = [self._storage[index] for index in sorted(alive)]
         if not reentrant:
             self._drop_all(results)
+            if region.depth:
+                self._drop_all(region.inputs)
             self._run_back(floor)
-            self._drop_all(region.inputs)
+            if not region.depth:
+                self._drop_all(region.inputs)
             return
         uses, self._pending_uses = self._pending_uses, self._count_uses(self._records[floor:])
         waiting = {index: self._gradients.pop(index) for index in uses if index in self._gradients}
@@ -627,17 +641,34 @@ class StepWriter:
         self._pending_uses = uses
         self._drop_all([*storages, *results, *region.inputs])
 
+    def _enter_inner(self, position: int, region: _Region, inner: dict[int, _Region]) -> bool:
+        """Add an operator to the region directly inside of another that runs it, if any; return if none."""
+        op = self.graph.ops[position]
+        path = _regions_of(op)[region.depth + 1 :]
+        if not path:
+            return True
+        part = inner.get(path[0])
+        if part is None:
+            part = inner[path[0]] = _Region(False, depth=region.depth + 1)
+            self._records.append(part)
+        part.positions.append(position)
+        self._keep_inputs(op, part)
+        return False
+
     def _run_again(self, region: _Region) -> tuple[int, int]:
         """Return how many operators of a region run again, and how many up to the last that keeps a tensor.
 
-        It runs if it keeps an output; its inputs are kept before it runs.
+        It runs if it keeps an output; its inputs are kept before it runs, as those of a region inside are.
         """
-        positions = region.positions
+        positions, depth = region.positions, region.depth + 1
         for end in range(len(positions), 0, -1):
             op = self.graph.ops[positions[end - 1]]
             if is_differentiated(op, self.differentiable):
                 footprint = self._footprint(op, self._needs(op))
                 known = {*footprint.tensors[: sum([index is not None for index in op.inputs])]}
+                if footprint.saved and (path := _regions_of(op)[depth:]):
+                    parts = [_regions_of(self.graph.ops[position])[depth:][:1] for position in positions]
+                    return parts.index(path[:1]), end
                 if footprint.saved:
                     return end - 1 + (op.inplace or not known.issuperset(footprint.saved)), end
         return 0, 0
@@ -676,6 +707,10 @@ class StepWriter:
                 else:
                     numbers[number] = self.tape.new(update.sizes[number], TEMPORARY, "optimizer temporary")
         self._drop_all([self._parameter_gradients[i] for i in trained if not self._keeps_gradient(i)])
+
+
+def _regions_of(op: Op) -> tuple[int, ...]:
+    return (*op.outer, op.region)
 
 
 def _differentiated(op: Op, needs: Sequence[bool]) -> list[int]:

@@ -1,6 +1,7 @@
 """Ways to a device: this machine, ssh, adb. Each puts files there and runs a command whose lines it streams.
 
-The command runs under `hooks/leash.py`: when the controller or the connection is gone, so is the command.
+A command ends when the controller or the connection is gone: a Python script by `hooks/leash.py`, a program,
+on a device without Python, by the shell that starts it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from torchedge.errors import DeviceError, InputError
-from torchedge.storage.documents import parse_json, writing
+from torchedge.storage.documents import file_sha256, parse_json, writing
 
 FORMS = "local, ssh://[user@]host[:port], adb or adb:SERIAL"
 CONNECT_SECONDS, PUT_SECONDS = 15, 600
 LONGEST_LINE = 1 << 24
+MAX_FILE_BYTES = 1 << 40
 _KEPT_LINES = 20
+_SHA256 = "digest() { if command -v sha256sum > /dev/null; then sha256sum; else shasum -a 256; fi; }; "
+_HASHES = 'while IFS= read -r f; do if [ -f "$f" ]; then digest < "$f"; else echo none; fi; done'
+_LEASHED = (  # background commands of a shell get no standard input: it is kept as descriptor 3
+    "exec 3<&0; {} < /dev/null 3<&- & child=$!; "
+    "(cat; kill -9 $child) <&3 > /dev/null 2>&1 & leash=$!; "
+    "wait $child; status=$?; kill -9 $leash; exit $status"
+)
 _HOST = re.compile(
     r"(?:([A-Za-z0-9_][A-Za-z0-9_.-]*)@)?([A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
 )
@@ -110,10 +119,14 @@ def row_of(line: str, is_row: Callable[[dict[str, Any]], bool]) -> dict[str, Any
 
 
 class Transport(ABC):
-    """A way to a device; `python` is the interpreter there."""
+    """A way to a device; `python` is the interpreter there, `folder` that of torchedge."""
 
-    def __init__(self, python: str) -> None:
-        self.python = python
+    def __init__(self, name: str, program: str, folder: str, python: str) -> None:
+        self.name, self.program, self.folder, self.python = name, program, folder, python
+
+    @abstractmethod
+    def words(self, line: str) -> list[str]:
+        """Return the command that runs one line of a shell on the device."""
 
     @abstractmethod
     def put(self, files: Sequence[Path]) -> None:
@@ -122,6 +135,87 @@ class Transport(ABC):
     @abstractmethod
     def start(self, script: str, arguments: Sequence[str]) -> Run:
         """Run a Python script among the files put there; words with a "/" in front name files there."""
+
+    def place(self, name: str) -> str:
+        """Return the path on the device of a name in the folder of torchedge."""
+        return str(PurePosixPath(self.folder) / name)
+
+    def push(self, files: Mapping[str, Path]) -> list[str]:
+        """Copy files to names in the folder on the device; return those whose SHA-256 differed there.
+
+        A file gets its name after the device computed its SHA-256: a connection that breaks leaves no part of
+        a file under its name.
+
+        Raises:
+            InputError: a name has a line break.
+            DeviceError: the device cannot be reached, or has no room.
+        """
+        if broken := [name for name in files if not name.isprintable()]:
+            raise InputError(f"{broken[0]!r} cannot be copied to a device; rename it, without line breaks")
+        own = shlex.quote(self.folder)
+        listing = "".join(f"{name}\n" for name in files).encode()
+        hashes = self._run(f"{_SHA256} mkdir -p {own} && cd {own} && {_HASHES}", listing)
+        there = hashes.decode("ascii", "replace").splitlines()
+        if len(there) != len(files):
+            raise DeviceError(f"{self.name}: gave {len(there)} hashes of {len(files)} files; try again")
+        pushed = []
+        for (name, source), line in zip(files.items(), there, strict=True):
+            digest = file_sha256(source, max_bytes=MAX_FILE_BYTES)
+            if line.split()[:1] != [digest]:
+                self._push_one(PurePosixPath(self.place(name)), source, digest)
+                pushed.append(name)
+        return pushed
+
+    def _push_one(self, path: PurePosixPath, source: Path, digest: str) -> None:
+        folder, target, part = (shlex.quote(text) for text in (str(path.parent), str(path), f"{path}.part"))
+        self._run(
+            f"{_SHA256} mkdir -p {folder} && cat > {part} && "
+            f"case $(digest < {part}) in {digest}*) chmod 700 {part} && mv -f {part} {target};; "
+            f"*) echo 'the copy is damaged' >&2; false;; esac || {{ rm -f {part}; exit 9; }}",
+            source,
+        )
+
+    def pull(self, name: str, target: Path) -> None:
+        """Copy a file in the folder on the device to this machine, whole or not at all."""
+        there, part = shlex.quote(self.place(name)), target.with_name(f"{target.name}.part")
+        digest = self._run(f"{_SHA256} digest < {there}").decode("ascii", "replace").split()[:1]
+        try:
+            with writing(part, "choose another folder"), open(part, "wb") as file:
+                self._run(f"cat {there}", output=file)
+            if digest != [file_sha256(part, max_bytes=MAX_FILE_BYTES)]:
+                raise DeviceError(f"{self.name}: the copy of {name} is damaged; run the command again")
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Remove a folder within that of torchedge on the device."""
+        self._run(f"rm -rf {shlex.quote(self.place(name))}")
+
+    def start_program(self, name: str, arguments: Sequence[str]) -> Run:
+        """Run a program that was pushed; it ends when the connection or this process does."""
+        line = shlex.join([self.place(name), *arguments])
+        return Run(self.words(_LEASHED.replace("{}", line)))
+
+    def _run(
+        self, line: str, source: Path | bytes | None = None, output: IO[bytes] | int = subprocess.PIPE
+    ) -> bytes:
+        """Run a line of a shell there, fed with a file or bytes; return its standard output."""
+        given = source if isinstance(source, bytes) else None
+        try:
+            with open(source if isinstance(source, Path) else os.devnull, "rb") as file:
+                done = subprocess.run(
+                    self.words(line),
+                    stdin=file if given is None else None, input=given,
+                    stdout=output, stderr=subprocess.PIPE, timeout=PUT_SECONDS, check=False,
+                )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise DeviceError(
+                f"{self.name}: {self.program} failed ({error}); check the connection"
+            ) from error
+        if done.returncode:
+            raise DeviceError(f"{self.name}: {explain(done.stderr.decode('utf-8', 'replace'))}")
+        return bytes(done.stdout or b"")
 
     def _command(self, folder: str, script: str, arguments: Sequence[str]) -> list[str]:
         def there(word: str) -> str:
@@ -135,20 +229,23 @@ class LocalTransport(Transport):
     """This machine; files are copied to a folder of the campaign."""
 
     def __init__(self, python: str, folder: Path) -> None:
-        super().__init__(python)
-        self.folder = folder
+        super().__init__("local", "sh", str(folder.absolute()), python)
+
+    def words(self, line: str) -> list[str]:
+        """Return the command that runs one line of a shell."""
+        return ["sh", "-c", line]
 
     def put(self, files: Sequence[Path]) -> None:
         """Copy files into the campaign's folder for this machine."""
         with writing(self.folder, "choose another folder with --out", DeviceError):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
             for file in files:
-                shutil.copyfile(file, self.folder / file.name)
+                shutil.copyfile(file, self.place(file.name))
 
     def start(self, script: str, arguments: Sequence[str]) -> Run:
         """Run a script with the interpreter given, this one by default."""
         try:
-            return Run(self._command(str(self.folder.absolute()), script, arguments))
+            return Run(self._command(self.folder, script, arguments))
         except OSError as error:
             raise DeviceError(
                 f"{self.python} cannot be run ({error.strerror}); expected a Python: correct --python"
@@ -165,8 +262,7 @@ class RemoteTransport(Transport):
     def __init__(
         self, name: str, program: tuple[str, str], words: Sequence[str], folder: str, python: str
     ) -> None:
-        super().__init__(python.removeprefix("~/"))  # shells there start in the home folder
-        self.name, self.program, self.folder = name, program[0], folder
+        super().__init__(name, program[0], folder, python.removeprefix("~/"))  # shells there start at home
         self._words = (self.program, *words)
         if shutil.which(self.program) is None:
             raise DeviceError(f"{name}: {self.program} is not on PATH; {program[1]}")
@@ -177,24 +273,7 @@ class RemoteTransport(Transport):
 
     def put(self, files: Sequence[Path]) -> None:
         """Copy files over standard input of a shell there: no second program is needed."""
-        folder = shlex.quote(self.folder)
-        self._run(f"mkdir -p {folder} && echo ready", None)
-        for file in files:
-            target = f"{folder}/{shlex.quote(file.name)}"
-            self._run(f"cat > {target}.part && mv {target}.part {target}", file)
-
-    def _run(self, line: str, source: Path | None) -> None:
-        try:
-            with open(source or os.devnull, "rb") as file:
-                done = subprocess.run(
-                    self.words(line), stdin=file, capture_output=True, timeout=PUT_SECONDS, check=False
-                )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise DeviceError(
-                f"{self.name}: {self.program} failed ({error}); check the connection"
-            ) from error
-        if done.returncode:
-            raise DeviceError(f"{self.name}: {explain(done.stderr.decode('utf-8', 'replace'))}")
+        self.push({file.name: file for file in files})
 
     def start(self, script: str, arguments: Sequence[str]) -> Run:
         """Run a script there; the connection is its leash."""
@@ -239,6 +318,27 @@ def open_transport(over: str, python: str | None, folder: Path) -> Transport:
     raise InputError(f"--over is {over!r}; expected {FORMS}")
 
 
+def explain_end(status: int, error: str) -> str:
+    """Return why a program on a device ended with an exit status, and the next step.
+
+    error: its last line on standard error, which speaks for the connection where that failed.
+    """
+    if status == 2 and error.startswith("error: "):
+        return error.removeprefix("error: ")
+    if status in (137, -9):
+        return (
+            "the system killed the program (exit status 137), as Android's low-memory killer does; close "
+            "other apps, or export with a smaller --memory-limit or batch size"
+        )
+    if status in (126, 127):
+        return f"the program cannot be run there ({error[:120]}); expected one built for it: correct --runner"
+    if status > 128 and status != 255:
+        return (
+            f"signal {status - 128} ended the program ({error[:120] or 'no message'}); try another --device"
+        )
+    return explain(error)
+
+
 def explain(errors: str) -> str:
     """Return the last line a program wrote, and the next step."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["no message"]
@@ -252,6 +352,11 @@ def explain(errors: str) -> str:
         "no devices": "connect the device, switch on USB debugging and accept this computer on it",
         "unauthorized": "accept this computer on the device's screen",
         "more than one device": "name one with --over adb:SERIAL (`adb devices` lists them)",
+        "device offline": "unplug the device and connect it again, or restart it (`adb reconnect`)",
+        "insufficient permissions": "let this user open USB devices (udev rules), then `adb kill-server`",
+        "cannot connect to daemon": "run `adb kill-server`, then `adb start-server`",
+        "error: closed": "the connection was lost: connect the device again, then repeat the command",
+        "is damaged": "repeat the command: what was copied whole stays",
         "not found": "check `adb devices`, or the path given by --python",
         "another run is measuring": "wait for it to end",
         "cannot start cuda": "use --processor cpu, or a PyTorch with CUDA there",

@@ -1,0 +1,195 @@
+"""Text from bundles: greedy tokens are those of transformers' generate, sampled ones follow from a seed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import torchedge
+from torchedge.bundles.generation import Sampling
+from torchedge.errors import CaptureError, IndexRangeError, InputError
+from torchedge.tracing.vision import prepare_torchvision
+
+pytest.importorskip("pyopencl")
+prepare_torchvision()
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, LENGTH, CHUNK = 101, 48, 8
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+WIDE = GROUPED | {"head_dim": 8}
+NETWORKS = {
+    "GPT2": {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "Llama": GROUPED,
+    "Qwen2": GROUPED,
+    "Qwen3": WIDE,
+    "Mistral": GROUPED | {"sliding_window": 16},
+    "Gemma": WIDE,
+    "Gemma2": WIDE | {"sliding_window": 16},
+    "Phi": SIZES,
+    "Phi3": GROUPED,
+    "OPT": SIZES | {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "GPTNeoX": SIZES,
+}
+SLOW = {*NETWORKS} - {"GPT2", "Llama"}
+
+
+def network(name):
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 64} | NETWORKS[name]
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    config = getattr(transformers, f"{name}Config")(**sizes, **ends)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def prompt(length):
+    return torch.randint(3, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return network("Llama")
+
+
+@pytest.fixture(scope="module")
+def folder(llama, tmp_path_factory):
+    out = tmp_path_factory.mktemp("language") / "llama"
+    torchedge.export_lm(llama, "local-cpu", out=out, max_length=LENGTH, chunk=CHUNK)
+    return out
+
+
+@pytest.fixture
+def bundle(folder):
+    return torchedge.load_bundle(folder)
+
+
+CASES = [
+    *[pytest.param(name, "local-cpu", marks=[pytest.mark.slow] * (name in SLOW)) for name in NETWORKS],
+    pytest.param("Llama", "adreno-740", marks=pytest.mark.slow),  # weights in images
+]
+
+
+@pytest.mark.parametrize(("name", "device"), CASES)
+def test_greedy_tokens_are_those_of_transformers(name, device, tmp_path):
+    model = network(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    bundle = torchedge.export_lm(model, device, out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    for length in (1, 2, 5, 7, 8, 9, 13, 16, 17, 21, 24, 27, 30, 33, 36, 41):
+        ids = prompt(length)
+        wanted = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert bundle.generate(ids[0], 8) == wanted[0, length:].tolist(), length
+
+
+def test_a_kept_prefix_changes_nothing_and_is_not_computed_again(bundle, folder):
+    ids = prompt(21)[0].tolist()
+    first = bundle.generate(ids, 6)
+    calls = []
+    step = bundle.runner.step
+    bundle.runner.step = lambda *arrays, method: calls.append(method) or step(*arrays, method=method)
+    longer = [*ids, *first, 5, 9]
+    for text, most in ((longer, 1), (longer[:23], 1), ([7, *longer[1:20]], 3)):
+        calls.clear()
+        fresh = torchedge.load_bundle(folder)
+        assert bundle.generate(text, 3) == fresh.generate(text, 3)
+        assert calls.count("prefill") == most
+    bundle.runner.reset()
+    calls.clear()
+    bundle.generate(longer[:8], 1)
+    assert calls == ["prefill"]
+
+
+def test_tokens_are_drawn_by_seed(bundle):
+    settings = {"temperature": 1.5, "top_k": 20, "top_p": 0.9}
+    drawn = [bundle.generate([5, 6, 7], 12, seed=seed, **settings) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    greedy = bundle.generate([5, 6, 7], 12)
+    assert bundle.generate([5, 6, 7], 12, temperature=2.0, top_k=1, seed=3) == greedy
+    told = []
+    assert bundle.generate([5, 6, 7], 12, stop=[greedy[2]], stream=told.append) == told
+    assert told == greedy[: greedy.index(greedy[2]) + 1]
+
+
+def test_draws_follow_the_distribution_that_transformers_leaves():
+    logits = np.random.default_rng(0).normal(size=12)
+    warpers = transformers.LogitsProcessorList(
+        [
+            transformers.TemperatureLogitsWarper(0.7),
+            transformers.TopKLogitsWarper(6),
+            transformers.TopPLogitsWarper(0.8),
+        ]
+    )
+    wanted = torch.softmax(warpers(torch.zeros(1, 1), torch.tensor(logits)[None])[0], -1).numpy()
+    generator, sampling = np.random.default_rng(1), Sampling(0.7, 6, 0.8)
+    counts = np.bincount([sampling.draw(logits, generator) for _ in range(4000)], minlength=12) / 4000
+    np.testing.assert_allclose(counts, wanted, atol=0.03)
+    assert not counts[wanted == 0].any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([], 4), {}, "ids has no token"),
+        (([1] * 48, 2), {}, "the caches hold 48"),
+        (([1.5], 2), {}, "expected whole numbers"),
+        (([[1, 2], [3, 4]], 2), {}, "expected whole numbers in one row"),
+        ((5, 2), {}, "ids is"),
+        (([1], 0), {}, "max_new_tokens is 0"),
+        (([1], 2), {"temperature": -1}, "temperature is -1"),
+        (([1], 2), {"top_p": 0}, "top_p is 0"),
+        (([1], 2), {"top_k": 0}, "top_k is 0"),
+        (([1], 2), {"stream": 3}, "stream"),
+    ],
+)
+def test_what_cannot_be_generated_is_told(bundle, arguments, options, message):
+    with pytest.raises(InputError, match=message):
+        bundle.generate(*arguments, **options)
+
+
+def test_tokens_beyond_the_vocabulary_leave_nothing_kept(bundle):
+    wanted = bundle.generate([3, 4, 5], 4)
+    with pytest.raises(IndexRangeError):
+        bundle.generate([3, 4, VOCABULARY], 4)
+    assert bundle.generate([3, 4, 5], 4) == wanted
+    assert len(bundle.generate([1] * 48, 1)) == 1
+
+
+def test_what_is_no_language_model_is_told(inference, tmp_path):
+    with pytest.raises(InputError, match="with the methods infer generates no text"):
+        torchedge.load_bundle(inference).generate([1], 1)
+    with pytest.raises(InputError, match="expected a causal model of transformers"):
+        torchedge.export_lm("gpt2", "local-cpu", out=tmp_path / "lm", max_length=8)
+    with pytest.raises(CaptureError, match="expected a causal model of transformers"):
+        config = transformers.BertConfig(vocab_size=9, **SIZES)
+        torchedge.export_lm(transformers.BertModel(config), "local-cpu", out=tmp_path / "lm", max_length=8)
+    with pytest.raises(CaptureError, match=r"masks or positions of its own|on one token and a cache"):
+        config = transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4)
+        torchedge.export_lm(config, "local-cpu", out=tmp_path / "lm", max_length=20)
+    with pytest.raises(CaptureError, match=r"masks or positions of its own|on one token and a cache"):
+        config = transformers.GPTNeoConfig(
+            vocab_size=99,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=8,
+        )
+        torchedge.export_lm(config, "local-cpu", out=tmp_path / "lm", max_length=20)
+
+
+def test_text_on_the_command_line(folder, bundle, capsys):
+    from torchedge.cli import main
+
+    line = ["run", str(folder), "--prompt-ids", "5,6,7", "--max-new-tokens", "4"]
+    assert main([*line, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["tokens"] == bundle.generate([5, 6, 7], 4)
+    assert main(line) == 0
+    assert ",".join(map(str, document["tokens"])) in capsys.readouterr().out.replace(" ", "")
+    assert main([*line, "--random"]) == 2
+    assert main(["run", str(folder), "--prompt-ids", "a"]) == 2

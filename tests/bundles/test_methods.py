@@ -1,0 +1,186 @@
+"""Methods: several programs of a bundle over one weights file and shared states on the device."""
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.bundles.manifests import digest_of
+from torchedge.errors import InputError
+
+pytest.importorskip("pyopencl")
+
+
+class Cached(nn.Module):
+    """Attention over a cache that each call extends."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 64)
+        self.norm = nn.BatchNorm1d(64)  # folded
+        self.project = nn.Linear(64, 64, bias=False)
+        self.head = nn.Linear(64, 20, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("keys", torch.zeros(1, 32, 64))
+        self.register_buffer("offset", torch.full((1,), 0.25))
+
+    def forward(self, ids, position):
+        x = self.norm(self.embed(ids).transpose(1, 2)).transpose(1, 2)
+        places = position + torch.arange(ids.shape[1])
+        self.keys.index_copy_(1, places, self.project(x) + self.offset)
+        later = torch.arange(32) > places[:, None]
+        scores = (x @ self.keys.transpose(1, 2)).masked_fill(later, -1e9)
+        return self.head(torch.softmax(scores, -1) @ self.keys)
+
+
+class Peek(nn.Module):
+    """Reads the cache of another model, and has tensors of the same names."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("keys", torch.full((64,), 2.0))
+
+    def forward(self, offset):
+        return (self.inner.keys.sum(1) * self.keys + offset) @ self.inner.project.weight
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    model = Cached()
+    model.norm.running_mean.normal_()
+    return model.eval()
+
+
+def pairs(model):
+    position = torch.tensor([0])
+    return {
+        "prefill": (model, (torch.zeros(1, 8, dtype=torch.int64), position)),
+        "decode": (model, (torch.zeros(1, 1, dtype=torch.int64), position)),
+        "peek": (Peek(model), (torch.zeros(64),)),
+    }
+
+
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("methods") / "bundle"
+    torchedge.export(pairs(model), device="local-cpu", out=out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"), [("local-cpu", "float32"), ("adreno-740", "float32"), ("adreno-740", "float16")]
+)
+def test_methods_share_weights_and_states(model, tmp_path, device, precision):
+    bundle = torchedge.export(pairs(model), device=device, out=tmp_path / "bundle", precision=precision)
+    alone = torchedge.export(*pairs(model)["prefill"], device, out=tmp_path / "alone", precision=precision)
+    assert bundle.methods == ("prefill", "decode", "peek") and alone.methods == ("infer",)
+    weights = {name for name in alone.header.entries if not name.startswith("~")}
+    new = {name for name in bundle.header.entries if not name.startswith("~")} - weights
+    assert new == {"keys.1"}  # Peek's own; its constants aside, nothing is stored twice
+    assert [port.name for port in bundle.states] == ["keys"]
+    layouts = {t.name: t.layout for t in alone.program.tensors if t.role == "parameter"}
+    assert layouts == {t.name: t.layout for t in bundle.program.tensors if t.role == "parameter"}
+    eager, draw = copy.deepcopy(model), np.random.default_rng(0)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if precision == "float32" else {"rtol": 0.05, "atol": 0.1}
+    calls = (("prefill", 8, 0), ("decode", 1, 8), ("decode", 1, 9), ("prefill", 8, 10))
+    for method, length, position in calls:
+        ids, place = draw.integers(0, 20, (1, length)), np.array([position])
+        (found,) = bundle.method(method).run(ids, place)
+        with torch.no_grad():
+            wanted = eager(torch.from_numpy(ids), torch.from_numpy(place))
+            peeked = Peek(eager)(torch.ones(64))
+        np.testing.assert_allclose(found, wanted.numpy(), **tolerance)
+        (found,) = bundle.run(np.ones(64, np.float32), method="peek")
+        np.testing.assert_allclose(found, peeked.numpy(), **tolerance, err_msg=method)
+    methods = sum(method.memory.resident_bytes for method in bundle.manifest.methods)
+    assert bundle.manifest.memory.resident_bytes < methods - 2 * 64 * 64 * 4  # weights are shared
+    assert torchedge.load_bundle(bundle.path).methods == bundle.methods
+
+
+def test_a_bundle_of_methods_tells_what_it_is(exported):
+    bundle = torchedge.load_bundle(exported)
+    text = str(bundle)
+    assert "prefill: inputs" in text and "decode: outputs" in text
+    assert [port.shape for port in bundle.method("decode").inputs] == [(1, 1), (1,)]
+    assert bundle.inputs == bundle.method().inputs == bundle.method("prefill").inputs
+    with pytest.raises(InputError, match="has no method 'chat'; expected prefill, decode, peek"):
+        bundle.run(method="chat")
+    with pytest.raises(InputError, match="3 methods, whose weights stay on the device"):
+        bundle.place(memory_limit=100)
+    assert "several methods" in bundle.manifest.onnx["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["methods"][1].update(name="Decode"), "a method's name"),
+        (lambda d: d["methods"][1].update(name="peek"), "methods has the files"),
+        (lambda d: d["methods"][1].update(program="program.json"), "methods has the files"),
+        (lambda d: d["methods"][1].update(program="../program.json"), "methods has the files"),
+        (lambda d: d["methods"].reverse(), "methods has the files"),
+        (lambda d: d["methods"].pop(), "lists the file 'program.peek.json'"),
+        (lambda d: d["methods"][1]["inputs"].pop(), "different inputs"),
+        (lambda d: d["methods"][0]["inputs"].pop(), "different methods"),
+        (lambda d: d["methods"][2]["outputs"][0].update(shape=[2, 64]), "different outputs"),
+        (lambda d: d["methods"][1]["memory"].update(live_bytes=1), "different memory of decode"),
+        (lambda d: d["files"].pop("program.decode.json"), "files has no 'program.decode.json'"),
+        (lambda d: d.update(accumulation=2), "methods are given with a training step"),
+        (lambda d: d.update(mode="train"), "methods are given with a training step"),
+        (lambda d: d.update(methods=d["methods"] * 9), "methods"),
+        (lambda d: d.update(methods={}), "methods"),
+    ],
+)
+def test_what_is_wrong_in_methods_is_named(exported, tmp_path, change, message):
+    folder = shutil.copytree(exported, tmp_path / "bundle")
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps({**document, "sha256": digest_of(document)}))
+    with pytest.raises(InputError, match=message) as caught:
+        torchedge.load_bundle(folder, trust=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["program.json", "program.decode.json"])
+def test_programs_of_methods_are_those_of_the_source(exported, tmp_path, reseal, name):
+    folder = shutil.copytree(exported, tmp_path / "bundle")
+    document = json.loads((folder / name).read_text())
+    document["launches"][0]["flops"] += 1
+    (folder / name).write_text(json.dumps(document))
+    reseal(folder, name)
+    with pytest.raises(InputError, match="is lowered to other launches"):
+        torchedge.load_bundle(folder)
+    document["tensors"] = [
+        {**t, "layout": {**t["layout"], "order": t["layout"]["order"][::-1]}} if t["role"] == "state" else t
+        for t in document["tensors"]
+    ]
+    (folder / name).write_text(json.dumps(document))
+    reseal(folder, name)
+    with pytest.raises(InputError, match=r"hold keys in different ways|is read|accesses|keys is"):
+        torchedge.load_bundle(folder, trust=True)
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        ({}, {}, "there are 0 methods"),
+        ({"one": 1}, {}, "method one is"),
+        ({"One": 1}, {}, "'One' is a method's name"),
+        ({"a": (nn.Linear(2, 2), torch.ones(1, 2))}, {}, "there are 1 methods; expected 2"),
+        (2, {"example": torch.ones(1)}, "example is given beside several methods"),
+        (2, {"memory_limit": 100}, "memory_limit is given beside several methods"),
+        (2, {"mode": "train"}, "mode is 'train' beside several methods"),
+    ],
+)
+def test_methods_that_cannot_be(tmp_path, methods, options, message):
+    if methods == 2:
+        methods = {name: (nn.Linear(2, 2), torch.ones(1, 2)) for name in ("a", "b")}
+    with pytest.raises(InputError, match=message):
+        torchedge.export(methods, device="local-cpu", out=tmp_path / "out", **options)

@@ -1,0 +1,196 @@
+"""Causal models of transformers as methods over caches of a fixed length: a chunk of a prompt, one token."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from torchedge.errors import CaptureError, InputError, check_whole, described, first_line, needed
+from torchedge.tracing.vision import prepare_torchvision
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+TOLERANCE = 1e-3
+"""Largest difference of logits, over the largest of them."""
+
+
+class CachedModel(torch.nn.Module):
+    """A causal model with its caches: forward(ids [1, T], position [1], last [1]) -> logits [1, vocabulary].
+
+    The tokens lie at position, position + 1, ...; the logits are those that follow token `last` of them. The
+    caches, buffers of this module, hold `length` tokens.
+
+    Raises:
+        CaptureError: the model takes no caches. MissingExtraError: transformers is not installed.
+    """
+
+    def __init__(self, model: torch.nn.Module, length: int) -> None:
+        super().__init__()
+        prepare_torchvision()
+        with needed("transformers", purpose="exporting a language model"):
+            from transformers import Cache
+
+        class Fixed(Cache):  # type: ignore[misc, unused-ignore]
+            """Keys and values of every layer: a call writes its own at `places`, and reads all."""
+
+            def __init__(
+                self, places: torch.Tensor, held: dict[int, tuple[torch.Tensor, torch.Tensor]]
+            ) -> None:
+                self.layers: list[Any] = []
+                self.places, self.held, self.shapes = places, held, dict[int, Any]()
+
+            def update(
+                self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+                self.shapes[layer_idx] = key_states.shape, value_states.shape
+                if layer_idx not in self.held:
+                    return key_states, value_states
+                for cache, new in zip(self.held[layer_idx], (key_states, value_states), strict=True):
+                    cache.index_copy_(2, self.places, new)
+                return self.held[layer_idx]
+
+            def get_seq_length(self, *_: Any, **__: Any) -> int:
+                return 0
+
+            def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
+                return length, 0
+
+        self.model, self.length, self._cache = model, length, Fixed
+        self._taken = inspect.signature(model.forward).parameters
+        self.keys, self.values = torch.nn.Module(), torch.nn.Module()
+        self._layers: list[int] = []
+        shapes = self._shapes()
+        for layer, pair in shapes.items():
+            for holder, (_, heads, _, size) in zip((self.keys, self.values), pair, strict=True):
+                holder.register_buffer(str(layer), torch.zeros(1, heads, length, size))
+        self._layers = sorted(shapes)
+
+    def caches(self) -> list[torch.Tensor]:
+        """Return the keys and the values of each layer, in turn."""
+        return [holder.get_buffer(str(n)) for n in self._layers for holder in (self.keys, self.values)]
+
+    def _shapes(self) -> dict[int, Any]:
+        """Return the shapes of the keys and values of one token, by layer."""
+        with torch.no_grad():
+            one = torch.zeros(1, 1, dtype=torch.int64)
+            cache = self._cache(one[0], {})
+            try:
+                self._call(one, one[0], torch.ones(1, 1, dtype=torch.bool), one[0], cache)
+            except Exception as error:
+                raise CaptureError(
+                    f"{type(self.model).__name__} raised {type(error).__name__} on one token and a cache: "
+                    f"{first_line(error)}; expected a causal model of transformers"
+                ) from error
+        if not cache.shapes:
+            raise CaptureError(
+                f"{type(self.model).__name__} writes nothing into its cache; expected a causal model of "
+                "transformers with attention in every layer"
+            )
+        return cache.shapes
+
+    def forward(self, ids: torch.Tensor, position: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Return the logits that follow one of the tokens; afterwards the caches hold the tokens."""
+        places = position + torch.arange(ids.shape[1])
+        caches = iter(self.caches())
+        held = dict(zip(self._layers, zip(caches, caches, strict=True), strict=True))
+        distance = places[:, None] - torch.arange(self.length)
+        return self._call(ids, places, distance, last, self._cache(places, held))
+
+    def _call(
+        self,
+        ids: torch.Tensor,
+        places: torch.Tensor,
+        distance: torch.Tensor,
+        last: torch.Tensor,
+        cache: object,
+    ) -> torch.Tensor:
+        config: Any = self.model.config
+        masks = {FULL: _additive(distance >= 0)}
+        window = getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or [FULL if window is None else SLIDING])
+        if window is not None:
+            masks[SLIDING] = _additive((distance >= 0) & (distance < window))
+        if not kinds <= masks.keys():
+            raise CaptureError(
+                f"{type(self.model).__name__} has layers of {', '.join(sorted(kinds - masks.keys()))}; "
+                "expected full or sliding attention in every layer"
+            )
+        mask: Any = masks[kinds.pop()] if len(kinds) == 1 else masks
+        given = {"logits_to_keep": last} if "logits_to_keep" in self._taken else {}
+        logits: torch.Tensor = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=places[None],
+            past_key_values=cache,
+            use_cache=True,
+            **given,
+        ).logits
+        chosen = logits if given else logits.index_select(1, last)
+        return chosen[:, 0]
+
+
+def _additive(allowed: torch.Tensor) -> torch.Tensor:
+    """Return a mask [1, 1, T, length] that is added to scores."""
+    return torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[None, None]
+
+
+def causal_model(model: object) -> torch.nn.Module:
+    """Return a causal model in evaluation: as given, or of a configuration with random weights.
+
+    Raises:
+        InputError: it is neither.
+    """
+    prepare_torchvision()
+    with needed("transformers", purpose="exporting a language model"):
+        from transformers import AutoModelForCausalLM, PreTrainedConfig
+    if isinstance(model, PreTrainedConfig):
+        model = AutoModelForCausalLM.from_config(model)
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise InputError(
+            f"model is {described(model)}; expected a causal model of transformers, or its config"
+        )
+    return model.eval()
+
+
+def _check_equal(cached: CachedModel, length: int) -> None:
+    """Raise CaptureError where a text in two parts has other logits than the model gives for the whole.
+
+    It has 16 tokens, or 8 more than a window of the model's attention. The caches are empty afterwards.
+    """
+    model: Any = cached.model
+    entries = model.config.get_text_config().to_dict().items()
+    windows = [size for name, size in entries if "window" in name and type(size) is int]
+    with torch.no_grad():
+        ids = (
+            torch.arange(min(length, 8 + max([8, *windows])))[None]
+            * 7
+            % model.config.get_text_config().vocab_size
+        )
+        expected = model(ids).logits[:, -1]
+        half = ids.shape[1] // 2
+        parts = ((ids[:, :half], 0), (ids[:, half:], half))
+        for part, position in parts:
+            last = torch.tensor([part.shape[1] - 1])
+            found = cached(part, torch.tensor([position]), last)
+        for cache in cached.caches():
+            cache.zero_()
+    error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
+    if not error < TOLERANCE:
+        raise CaptureError(
+            f"{type(model).__name__} computes other logits with caches of a fixed length than without "
+            f"({error:.2g} of the largest): it makes masks or positions of its own; expected a model that "
+            "takes both as arguments"
+        )
+
+
+def methods_of(model: torch.nn.Module, length: int, chunk: int) -> dict[str, tuple[torch.nn.Module, Any]]:
+    """Return the methods "prefill" and "decode" as `torchedge.export` takes them."""
+    cached = CachedModel(model, check_whole("max_length", length, 2))
+    _check_equal(cached, length)
+    zero = torch.zeros(1, dtype=torch.int64)
+    chunk = min(check_whole("chunk", chunk, 2), length)
+    return {
+        "prefill": (cached, (torch.zeros(1, chunk, dtype=torch.int64), zero, zero)),
+        "decode": (cached, (torch.zeros(1, 1, dtype=torch.int64), zero, zero)),
+    }
