@@ -509,6 +509,7 @@ def export(
     onnx: bool = True,
     precision: Literal["float32", "float16"] = "float32",
     tuner: Literal["fixed", "model"] | None = None,
+    check: bool = False,
     force: bool = False,
     progress: Callable[[str], object] | None = None,
     **options: Unpack[StepOptions],
@@ -531,6 +532,8 @@ def export(
     tuner: what chooses the kernels' schedules and layouts: "fixed" constants of the device class, or "model",
     TMModel's cost model, the default where the device's profile has coefficients of kernels, and for training
     steps on phones, with assumed ones.
+    check: also record what each launch writes on this machine's OpenCL device: `torchedge-run --check` finds
+    the kernel that another driver gets wrong.
     progress: called with each stage; without it, an export of over three seconds reports them.
     Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators
     without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it),
@@ -553,6 +556,7 @@ def export(
         onnx,
         precision,
         tuner,
+        check,
     )
     with noticed(f"exporting for {target.name}") if progress is None else nullcontext():
         return make_bundle(request, target, out, force=force, progress=progress or stage)

@@ -39,7 +39,7 @@ def streaming(request, tmp_path_factory):
     model, numbers = Deep().eval(), torch.randint(0, 300, (2, 5))
     out = tmp_path_factory.mktemp("streaming") / "bundle"
     return torchedge.export(
-        model, numbers, out=out, device=request.param, onnx=False, memory_limit=LIMIT
+        model, numbers, out=out, device=request.param, onnx=False, memory_limit=LIMIT, check=True
     ), numbers.numpy()
 
 
@@ -54,6 +54,8 @@ def test_weights_stream_within_the_plan_s_memory_with_the_executor_s_bits(native
     words = (bundle.path, "--device", native.device, "--inputs", tmp_path / "one.safetensors")
     figures = json.loads(native.start(*words, "--figures").stdout)
     assert figures["streamed_bytes"] >= sum(r.nbytes for r in bundle.plan.loads.run) > 0
+    done = native.start(bundle.path, "--device", native.device, "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "use a limit of at least" in native.refusal(*words, "--memory-limit", str(total // 2))
 
 

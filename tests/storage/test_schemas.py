@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from oracles.random_instances import CHUNK_BYTES, layer, weight
 
+from torchedge.bundles.checks import CHECKS
 from torchedge.bundles.manifests import MANIFESTS
 from torchedge.bundles.plan_files import PLAN_FILES
 from torchedge.bundles.sources import SOURCES
@@ -21,6 +22,7 @@ from torchedge.streaming.instances import INSTANCES, Instance
 from torchedge.streaming.plans import PLANS, ChunkLoad, OverlapPlan
 
 SCHEMAS = {
+    "bundle-check": CHECKS.schema,
     "bundle-manifest": MANIFESTS.schema,
     "bundle-plan": PLAN_FILES.schema,
     "overlap-instance": INSTANCES.schema,

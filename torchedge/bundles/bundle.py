@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from torchedge.bundles.generation import Sampling, Windows, generate
 from torchedge.bundles.manifests import (
+    CHECK,
     MANIFEST,
     MANIFESTS,
     MAX_PLAN_BYTES,
@@ -600,7 +601,7 @@ def _read_files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
     """
     most = {SOURCE: MAX_SOURCE_BYTES, PLAN: MAX_PLAN_BYTES}
     most |= dict.fromkeys(manifest.programs.values(), MAX_FILE_BYTES)
-    large = (WEIGHTS, ONNX, f"{ONNX}.data")
+    large = (WEIGHTS, ONNX, f"{ONNX}.data", CHECK)  # hashed alone
     contents = {}
     for name, file in manifest.files.items():
         kernel = name.startswith("kernels/") and name.endswith(".cl") and name.count("/") == 1

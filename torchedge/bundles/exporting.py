@@ -14,8 +14,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.bundle import Bundle
+from torchedge.bundles.checks import CHECKS, record_check
 from torchedge.bundles.manifests import (
     ACCUMULATING,
+    CHECK,
     MANIFEST,
     MAX_METHODS,
     METHOD_NAME,
@@ -101,6 +103,7 @@ class Request:
     onnx: bool = True
     precision: Precision = "float32"
     tuner: Tuner | None = None
+    check: bool = False
 
     @property
     def train(self) -> bool:
@@ -195,6 +198,10 @@ def make_bundle(
         write_manifest(folder, manifest)
         progress("check")
         bundle = Bundle.open(folder)
+        if request.check:
+            write_json(folder / CHECK, CHECKS.document(record_check(bundle)))
+            write_manifest(folder, replace(manifest, files={**files, CHECK: _file(folder / CHECK)}))
+            bundle = Bundle.open(folder)
     return replace(bundle, path=target)
 
 
@@ -289,7 +296,12 @@ def _check_methods(request: Request) -> None:
             raise InputError(f"method {name} is {described(pair)}; expected (model, example)")
     if not 2 <= len(methods) <= MAX_METHODS:
         raise InputError(f"there are {len(methods)} methods; expected 2 to {MAX_METHODS}, or one model alone")
-    given = {"example": request.example, "plan": request.plan, "memory_limit": request.memory_limit}
+    given = {
+        "example": request.example,
+        "plan": request.plan,
+        "memory_limit": request.memory_limit,
+        "check": request.check or None,
+    }
     for name, value in given.items():
         if value is not None:
             raise InputError(f"{name} is given beside several methods; expected it with one model: omit it")

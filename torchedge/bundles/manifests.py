@@ -26,7 +26,7 @@ from torchedge.storage.documents import read_json, write_json
 MANIFEST, SOURCE = "manifest.json", "source.json"
 PROGRAM, ACCUMULATING = "program.json", "accumulating.json"
 WEIGHTS = "weights.safetensors"
-ONNX, PLAN = "model.onnx", "streaming_plan.json"
+ONNX, PLAN, CHECK = "model.onnx", "streaming_plan.json", "check.json"
 
 MAX_MANIFEST_BYTES = 2**25
 MAX_PLAN_BYTES = 2**27

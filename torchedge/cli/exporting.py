@@ -71,6 +71,7 @@ _MAX_WEIGHTS = 2**36
 )
 @click.option("--memory-limit", type=SIZE, help="Stream weights: the most memory a run allocates.")
 @click.option("--onnx/--no-onnx", default=True, help="Also write model.onnx.")
+@click.option("--check", is_flag=True, help="Record results of every launch for torchedge-run --check.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 def export(
     model: str,
@@ -85,7 +86,7 @@ def export(
     memory_limit: str | None,
     onnx: bool,
     force: bool,
-    **others: Any,  # noqa: ANN401 - _TRAINING_ONLY, precision, tuner
+    **others: Any,  # noqa: ANN401 - _TRAINING_ONLY, precision, tuner, check
 ) -> None:
     """Write a model as OpenCL kernels and weights for a device.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -368,6 +368,22 @@ class Executor:
         self._check_ready()
         self._enqueue()
         self._queue.flush()
+
+    @serialised
+    def run_observed(self, observe: Callable[[int, int, Array], object]) -> None:
+        """Run a step on the inputs that are on the device, and pass on what each launch writes.
+
+        observe: gets launch, tensor (an index of the program's list) and array. Needs whole_arena=False.
+        """
+        self._check_ready()
+        for position, call in enumerate(self._calls):
+            launch = self.program.launches[position]
+            with translated(self._named(position), device=self.context.device):
+                self.context.cl.enqueue_nd_range_kernel(self._queue, *call)
+            for index, access in zip(launch.tensors, self.program.kernels[launch.kernel].access, strict=True):
+                if access != "read":
+                    written = DeviceTensor(self.program.tensors[index], self._memory_of(index))
+                    observe(position, index, self.memory.read(written))
 
     @serialised
     def finish(self) -> None:

@@ -66,9 +66,15 @@ TORCHEDGE_API int torchedge_save(torchedge_bundle *handle, const char *path);
  * the bits of a run that was never stopped. The file is checked before anything is replaced. */
 TORCHEDGE_API int torchedge_load(torchedge_bundle *handle, const char *path);
 
-/* Steps, times in ms, bytes allocated on the device, compiled and cached programs, as JSON. Valid until the next
+/* Steps, times in ms, bytes allocated on the device, compiled and cached programs, the process's largest resident
+ * set until kernels were built and until now, as JSON. Valid until the next
  * call of this function on the handle. */
 TORCHEDGE_API const char *torchedge_figures(torchedge_bundle *handle);
+
+/* Run one batch launch by launch, and compare what each writes with what it wrote on the exporting machine, which
+ * the bundle's check.json tells: the first launch that is off, or null, as JSON. "{}" on an error. Open the bundle
+ * again before it is used for anything else. Valid until the next call of this function on the handle. */
+TORCHEDGE_API const char *torchedge_check(torchedge_bundle *handle);
 
 /* Why the last call failed: one line; empty after a call that did not. Valid until the next call on the handle. */
 TORCHEDGE_API const char *torchedge_error(torchedge_bundle *handle);

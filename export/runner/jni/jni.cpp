@@ -102,6 +102,12 @@ JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_figures(JNIEnv* env, jcla
   return array_of(env, torchedge_figures(bundle_of(handle)));
 }
 
+JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_check(JNIEnv* env, jclass, jlong handle) {
+  const char* report = torchedge_check(bundle_of(handle));
+  check(env, handle, *torchedge_error(bundle_of(handle)) == '\0' ? 0 : -1);
+  return array_of(env, report);
+}
+
 JNIEXPORT void JNICALL Java_org_torchedge_Bundle_close(JNIEnv*, jclass, jlong handle) { torchedge_close(bundle_of(handle)); }
 
 }  // extern "C"

@@ -71,7 +71,7 @@ Status read_manifest(const File& folder, const std::string& expected, Bundle& bu
     bundle.files[name] = {value.at("sha256").sha256(), value.at("bytes").integer(0, kMaxBytes)};
     bool known = name == "source.json" || name == "program.json" || name == "accumulating.json" ||
                  name == "streaming_plan.json" || name == "weights.safetensors" || name == "model.onnx" ||
-                 name == "model.onnx.data" || is_kernel(name);
+                 name == "model.onnx.data" || name == "check.json" || is_kernel(name);
     if (!known) value.refuse("is listed; expected only files that export writes");
   }
   for (const char* name : {"program.json", "weights.safetensors", "accumulating.json"})
@@ -107,7 +107,7 @@ Result<std::map<std::string, std::string>> read_files(const File& folder, Bundle
       continue;
     }
     std::string digest;
-    if (is_kernel(name) || name == "program.json" || name == "accumulating.json" || name == "streaming_plan.json") {
+    if (is_kernel(name) || name == "program.json" || name == "accumulating.json" || name == "streaming_plan.json" || name == "check.json") {
       TE_TRY(content, file.read_all(is_kernel(name) ? kMaxText : kMaxProgram));
       digest = sha256_of(content);
       contents[name] = std::move(content);
@@ -251,6 +251,7 @@ Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256)
   }
   TE_CHECK(check_same(bundle));
   TE_CHECK(check_weights(bundle));
+  if (bundle.files.count("check.json")) TE_CHECK(read_check(folder + "/check.json", contents["check.json"], bundle));
   return bundle;
 }
 

@@ -1,6 +1,7 @@
 // A bundle's folder, read and checked: what is returned is what was hashed.
 #pragma once
 
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,6 +22,18 @@ struct BundleFile {
   int64_t nbytes;
 };
 
+/// What a launch wrote to a tensor on the exporting machine: check.json.
+struct Checked {
+  int64_t launch, tensor;
+  std::string sha256;
+  std::array<double, 6> figures, bounds;
+};
+
+struct Check {
+  std::string device;
+  std::vector<std::vector<Checked>> results;  // by program; empty where the bundle has none
+};
+
 struct Bundle {
   std::string path, model, made_for, sha256;
   bool trains = false, streams = false;
@@ -31,6 +44,7 @@ struct Bundle {
   int device_class = 0;
   std::map<std::string, BundleFile> files;
   std::vector<Program> programs;  // what runs; then, with accumulation above 1, the step that only adds up gradients
+  Check check;
   File weights;
   FileHeader header;
 
@@ -40,6 +54,9 @@ struct Bundle {
   /// Hash the weights file in small pieces: what a plan streams is then read from the same open file.
   Status check_weights() const;
 };
+
+/// Read a bundle's check.json.
+Status read_check(const std::string& name, const std::string& text, Bundle& bundle);
 
 /// Read a bundle. sha256: what the manifest's own digest has to be, empty for any.
 Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256);

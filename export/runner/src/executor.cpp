@@ -109,6 +109,7 @@ Status Executor::open(const Settings& settings) {
   figures_.programs = static_cast<int64_t>(built_.programs.size());
   figures_.programs_from_cache = built_.from_cache;
   figures_.build_ms = now_ms() - start;
+  figures_.built_peak_bytes = peak_resident_bytes();
   placed_.reserve(bundle_.programs.size());
   for (const Program& program : bundle_.programs) {
     placed_.emplace_back();
@@ -555,7 +556,7 @@ Status Executor::set(const std::string& name, double value) {
 }
 
 /// Enqueue all launches of a step, and the copies that each waits for.
-Status Executor::enqueue(const Placed& placed) {
+Status Executor::enqueue(const Placed& placed, const std::function<Status(int64_t)>& observe) {
   for (size_t position = 0; position < placed.calls.size(); ++position) {
     if (placed.program->loads) TE_CHECK(advance(placed, placed.program->loads->waits[position]));
     const Launch& launch = *placed.calls[position].launch;
@@ -564,6 +565,10 @@ Status Executor::enqueue(const Placed& placed) {
     if (code != 0) {
       const std::string& name = placed.program->kernels[launch.kernel].name;
       return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
+    }
+    if (observe) {
+      TE_CHECK(observe(position));
+      continue;
     }
     // The launches that update weights come later, and do not run where a flag is set.
     if (static_cast<int64_t>(position) == placed.last_flag) {

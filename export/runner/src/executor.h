@@ -21,6 +21,7 @@ struct Settings {
 struct Figures {
   int64_t steps = 0, allocated_bytes = 0, programs = 0, programs_from_cache = 0;
   int64_t streamed_bytes = 0;  // by the last step
+  int64_t built_peak_bytes = 0;  // the process's largest resident set when all kernels were built
   double build_ms = 0, load_ms = 0, step_ms = 0, total_step_ms = 0;
 };
 
@@ -44,6 +45,8 @@ class Executor {
   Status step();
   /// Read an output of the last step, or a parameter, buffer or state.
   Status read(const std::string& name, void* data, int64_t nbytes);
+  /// Compare what each launch of a batch writes with the bundle's check.json; the handle has run that batch then.
+  Result<Json> check();
   Status save(const std::string& path);
   Status load(const std::string& path);
 
@@ -78,7 +81,8 @@ class Executor {
   Status take(const Read& read);
   Status advance(const Placed& placed, int64_t copies);
   void end_copies();
-  Status enqueue(const Placed& placed);
+  /// Enqueue a step's launches; `observe` is called after each, where it is given, and flags are not read then.
+  Status enqueue(const Placed& placed, const std::function<Status(int64_t position)>& observe = nullptr);
   Status fill(const Tensor& tensor, Memory& memory);
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);

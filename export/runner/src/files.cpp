@@ -1,6 +1,7 @@
 #include "files.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -156,6 +157,11 @@ Result<std::string> File::read_all(int64_t most) const {
   std::string data(size_, '\0');
   TE_CHECK(read(0, data.data(), data.size()));
   return data;
+}
+
+int64_t peak_resident_bytes() {
+  struct rusage usage;
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? int64_t{usage.ru_maxrss} * 1024 : 0;  // KiB on Linux and Android
 }
 
 // writing -----------------------------------------------------------------------------------------------------

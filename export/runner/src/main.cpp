@@ -29,6 +29,9 @@ Run an exported bundle through OpenCL. Without --inputs, describe it.
                        $XDG_CACHE_HOME/torchedge/opencl or ~/.cache/torchedge/opencl; an empty text: nowhere
   --memory-limit BYTES refuse to run with more device memory
   --sha256 DIGEST      refuse any bundle but that with this SHA-256 in its manifest
+  --check              compare what every launch writes with what it wrote on the exporting machine, and name the
+                       first that is off; the exit status is 1 then. For bundles exported with check=True
+  --json               with --check: print the result as JSON
   --figures            print times and memory as JSON at the end
 
 The OpenCL library is $TORCHEDGE_OPENCL, else libOpenCL.so.1 or the vendors' places on Android.
@@ -39,7 +42,7 @@ struct Arguments {
   std::vector<std::pair<std::string, double>> settings;
   int64_t steps = 0;
   uint64_t memory_limit = 0;
-  bool figures = false;
+  bool figures = false, check = false, json = false;
 };
 
 std::string default_cache() {
@@ -68,8 +71,9 @@ Result<Arguments> parse(int count, char** words) {
       {"--device", &arguments.device}, {"--cache", &arguments.cache},     {"--sha256", &arguments.sha256}};
   for (int k = 1; k < count; ++k) {
     std::string word = words[k];
-    if (word == "--figures") {
-      arguments.figures = true;
+    std::map<std::string, bool*> flags = {{"--figures", &arguments.figures}, {"--check", &arguments.check}, {"--json", &arguments.json}};
+    if (flags.count(word)) {
+      *flags[word] = true;
       continue;
     }
     if (word.rfind("--", 0) != 0) {
@@ -170,6 +174,27 @@ Status run(torchedge_bundle* handle, const Arguments& arguments) {
   return {};
 }
 
+/// Print what --check finds; whether no launch was off.
+Result<bool> self_test(torchedge_bundle* handle, bool json) {
+  const std::string text = torchedge_check(handle);
+  TE_CHECK(check(handle, *torchedge_error(handle) != '\0'));
+  const Json report = Json::parse(text);
+  const Json& off = report["off"];
+  auto word = [](const Json& from, const char* key) { return from[key].get<std::string>(); };
+  if (json) {
+    std::printf("%s\n", text.c_str());
+  } else {
+    std::printf("%s on %s: %lld results, %lld with the bits of %s\n", word(report, "model").c_str(), word(report, "device").c_str(),
+                report["results"].get<long long>(), report["identical"].get<long long>(), word(report, "made_on").c_str());
+    if (!off.is_null())
+      std::printf("off: launch %lld of %s, kernel %s%s%s: the %s of %s is %.9g; expected %.9g within %.3g. Results before it are right.\n",
+                  off["launch"].get<long long>(), word(off, "program").c_str(), word(off, "kernel").c_str(), off["scope"] == "" ? "" : " of ",
+                  word(off, "scope").c_str(), word(off, "figure").c_str(), word(off, "tensor").c_str(), off["measured"].get<double>(),
+                  off["expected"].get<double>(), off["bound"].get<double>());
+  }
+  return off.is_null();
+}
+
 void show_progress(void*, int done, int total) {
   std::fprintf(stderr, done < total ? "\rbuilding kernels %d/%d" : "\r\033[K", done, total);
 }
@@ -195,7 +220,19 @@ int main(int count, char** words) {
   torchedge_bundle* handle = nullptr;
   int code = torchedge_open(chosen.bundle.c_str(), &options, &handle);
   Status status = check(handle, code);
-  if (status.ok()) status = run(handle, chosen);
+  bool right = true;
+  try {
+    if (status.ok() && chosen.check) {
+      auto result = self_test(handle, chosen.json);
+      if (result.ok()) right = result.value();
+      else status = result.error();
+    } else if (status.ok()) {
+      status = run(handle, chosen);
+    }
+  } catch (const std::bad_alloc&) {
+    status = Error{"the host has too little memory"};
+  }
   torchedge_close(handle);
+  if (status.ok() && !right) return 1;
   return status.ok() ? 0 : fail(status.error().text);
 }

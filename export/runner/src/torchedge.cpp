@@ -12,7 +12,7 @@ using namespace torchedge;
 struct torchedge_bundle {
   std::mutex lock;
   std::unique_ptr<Executor> executor;
-  std::string error, description, figures;
+  std::string error, description, figures, checked;
 };
 
 namespace {
@@ -65,6 +65,8 @@ std::string report(const Executor& executor) {
                    {"load_ms", figures.load_ms},
                    {"allocated_bytes", figures.allocated_bytes},
                    {"streamed_bytes", figures.streamed_bytes},
+                   {"built_peak_bytes", figures.built_peak_bytes},
+                   {"peak_bytes", peak_resident_bytes()},
                    {"programs", figures.programs},
                    {"programs_from_cache", figures.programs_from_cache}};
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
@@ -157,6 +159,15 @@ int torchedge_load(torchedge_bundle* handle, const char* path) {
 const char* torchedge_figures(torchedge_bundle* handle) {
   int code = call(handle, [&](Executor& executor) { return handle->figures = report(executor), Status(); });
   return code == 0 ? handle->figures.c_str() : "{}";
+}
+
+const char* torchedge_check(torchedge_bundle* handle) {
+  int code = call(handle, [&](Executor& executor) -> Status {
+    TE_TRY(report, executor.check());
+    handle->checked = report.dump(2, ' ', false, Json::error_handler_t::replace);
+    return {};
+  });
+  return code == 0 ? handle->checked.c_str() : "{}";
 }
 
 const char* torchedge_error(torchedge_bundle* handle) {

@@ -54,6 +54,10 @@ public final class Bundle implements AutoCloseable {
     return text(figures(opened()));
   }
 
+  public synchronized String check() {
+    return text(check(opened()));
+  }
+
   @Override
   public synchronized void close() {
     if (handle != 0) close(handle);
@@ -97,6 +101,8 @@ public final class Bundle implements AutoCloseable {
   private static native void load(long handle, byte[] path);
 
   private static native byte[] figures(long handle);
+
+  private static native byte[] check(long handle);
 
   private static native void close(long handle);
 }
