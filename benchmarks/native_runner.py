@@ -5,8 +5,15 @@
 
 Small networks are exported and run by both, in turn, with compiled programs in the cache. It prints the time
 from the start of the process to the first output, that of a step within one process, from array to array, and
-their ratios (medians and quartiles); then the size of the stripped library, and the lines of its source. With
---mutants, bundles changed at random are opened instead, by a build with sanitizers:
+their ratios (medians and quartiles); a step that streams its weights (alone with --streaming), and the
+largest resident set before they are loaded and after; then the size of the stripped library, and the lines of
+its source. With --fuzz SECONDS a libFuzzer target, built with clang, opens bundles of which a file is
+replaced, with every digest computed anew:
+
+    CXX=clang++ cmake -S export/runner -B build/fuzz -D TORCHEDGE_FUZZ=ON && cmake --build build/fuzz
+    python benchmarks/native_runner.py --fuzz 600
+
+With --mutants, bundles changed at random are opened instead, by a build with sanitizers:
 
     cmake -S export/runner -B build/sanitized -D TORCHEDGE_SANITIZE=ON && cmake --build build/sanitized
 """
@@ -15,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import shutil
 import statistics
@@ -35,6 +43,7 @@ from runner.mutants import open_mutants  # noqa: E402
 from torch import nn  # noqa: E402
 
 import torchedge  # noqa: E402
+from torchedge.bundles.bundle import Bundle  # noqa: E402
 from torchedge.storage.tensors import write_tensors  # noqa: E402
 
 
@@ -112,7 +121,7 @@ def compare(program: Path, name: str, rounds: int, steps: int, folder: Path) -> 
     """Print start and step of one network, in Python and natively."""
     model, example = networks()[name]
     bundle = torchedge.export(model, example, out=folder / name, device="local-cpu", onnx=False)
-    fed, got, array = bundle.inputs[0].name, bundle.outputs[0], example.numpy()
+    fed, array = bundle.inputs[0].name, example.numpy()
     write_tensors(folder / "inputs.safetensors", {fed: array})
     np.save(folder / "inputs.npy", array)
     device, variables = default_device(folder)
@@ -123,7 +132,64 @@ def compare(program: Path, name: str, rounds: int, steps: int, folder: Path) -> 
     for _ in range(rounds + 1):  # the first round fills the caches
         starts.append((seconds(python, environment), seconds(native, environment)))
     show(name, "start", starts[1:])
+    pairs = steps_of(program, bundle, device, array, steps)
+    show(name, "step", pairs[steps // 10 :])
+
+
+class Deep(nn.Sequential):
+    """Forty layers of 1 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__(*[layer for _ in range(40) for layer in (nn.Linear(512, 512), nn.ReLU())])
+
+
+def stream(program: Path, steps: int, folder: Path) -> None:
+    """Print the step of a streaming network, in Python and natively, and the memory of the native process."""
+    torch.manual_seed(0)
+    bundle = torchedge.export(
+        Deep().eval(),
+        torch.randn(8, 512),
+        out=folder / "deep",
+        device="local-cpu",
+        onnx=False,
+        memory_limit="8MiB",
+    )
+    fed, array = bundle.inputs[0].name, torch.randn(8, 512).numpy()
+    write_tensors(folder / "inputs.safetensors", {fed: array})
+    device, variables = default_device(folder)
+    pairs = steps_of(program, bundle, device, array, steps)
+    show("deep, streaming", "step", pairs[steps // 10 :])
+    command = [
+        program,
+        bundle.path,
+        "--device",
+        device,
+        "--inputs",
+        folder / "inputs.safetensors",
+        "--figures",
+    ]
+    for _ in range(2):  # the second takes compiled programs from the cache
+        done = subprocess.run(
+            [str(word) for word in command], env={**os.environ, **loader(), **variables},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    figures = json.loads(done.stdout)
+    built, peak, device_bytes = (
+        figures[key] / 2**20 for key in ("built_peak_bytes", "peak_bytes", "allocated_bytes")
+    )
+    weights = sum(t.nbytes for t in bundle.program.tensors if t.role != "intermediate") / 2**20
+    print(
+        f"resident: at most {built:.1f} MiB until kernels were built, {peak:.1f} MiB until the end; "
+        f"the plan takes {device_bytes:.1f} MiB with staging, of weights of {weights:.1f} MiB"
+    )
+
+
+def steps_of(
+    program: Path, bundle: Bundle, device: str, array: np.ndarray, steps: int
+) -> list[tuple[float, float]]:
+    """Return times of steps in turn, in Python and natively, and hold their bits against each other."""
     library = Library(program.with_name("libtorchedge.so"), bundle.path, device)
+    fed, got = bundle.inputs[0].name, bundle.outputs[0]
     result = np.empty(got.shape, got.dtype)
     pairs = []
     for _ in range(steps):
@@ -133,7 +199,36 @@ def compare(program: Path, name: str, rounds: int, steps: int, folder: Path) -> 
         library.step(fed, array, got.name, result)
         pairs.append((middle - begin, time.perf_counter() - middle))
         assert expected.tobytes() == result.tobytes()
-    show(name, "step", pairs[steps // 10 :])
+    return pairs
+
+
+def fuzz(fuzzer: Path, seconds: int, folder: Path) -> None:
+    """Fuzz the files of a streaming bundle; print executions, and exit with libFuzzer's status."""
+    bundle = torchedge.export(
+        nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)]).eval(), torch.randn(2, 64),
+        out=folder / "bundle", device="adreno-740", onnx=False, memory_limit="150KiB", check=True,
+    )  # fmt: skip
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for number, name in enumerate(["manifest.json", *sorted(bundle.manifest.files)]):
+        (corpus / f"seed{number}").write_bytes(bytes([number]) + (bundle.path / name).read_bytes())
+    words = [
+        fuzzer,
+        corpus,
+        f"-max_total_time={seconds}",
+        "-max_len=160000",
+        "-timeout=60",
+        "-print_final_stats=1",
+    ]
+    words.append(f"-artifact_prefix={CHECKOUT / 'build'}/")
+    environment = {**os.environ, "TORCHEDGE_FUZZ_BUNDLE": str(bundle.path)}
+    done = subprocess.run(
+        [str(word) for word in words], env=environment, stderr=subprocess.PIPE, text=True, check=False
+    )
+    reports = [line for line in done.stderr.splitlines() if "ERROR" in line or "runtime error" in line]
+    print(*[line for line in done.stderr.splitlines() if line.startswith("stat::")], sep="\n")
+    print(f"{len(reports)} reports of sanitizers", *reports, sep="\n")
+    raise SystemExit(done.returncode)
 
 
 def show(name: str, what: str, pairs: Sequence[tuple[float, float]]) -> None:
@@ -154,19 +249,24 @@ def main() -> None:
     parser.add_argument("--program", type=Path, default=CHECKOUT / "build" / "runner" / "torchedge-run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--streaming", action="store_true", help="Measure streaming and memory alone.")
+    parser.add_argument("--fuzz", type=int, default=0, metavar="SECONDS", help="Fuzz for so long.")
     parser.add_argument("--mutants", type=int, default=0)
     parser.add_argument("--opener", type=Path, default=CHECKOUT / "build" / "sanitized" / "torchedge-open")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        if arguments.fuzz:
+            fuzz(CHECKOUT / "build" / "fuzz" / "torchedge-fuzz", arguments.fuzz, folder)
         if arguments.mutants:
             model, example = networks()["lstm"]
             out = folder / "bundle"
             torchedge.export(model, example, out=out, device="adreno-740", onnx=False)
             print(open_mutants(arguments.opener, out, folder, arguments.mutants, arguments.seed))
             return
-        for name in networks():
+        stream(arguments.program, arguments.steps, folder)
+        for name in networks() if not arguments.streaming else ():
             compare(arguments.program, name, arguments.rounds, arguments.steps, folder)
         library = shutil.copy(arguments.program.with_name("libtorchedge.so"), folder)
         subprocess.run(["strip", library], check=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import torchedge
-from torchedge import CaptureError, DeviceError, InputError, LimitError, ProfileError
+from torchedge import CaptureError, DeviceError, InputError, LimitError, LoweringError, ProfileError
 
 NET = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
 X, Y = torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)
@@ -52,6 +52,11 @@ def search(space=None, constraints=None, score=len, **more):
 
 def many(models, batch_sizes=8):
     torchedge.Predictor(TX2).predict_many(models, batch_sizes, input_size=(3, 8, 8))
+
+
+def autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        train()
 
 
 def branch():
@@ -266,6 +271,7 @@ WRONG = {
         "accumulation is 0; expected a whole",
     ),
     "a class beyond": (lambda: train(y=Y + 5), torchedge.TorchedgeError, "5"),
+    "training within autocast": (autocast, LoweringError, "leave out torch.autocast of another dtype"),
     "an unknown board": (lambda: torchedge.find_device("tx3"), DeviceError, "did you mean jetson-tx2"),
     "no step to watch": (watch, CaptureError, "expected a training step"),
     "a step to come": (lambda: torchedge.watch(device=TX2).prediction, CaptureError, "expected a block"),

@@ -1,6 +1,7 @@
 """Hold predictions against the H200 campaign over settings: transformers and CNNs as people train them today.
 
-    python benchmarks/accuracy/settings.py [--fresh] [--hosts] [--by setting|network|point] [--only WORD]
+    python benchmarks/accuracy/settings.py [--fresh] [--hosts [point|median]] [--only WORD]
+        [--by setting|network|point]
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step.
 """
@@ -32,7 +33,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="settings whose name holds this word")
     parser.add_argument("--without", default=None, help="leave out networks whose name holds this word")
     parser.add_argument("--fresh", action="store_true", help="networks of families that no fit has seen")
-    parser.add_argument("--hosts", action="store_true", help="predict each point on its own host")
+    parser.add_argument(
+        "--hosts",
+        choices=("point", "median"),
+        nargs="?",
+        const="point",
+        help="predict on the host of the points: by the control before each, or by the median of all",
+    )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -40,6 +47,7 @@ def main() -> int:
     folder = device.folder / "campaign" / ("settings-fresh" if arguments.fresh else "settings")
     dataset = read_dataset(folder)
     assert dataset.launch_us is not None
+    median = float(np.nanmedian(dataset.launch_us))
     errors: dict[str, list[list[float]]] = defaultdict(list)
     for place in np.flatnonzero(dataset["fits"] == 1).tolist():
         label, batch_size = str(dataset.id[place]), int(dataset.batch[place])
@@ -50,7 +58,7 @@ def main() -> int:
             continue
         try:
             graph = dataset.graph_of(label, "train")
-            launch = float(dataset.launch_us[place])
+            launch = float(dataset.launch_us[place]) if arguments.hosts == "point" else median
             host = device.on_host(launch) if arguments.hosts and isfinite(launch) else device
             prediction = predict_graph(graph, batch_size, host, network.settings)
         except TorchedgeError as error:

@@ -60,7 +60,7 @@ def driver(bundle, folder, reseal, kernels, product):
 def multiplying(bundle):
     """Return kernels that multiply, in the order in which a check comes to them, with their first launch."""
     first = {}
-    for program in reversed(bundle.programs):
+    for program in reversed(bundle.programs.values()):
         for position, launch in enumerate(program.launches):
             kernel = program.kernels[launch.kernel]
             if PRODUCT in kernel.source:
@@ -71,7 +71,7 @@ def multiplying(bundle):
 def test_the_exporting_driver_has_the_bits_and_another_rounding_passes(native, checked, reseal, tmp_path):
     results = sum(
         access != "read"
-        for program in checked.programs
+        for program in checked.programs.values()
         for launch in program.launches
         for access in program.kernels[launch.kernel].access
     )

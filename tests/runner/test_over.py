@@ -49,7 +49,7 @@ def test_an_inference_has_the_executor_s_bits(over, inference, batch, saved, tmp
         copied = {"adb": True, "adb:ABC123": False, "ssh://board": True, "local": True}[way]
         assert ("torchedge-run" in document["pushed"]) == copied == bool(document["pushed"])
         out.unlink()
-    assert document["figures"]["peak_resident_bytes"] > 0
+    assert document["figures"]["peak_bytes"] > 0
     left = [path.name for path in (tmp_path / "home of the device" / "torchedge" / "runs").iterdir()]
     assert not left  # a run leaves nothing of its own
 

@@ -55,7 +55,7 @@ def translate(step: Step) -> Translation:
     if strange:
         raise LoweringError(
             f"{step.name} holds tensors of {', '.join(strange)}; expected {', '.join(STORED)}; "
-            "convert the model, with .float() for example"
+            "convert the model (.float()), and leave out torch.autocast of another dtype, in it and around it"
         )
     nodes_of: dict[int, Node] = {}
     stored: dict[int, Stored] = {}

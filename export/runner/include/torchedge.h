@@ -66,9 +66,9 @@ TORCHEDGE_API int torchedge_save(torchedge_bundle *handle, const char *path);
  * the bits of a run that was never stopped. The file is checked before anything is replaced. */
 TORCHEDGE_API int torchedge_load(torchedge_bundle *handle, const char *path);
 
-/* Steps, times in ms (median and quartiles: of the last 1,000 steps), bytes allocated on the device, the process's
- * peak resident memory, compiled and cached programs, as JSON. Valid until the next call of this function on the
- * handle. */
+/* Steps, times in ms (median and quartiles: of the last 1,000 steps), bytes allocated on the device, compiled and
+ * cached programs, the process's largest resident set until kernels were built and until now, as JSON. Valid until
+ * the next call of this function on the handle. */
 TORCHEDGE_API const char *torchedge_figures(torchedge_bundle *handle);
 
 /* Run one batch launch by launch, and compare what each writes with what it wrote on the exporting machine, which

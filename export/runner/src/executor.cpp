@@ -109,6 +109,7 @@ Status Executor::open(const Settings& settings) {
   figures_.programs = static_cast<int64_t>(built_.programs.size());
   figures_.programs_from_cache = built_.from_cache;
   figures_.build_ms = now_ms() - start;
+  figures_.built_peak_bytes = peak_resident_bytes();
   placed_.reserve(bundle_.programs.size());
   for (const Program& program : bundle_.programs) {
     placed_.emplace_back();

@@ -23,6 +23,7 @@ constexpr int64_t kRecentSteps = 1000;
 struct Figures {
   int64_t steps = 0, allocated_bytes = 0, programs = 0, programs_from_cache = 0;
   int64_t streamed_bytes = 0;  // by the last step
+  int64_t built_peak_bytes = 0;  // the process's largest resident set when all kernels were built
   double build_ms = 0, load_ms = 0, step_ms = 0, total_step_ms = 0;
   std::vector<double> recent_ms;  // times of the last kRecentSteps, in no order
 };

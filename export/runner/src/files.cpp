@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #if defined(TORCHEDGE_LIBCRYPTO)
 #include <openssl/evp.h>
@@ -156,6 +158,13 @@ Result<std::string> File::read_all(int64_t most) const {
   std::string data(size_, '\0');
   TE_CHECK(read(0, data.data(), data.size()));
   return data;
+}
+
+int64_t peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");  // getrusage also counts the process that this one was before exec
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind("VmHWM:", 0) == 0) return 1024 * std::strtoll(line.c_str() + 6, nullptr, 10);
+  return 0;
 }
 
 // writing -----------------------------------------------------------------------------------------------------

@@ -60,6 +60,9 @@ class File {
   std::string name_;
 };
 
+/// The largest resident set of this process since it began, in bytes; 0 where the system does not report it.
+int64_t peak_resident_bytes();
+
 /// Receives the bytes of a file in order.
 using Sink = std::function<Status(const void* data, size_t size)>;
 

@@ -2,8 +2,6 @@
 #include "torchedge.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
 #include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -65,15 +63,6 @@ double quantile(const std::vector<double>& sorted, double share) {
   return sorted[low] + (place - static_cast<double>(low)) * (sorted[high] - sorted[low]);
 }
 
-/// The process's peak resident memory in bytes; null where the system does not say. getrusage's counts what the
-/// process was before exec, too.
-Json peak_resident_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.rfind("VmHWM:", 0) == 0) return int64_t{1024} * std::strtoll(line.c_str() + 6, nullptr, 10);
-  return nullptr;
-}
-
 std::string report(const Executor& executor) {
   const Figures& figures = executor.figures();
   std::vector<double> times = figures.recent_ms;
@@ -86,11 +75,12 @@ std::string report(const Executor& executor) {
                    {"median_step_ms", quantile(times, 0.5)},
                    {"lower_quartile_step_ms", quantile(times, 0.25)},
                    {"upper_quartile_step_ms", quantile(times, 0.75)},
-                   {"peak_resident_bytes", peak_resident_bytes()},
                    {"build_ms", figures.build_ms},
                    {"load_ms", figures.load_ms},
                    {"allocated_bytes", figures.allocated_bytes},
                    {"streamed_bytes", figures.streamed_bytes},
+                   {"built_peak_bytes", figures.built_peak_bytes},
+                   {"peak_bytes", peak_resident_bytes()},
                    {"programs", figures.programs},
                    {"programs_from_cache", figures.programs_from_cache}};
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
