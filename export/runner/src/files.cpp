@@ -6,9 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #if defined(TORCHEDGE_LIBCRYPTO)
 #include <openssl/evp.h>
@@ -161,10 +160,12 @@ Result<std::string> File::read_all(int64_t most) const {
 }
 
 int64_t peak_resident_bytes() {
-  std::ifstream status("/proc/self/status");  // getrusage also counts the process that this one was before exec
-  for (std::string line; std::getline(status, line);)
-    if (line.rfind("VmHWM:", 0) == 0) return 1024 * std::strtoll(line.c_str() + 6, nullptr, 10);
-  return 0;
+  std::FILE* status = std::fopen("/proc/self/status", "re");  // getrusage also counts the process before exec
+  if (status == nullptr) return 0;
+  long long kib = 0;
+  for (char line[256]; kib == 0 && std::fgets(line, sizeof line, status) != nullptr;) std::sscanf(line, "VmHWM: %lld", &kib);
+  std::fclose(status);
+  return 1024 * kib;
 }
 
 // writing -----------------------------------------------------------------------------------------------------
