@@ -53,7 +53,7 @@ from torchedge.bundles.manifests import digest_of, memory_of
 from torchedge.bundles.sources import SOURCES
 from torchedge.bundles.weights import write_weights
 from torchedge.errors import TorchedgeError
-from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl import compiling
@@ -326,9 +326,9 @@ def ports(program: Program) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def memory(programs: list[Program], roles: frozenset[str] = SHARED_ROLES) -> dict[str, int]:
+def memory(programs: list[Program], *, methods: bool = False) -> dict[str, int]:
     """Return the memory of programs as a manifest has it."""
-    counted = memory_of(programs, shared=roles)
+    counted = memory_of(programs, methods=methods)
     return {**asdict(counted), "total_bytes": counted.total_bytes}
 
 
@@ -340,7 +340,7 @@ def adapt_manifest(manifest: dict[str, Any], folder: Path, programs: list[Progra
         method |= {**ports(own), "memory": memory([own])}
     before = manifest["hyperparameters"]
     manifest["hyperparameters"] = {name: before.get(name, 0.1) for name in program.hyperparameters}
-    manifest["memory"] = memory(programs, RESIDENT_ROLES if "methods" in manifest else SHARED_ROLES)
+    manifest["memory"] = memory(programs, methods="methods" in manifest)
     manifest["device"]["class"] = program.target
     several = len(programs) > 1 and "methods" not in manifest
     manifest["accumulation"] = max(manifest["accumulation"], 2) if several else 1

@@ -569,6 +569,7 @@ def export_lm(
     out: str | Path,
     max_length: int,
     chunk: int = 64,
+    quantize: Literal["int8", "int4"] | None = None,
     seed: int | None = None,
     name: str | None = None,
     precision: Literal["float32", "float16"] = "float32",
@@ -581,12 +582,13 @@ def export_lm(
     model: it, with its weights, left as found; or its configuration, for random weights. max_length: tokens
     of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
     once. The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
-    token). The other arguments and errors are those of `export`; CaptureError also for a model whose
-    attention takes no caches.
+    token). quantize: "int8" (a scale a row) or "int4" (a scale for 32 weights of a row) of linear layers and
+    embeddings; for other groups and zero points pass a model of `torchedge.quantize`. The other arguments and
+    errors are those of `export`; CaptureError also for a model whose attention takes no caches.
     """
     from torchedge.tracing.language_models import causal_model, methods_of
 
-    methods = methods_of(causal_model(model), max_length, chunk)
+    methods = methods_of(causal_model(model, quantize), max_length, chunk)
     title = name or type(next(iter(methods.values()))[0].model).__name__
     return export(
         methods,

@@ -1,6 +1,8 @@
 """Text from bundles: greedy tokens are those of transformers' generate, sampled ones follow from a seed."""
 
+import copy
 import json
+import re
 
 import numpy as np
 import pytest
@@ -84,6 +86,40 @@ def test_greedy_tokens_are_those_of_transformers(name, device, tmp_path):
         ids = prompt(length)
         wanted = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
         assert bundle.generate(ids[0], 8) == wanted[0, length:].tolist(), length
+
+
+@pytest.mark.parametrize(("form", "group"), [("int8", None), ("int4", 32)])
+def test_quantised_tokens_are_those_of_the_dequantised_model(llama, form, group, tmp_path):
+    bundle = torchedge.export_lm(
+        llama, "local-cpu", out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK, quantize=form
+    )
+    dequantised, quantised = copy.deepcopy(llama), torchedge.quantize(llama, form, group=group)
+    layers = dict(quantised.named_modules())
+    with torch.no_grad():
+        for name, layer in dequantised.named_modules():
+            if isinstance(layer, (torch.nn.Linear, torch.nn.Embedding)):
+                assert not torch.equal(layer.weight, layers[name].weight)
+                layer.weight.copy_(layers[name].weight)
+    for length in (1, 8, 13, 30):
+        ids = prompt(length)
+        wanted = dequantised.generate(
+            ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert bundle.generate(ids[0], 8) == wanted[0, length:].tolist(), length
+    floats = torchedge.export_lm(llama, "local-cpu", out=tmp_path / "f", max_length=LENGTH, chunk=CHUNK)
+    assert bundle.manifest.memory.resident_bytes < floats.manifest.memory.resident_bytes / 2
+
+
+def test_a_token_is_written_into_the_caches_alone(bundle):
+    program = bundle.programs["decode"]
+    cache = min(t.nbytes for t in program.tensors if t.role == "state")
+    assert all(t.nbytes < cache for t in program.tensors if t.role == "intermediate")  # no copy of a cache
+    for launch in program.launches:
+        kernel = program.kernels[launch.kernel]
+        for place, access in enumerate(kernel.access):
+            if access == "update":  # named twice: as an argument, and where rows of it are written
+                lines = [line for line in kernel.source.splitlines() if re.search(rf"\bt{place}\b", line)]
+                assert len(lines) == 2 and " = " in lines[1] and "if (" in kernel.source
 
 
 def test_a_kept_prefix_changes_nothing_and_is_not_computed_again(bundle, folder):

@@ -101,6 +101,11 @@ def test_methods_share_weights_and_states(model, tmp_path, device, precision):
         np.testing.assert_allclose(found, peeked.numpy(), **tolerance, err_msg=method)
     methods = sum(method.memory.resident_bytes for method in bundle.manifest.methods)
     assert bundle.manifest.memory.resident_bytes < methods - 2 * 64 * 64 * 4  # weights are shared
+    arenas = [method.memory.arena_bytes for method in bundle.manifest.methods]
+    assert max(arenas) <= bundle.manifest.memory.arena_bytes < sum(arenas)
+    made = [executor._arena for executor in bundle.runner.executors.values()]
+    allocations = {id(memory): memory.size for arena in made for memory in (*arena.buffers, *arena.images)}
+    assert sum(allocations.values()) == bundle.manifest.memory.arena_bytes  # in one arena
     assert torchedge.load_bundle(bundle.path).methods == bundle.methods
 
 

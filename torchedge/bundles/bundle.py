@@ -431,14 +431,20 @@ class Runner:
             self.executors = {bundle.methods[0]: executor}
         else:
             self.executors = {}
-            for name, program in bundle.programs.items():
+            placed = {
+                name: placed_for(program, context.device, ALIGNMENT)
+                for name, program in bundle.programs.items()
+            }
+            arenas = [program.arena for program in placed.values()] if bundle.manifest.methods else []
+            for name, program in placed.items():
                 self.executors[name] = Executor(
-                    placed_for(program, context.device, ALIGNMENT),
+                    program,
                     context.device,
                     profile=profile,
                     checks=checks,
                     shared=[*self.executors.values()],
                     shared_roles=bundle.manifest.shared,
+                    in_turn=arenas,
                 )
         self._owners: dict[str, list[Executor]] = {}
         taken = set[str]()
@@ -639,7 +645,7 @@ def _check_same(
     """Check that the manifest describes the programs, and that programs keep what they share in one way."""
     programs = [*named.values()]
     program = programs[0]
-    memory = memory_of(programs, shared=manifest.shared)
+    memory = memory_of(programs, methods=bool(manifest.methods))
     if schedule is not None:
         memory = memory_of([schedule.program], schedule.staging_bytes)
     pairs: list[tuple[str, object, object]] = [

@@ -51,7 +51,7 @@ from torchedge.errors import (
     described,
     not_a_module,
 )
-from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES, Mode
+from torchedge.graphs import Mode
 from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.inference import capture_inferences, target_of_device
 from torchedge.lowering.limits import Limits, check_limits, profile_limits
@@ -163,7 +163,7 @@ def make_bundle(
     plan = _planned(request, program, device)
     running = programs if plan is None else [plan.schedule.program]
     staging = 0 if plan is None else plan.schedule.staging_bytes
-    memory = memory_of(running, staging, RESIDENT_ROLES if len(calls) > 1 else SHARED_ROLES)
+    memory = memory_of(running, staging, methods=len(calls) > 1)
     _check_memory(running, memory, limits)
     with new_folder(target) as folder:
         progress("write")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from msgspec import Meta
 from torchedge.errors import InputError
 from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.graphs.graph import Mode
-from torchedge.lowering.arenas import allocations, total_bytes
+from torchedge.lowering.arenas import allocations, common_arena
 from torchedge.lowering.program_files import MAX_FILE_BYTES
 from torchedge.lowering.programs import MAX_ITEMS, DType, Program, Shape
 from torchedge.lowering.targets import DeviceClass
@@ -162,25 +162,24 @@ def program_file(name: str, place: int) -> str:
     return f"program.{name}.json" if place else PROGRAM
 
 
-def memory_of(
-    programs: Sequence[Program], staging_bytes: int = 0, shared: Collection[str] = SHARED_ROLES
-) -> Memory:
-    """Return the memory of programs that share by name the tensors of some roles.
+def memory_of(programs: Sequence[Program], staging_bytes: int = 0, *, methods: bool = False) -> Memory:
+    """Return the memory of programs that share weights and states by name.
 
-    Streamed weights are those that have a place in the arena.
+    methods: they share constants and one arena, too. Streamed weights are those with a place in the arena.
     """
     resident: dict[str, int] = {}
-    arena = live = largest = 0
+    shared = RESIDENT_ROLES if methods else SHARED_ROLES
+    arenas = [program.arena for program in programs]
+    arenas = [common_arena(arenas)] if methods else arenas
     for number, program in enumerate(programs):
         for index, tensor in enumerate(program.tensors):
             if tensor.role != "intermediate" and not program.arena.holds(index):
                 own = "" if tensor.role in shared else f"{number} "
                 resident[own + tensor.name] = tensor.nbytes
-        arena += total_bytes(program.arena)
-        live += program.arena.live_bytes
-        largest = max([largest, *allocations(program.arena)])
-    largest = max([largest, staging_bytes, *resident.values()])
-    return Memory(sum(resident.values()), arena, live, largest, staging_bytes)
+    parts = [nbytes for arena in arenas for nbytes in allocations(arena)]
+    largest = max([staging_bytes, *parts, *resident.values()], default=0)
+    live = sum(arena.live_bytes for arena in arenas)
+    return Memory(sum(resident.values()), sum(parts), live, largest, staging_bytes)
 
 
 def ports_of(program: Program, places: Sequence[int], names: Sequence[str]) -> tuple[Port, ...]:

@@ -438,23 +438,60 @@ class Renderer:
 
     # -- stores --------------------------------------------------------------------------------------------
 
+    def prepare(self, site: Site, indices: Sequence[Index], scalar: Scalar) -> None:
+        """Add the statements that compute what `store` writes."""
+        if self._changes(site, indices, scalar) is None:
+            self.value(scalar)
+
+    def _changes(
+        self, site: Site, indices: Sequence[Index], scalar: Scalar
+    ) -> tuple[str, tuple[str, bool]] | None:
+        """Return the test of a guard whose other value the tensor holds there already, and the value's text.
+
+        None: the scalar is something else, or the test differs between lanes.
+        """
+        if not isinstance(scalar, Guarded) or not isinstance(scalar.other, Read):
+            return None
+        old = self.site_of(scalar.other.tensor)
+        if old != site or site.layout.storage != "buffer":
+            return None
+        if offset_of(old, scalar.other.indices) != offset_of(site, indices):
+            return None
+        bounds = [self._in_step((self.widened(i), low, high)) for i, low, high in scalar.bounds]
+        if self.width > 1 and any(self.depends(i) for i, _, _ in bounds):
+            return None
+        test = self.named(self._test(bounds, "", None), "int")
+        return test, self._render(scalar.value, test)
+
     def store(self, site: Site, indices: Sequence[Index], scalar: Scalar) -> None:
-        """Add the statements that write a scalar to a tensor."""
+        """Add the statements that write a scalar to a tensor, save where the tensor holds it already."""
         if site.layout.storage != "buffer":
             self._store_texel(site, [self.widened(i) for i in indices], scalar)
             return
-        offset = offset_of(site, [self.widened(i) for i in indices])
-        if self.width == 1 or not self.depends(offset):
-            where, value = self._safe(offset, "", None, site), self.value(scalar)
-            self.lines.append(self._put(site, where, value))
+        changes = self._changes(site, indices, scalar)
+        if changes is None:
+            self._store(site, indices, self._render(scalar, ""), scalar.dtype)
             return
-        text = self.value(scalar, wide=True)
+        test, value = changes
+        self.lines.append(f"if ({test}) {{")
+        first = len(self.lines)
+        self._store(site, indices, value, scalar.dtype)
+        self.lines[first:] = [f"  {line}" for line in self.lines[first:]]
+        self.lines.append("}")
+
+    def _store(self, site: Site, indices: Sequence[Index], value: tuple[str, bool], dtype: str) -> None:
+        offset, (text, vector) = offset_of(site, [self.widened(i) for i in indices]), value
+        if self.width == 1 or not self.depends(offset):
+            where = self._safe(offset, "", None, site)
+            self.lines.append(self._put(site, where, text))
+            return
+        text = text if vector else self._wide(text, dtype)
         if self._lane_step(offset) == 1:
             self.lines.append(self._put_vector(site, self.at_lane(offset, 0), text))
             return
         for lane in range(self.width):
-            where, value = self._safe(self.at_lane(offset, lane), "", lane, site), f"{text}.s{lane:x}"
-            self.lines.append(self._put(site, where, f"-{value}" if site.dtype == "bool" else value))
+            where, part = self._safe(self.at_lane(offset, lane), "", lane, site), f"{text}.s{lane:x}"
+            self.lines.append(self._put(site, where, f"-{part}" if site.dtype == "bool" else part))
 
     def _put(self, site: Site, offset: str, value: str) -> str:
         if site.dtype == "float16":

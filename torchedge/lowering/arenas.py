@@ -8,8 +8,12 @@ reached.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import zip_longest
+from operator import or_
 
 import numpy as np
 import numpy.typing as npt
@@ -143,6 +147,18 @@ def allocations(arena: Arena) -> list[int]:
 def total_bytes(arena: Arena) -> int:
     """Return the bytes of an arena."""
     return sum(allocations(arena))
+
+
+def common_arena(arenas: Sequence[Arena]) -> Arena:
+    """Return an arena without tensors that serves each of several programs, of which one runs at a time."""
+    pieces = [max(sizes) for sizes in zip_longest(*[arena.buffers for arena in arenas], fillvalue=0)]
+    slots: Counter[tuple[int, int, str]] = reduce(or_, [Counter(arena.slots) for arena in arenas], Counter())
+    return Arena(
+        sum(pieces),
+        slots=tuple(slots.elements()),
+        live_bytes=max([arena.live_bytes for arena in arenas], default=0),
+        pieces=tuple(pieces),
+    )
 
 
 def _chains(

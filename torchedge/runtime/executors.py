@@ -20,11 +20,11 @@ from torchedge.errors import (
 )
 from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.arena_checks import check_arena
-from torchedge.lowering.arenas import total_bytes
+from torchedge.lowering.arenas import common_arena, total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
 from torchedge.lowering.limits import check_limits, limits_of
-from torchedge.lowering.programs import Program
+from torchedge.lowering.programs import Arena, Program
 from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.build_processes import TrialRun
@@ -82,9 +82,10 @@ class Executor:
     checks: memory that no launch has written holds NaN, the arena's plan is verified, and the reports of
     kernels made with checks are read after each launch. shared: executors on the same device whose tensors of
     the same names are used instead of own ones, the first one's first; `profile` is the same as there.
-    shared_roles: roles of those tensors. placed: memory by tensor name to use instead of own memory (see
-    `place`). whole_arena: launches get the arena as one buffer with the offsets of its tensors, not parts of
-    it; None: where weights are not streamed and the device is no processor.
+    shared_roles: roles of those tensors. in_turn: arenas of all programs, this one's among them, that run one
+    at a time in the memory that the first of `shared` allocates. placed: memory by tensor name to use instead
+    of own memory (see `place`). whole_arena: launches get the arena as one buffer with the offsets of its
+    tensors, not parts of it; None: where weights are not streamed and the device is no processor.
 
     Threads may share an executor and those that share its tensors: their calls run one after the other.
 
@@ -112,6 +113,7 @@ class Executor:
         checks: bool = False,
         shared: Executor | Sequence[Executor] | None = None,
         shared_roles: Collection[str] = SHARED_ROLES,
+        in_turn: Sequence[Arena] = (),
         placed: Mapping[str, Any] | None = None,
         whole_arena: bool | None = None,
     ) -> None:
@@ -123,6 +125,7 @@ class Executor:
         self._theirs = {name: held for each in reversed(owners) for name, held in each._tensors.items()}
         self._shared_roles = shared_roles
         owner = owners[0] if owners else None
+        self._common = common_arena(in_turn) if in_turn else None
         self._profile: bool = profile if owner is None else owner._profile
         self._checks = checks
         self._lock: Any = threading.RLock() if owner is None else owner._lock
@@ -151,7 +154,8 @@ class Executor:
         if self._checks:
             streamed = {} if schedule is None else schedule.streamed
             check_arena(self.program, self.context.device.base_alignment, streamed)
-        self._admit(staging)
+        theirs = owner._arena if owner and self._common else None
+        self._admit(staging, 0 if theirs else total_bytes(self._common or self.program.arena))
         queue = None if owner else self.context.new_queue(self._profile)
         self.memory: DeviceMemory = owner.memory if owner else DeviceMemory(self.context, queue)
         self._queue: Any = self.memory.queue
@@ -169,7 +173,9 @@ class Executor:
         self._tensors = self._residents()
         in_parts = [launch for launch in self.program.launches if not kernels[launch.kernel].moved]
         parts = {index for launch in in_parts for index in launch.tensors}
-        self._arena = self.memory.allocate_arena(self.program, parts, poisoned=self._checks)
+        self._arena = self.memory.allocate_arena(
+            self.program, parts, common=self._common, owner=theirs, poisoned=self._checks
+        )
         if any(kernel.checks for kernel in self.program.kernels):
             self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
         self._calls = self._bind(compiled, kernels, slots)
@@ -187,7 +193,7 @@ class Executor:
 
     # memory and launches -----------------------------------------------------------------------------------
 
-    def _admit(self, staging: int) -> None:
+    def _admit(self, staging: int, shared: int) -> None:
         """Raise DeviceMemoryError where the device or the host has too little memory for the program."""
         arena = self.program.arena
         own = [
@@ -198,7 +204,7 @@ class Executor:
             and tensor.name not in self._placed
             and not (tensor.role in self._shared_roles and tensor.name in self._theirs)
         ]
-        needed = sum(tensor.nbytes for tensor in own) + total_bytes(arena) + staging
+        needed = sum(tensor.nbytes for tensor in own) + shared + staging
         # Beside the device's memory: outputs as arrays, and one tensor at a time on its way there.
         outputs = sum(self.program.tensors[index].nbytes for index in self.program.outputs)
         beside = outputs + max((tensor.nbytes for tensor in own), default=0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError, OpenCLError
 from torchedge.lowering.packing import check_indices
-from torchedge.lowering.programs import Program, StoredTensor
+from torchedge.lowering.programs import Arena, Program, StoredTensor
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.opencl.memory import (
     StagingMemory,
@@ -42,12 +42,16 @@ class DeviceTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaMemory:
-    """Memory objects of the intermediates by tensor, the allocations behind them, parts of the buffers."""
+    """Memory objects of the intermediates by tensor, the allocations behind them, parts of the buffers.
+
+    owner: what another program made of the same allocations; its parts are freed after these.
+    """
 
     memory: dict[int, Any]
     buffers: tuple[Any, ...]
     images: tuple[Any, ...]
     parts: list[Any]
+    owner: ArenaMemory | None = None
 
     @property
     def nbytes(self) -> int:
@@ -97,18 +101,26 @@ class DeviceMemory:
         return StagingMemory(self.context, queue, nbytes, "staging pool")
 
     def allocate_arena(
-        self, program: Program, parts: Container[int], *, poisoned: bool = False
+        self,
+        program: Program,
+        parts: Container[int],
+        *,
+        common: Arena | None = None,
+        owner: ArenaMemory | None = None,
+        poisoned: bool = False,
     ) -> ArenaMemory:
         """Allocate the program's arena as planned, to the byte. poisoned: floats start as NaN.
 
-        parts: tensors of its buffers that get a memory object of their own, a part of one.
+        parts: tensors of its buffers that get a memory object of their own, a part of one. common: the arena
+        that is allocated, for this program and others. owner: the program lies in what another one allocated.
 
         Raises:
             DeviceMemoryError: the device has too little. OpenCLError: a buffer has another size.
         """
         arena, what = program.arena, f"arena of program {program.name}"
-        buffers = []
-        for nbytes in arena.buffers:
+        common = common or arena
+        buffers = list(owner.buffers) if owner else []
+        for nbytes in () if owner else common.buffers:
             buffers.append(allocate_buffer(self.context, nbytes, what))
             if buffers[-1].size != nbytes:
                 raise OpenCLError(
@@ -116,7 +128,8 @@ class DeviceMemory:
                 )
             if poisoned:
                 fill(self.context, self.queue, buffers[-1], 0xFF)
-        images = tuple([allocate_image(self.context, *slot, what) for slot in arena.slots])
+        images = owner.images if owner else ()
+        images = images or tuple([allocate_image(self.context, *slot, what) for slot in common.slots])
         objects: list[Any] = []
         known: dict[tuple[int, int, int], Any] = {}
         memory: dict[int, Any] = {}
@@ -134,8 +147,10 @@ class DeviceMemory:
             if tensor.layout.storage == "image_buffer":
                 memory[index] = self._image_of(tensor, known[place])
                 objects.append(memory[index])
-        memory |= {index: images[slot] for index, slot in arena.slot.items()}
-        return ArenaMemory(memory, tuple(buffers), images, objects)
+        free = list(range(len(common.slots)))
+        taken = [free.pop([common.slots[n] for n in free].index(slot)) for slot in arena.slots]
+        memory |= {index: images[taken[slot]] for index, slot in arena.slot.items()}
+        return ArenaMemory(memory, tuple(buffers), images, objects, owner)
 
     def _image_of(self, tensor: StoredTensor, buffer: Any) -> Any:
         """Return the image over the buffer of a tensor whose storage is "image_buffer"."""

@@ -237,6 +237,8 @@ def _attention(
     ):  # which the operator below would add as 0 and 1
         shut = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = shut.masked_fill(attn_mask.logical_not(), float("-inf"))
+    if query.shape[-2] < key.shape[-2]:  # keys of a cache: the operator would write a scaled copy of them all
+        query, scale = query * (query.shape[-1] ** -0.5 if scale is None else scale), 1.0
     result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]

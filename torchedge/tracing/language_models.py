@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from torchedge.errors import CaptureError, InputError, check_whole, described, first_line, needed
+from torchedge.tracing.quantizing import WeightFormat, quantize
 from torchedge.tracing.vision import prepare_torchvision
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+GROUPS = {"int4": 32}
+"""Weights that share a scale, by format; without an entry: those of a row."""
 TOLERANCE = 1e-3
 """Largest difference of logits, over the largest of them."""
 
@@ -135,8 +138,10 @@ def _additive(allowed: torch.Tensor) -> torch.Tensor:
     return torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[None, None]
 
 
-def causal_model(model: object) -> torch.nn.Module:
+def causal_model(model: object, form: WeightFormat | None = None) -> torch.nn.Module:
     """Return a causal model in evaluation: as given, or of a configuration with random weights.
+
+    form: of the weights of linear layers and embeddings, which the returned model has quantised.
 
     Raises:
         InputError: it is neither.
@@ -150,7 +155,7 @@ def causal_model(model: object) -> torch.nn.Module:
         raise InputError(
             f"model is {described(model)}; expected a causal model of transformers, or its config"
         )
-    return model.eval()
+    return (model if form is None else quantize(model, form, group=GROUPS.get(form))).eval()
 
 
 def _check_equal(cached: CachedModel, length: int) -> None:

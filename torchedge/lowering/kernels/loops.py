@@ -128,8 +128,8 @@ def in_loops(stores: Stores, moved: Mapping[Axis, Index]) -> Stores:
 
 def write_all(renderer: Renderer, stores: Stores, arguments: Arguments) -> None:
     """Add the statements that compute and then write every stored tensor at one point of the loops."""
-    for _, item in stores:  # all reads before the first write: a tensor may be overwritten in place
-        renderer.value(item.value)
+    for node, item in stores:  # all reads before the first write: a tensor may be overwritten in place
+        renderer.prepare(arguments.sites[node], item.element, item.value)
     for node, item in stores:
         renderer.store(arguments.sites[node], item.element, item.value)
 
