@@ -23,4 +23,4 @@ def test_changed_bundles_are_refused_or_run(checkout, tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(torchedge.__file__).parents[1]), "HOME": str(tmp_path)},
     )
     assert process.returncode == 0, process.stdout + process.stderr
-    assert "40 mutants of 8 bundles" in process.stdout and ", 0 ended by a signal, 0 hung" in process.stdout
+    assert "40 mutants of 9 bundles" in process.stdout and ", 0 ended by a signal, 0 hung" in process.stdout

@@ -220,7 +220,9 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
             f"{part} writes into a tensor that is neither a parameter nor a buffer; register it "
             "(register_buffer), so that the step can update it"
         )
-    return CaptureError(f"tracing {part} on these arguments raised {kind}: {reason}")
+    return CaptureError(
+        f"{part} raised {kind} on the example: {reason}; expected an example that PyTorch runs"
+    )
 
 
 def _filled(node: Node, number: float) -> torch.Tensor:
