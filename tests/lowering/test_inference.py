@@ -113,7 +113,7 @@ def test_weights_that_are_updated_stay_in_single_precision():
 
     captured = capture_inference_step(Counting(), (torch.zeros(64, 64),))
     program = lower_inference(captured, replace(TARGETS["cpu"], half=True)).program
-    assert {t.dtype for t in program.tensors if t.role == "buffer"} == {"float32"}
+    assert {t.dtype for t in program.tensors if t.role == "state"} == {"float32"}
 
 
 def test_intermediate_images_share_the_arena_where_the_device_makes_images_from_buffers():
