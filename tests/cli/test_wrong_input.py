@@ -158,6 +158,14 @@ WRONG = {
     "an unknown plan": (("campaign", "show", "bigger"), "standard, "),
     "half a plan": (("campaign", "show", "plan.toml"), "networks"),
     "an unknown way": (("campaign", "run", "me", "--plan", "quick", "--over", "ftp://x"), "ssh://"),
+    "sampling of no text": (
+        ("run", "b", "--temperature", "0.5"),
+        "--temperature is given without --prompt-ids",
+    ),
+    "a text that saves": (
+        ("run", "b", "--prompt-ids", "1", "--save", "w"),
+        "--save is given with --prompt-ids",
+    ),
     "a campaign without a name": (("campaign", "run"), "NAME"),
     "points without a base": (("fit", "all", "data", "-d", "tx2", "-o", "new", "--points", "5"), "--base"),
     "an unknown base": (("fit", "all", "data", "-d", "tx2", "-o", "new", "--base", "tx9"), "jetson-tx2"),

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -400,6 +400,15 @@ def _silence() -> Iterator[None]:
 
 
 # models -----------------------------------------------------------------------------------------------------
+
+
+def refuse_given(names: Collection[str], reason: str) -> None:
+    """Raise InputError for the first of some parameters that stands on the command line."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in names and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise InputError(f"{parameter.opts[0]} is given {reason}")
 
 
 def load_named(text: str, *, weights: bool = False) -> tuple[Any, str]:

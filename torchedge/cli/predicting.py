@@ -152,24 +152,11 @@ def _predict_script(
     from torchedge.api import choose_device
     from torchedge.integrations.scripts import watch_script
 
-    context = click.get_current_context()
-    own = (
-        "batch_size",
-        "mode",
-        "input_size",
-        "seq_len",
-        "optimizer",
-        "amp",
-        "accumulation",
-        "max_batch_size",
+    options.refuse_given(
+        ("batch_size", "mode", "input_size", "seq_len", "optimizer", "amp", "accumulation", "max_batch_size"),
+        f"with the script {words[0]}, which decides it itself; leave it out, or pass the script's own option "
+        "behind --",
     )
-    for name in own:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(
-                f"{option} is given with the script {words[0]}, which decides it itself; leave it out, or "
-                "pass the script's own option behind --"
-            )
     chosen = choose_device(device)
     chosen = chosen if operator_us is None else chosen.on_host(operator_us)
     with contextlib.redirect_stdout(sys.stderr):

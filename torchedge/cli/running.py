@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli.console import MIB, WORDS, Progress, answer, print_table, print_wrapped
-from torchedge.cli.options import PATH, PICTURE, SIZE, WHOLE, OutputFile, command, opencl_device
+from torchedge.cli.options import (
+    PATH,
+    PICTURE,
+    SIZE,
+    WHOLE,
+    OutputFile,
+    command,
+    opencl_device,
+    refuse_given,
+)
 from torchedge.errors import InputError, OpenCLError
 from torchedge.opencl.foreign_caches import pocl_cache
 from torchedge.storage.amounts import bytes_of
@@ -40,6 +49,10 @@ if TYPE_CHECKING:
 _ROWS = 12
 """Losses and kernels that are printed."""
 _FIGURES = ("min", "mean", "max")
+_HOST_OPTIONS = ("reads", "loading", "trace", "plot")
+"""Options of Python's executor alone."""
+_TEXT_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed")
+"""Options of a continued text alone."""
 _HEADER_BYTES = 2**16
 
 
@@ -61,16 +74,16 @@ _HEADER_BYTES = 2**16
     "--out", "-o", type=OutputFile(".npy", ".npz"), metavar="FILE", help="Write outputs (.npy, .npz)."
 )
 @click.option("--steps", "--iterations", "-n", "steps", type=WHOLE, default=1, help="Number of runs.")
-@click.option("--method", metavar="NAME", help="Which method of the bundle to run. [default: its first]")
+@click.option("--method", metavar="NAME", help="Method of the bundle to run. [default: its first]")
 @click.option(
     "--prompt-ids", metavar="IDS", help="Continue these tokens, as 1,2,3 (a language model's bundle)."
 )
-@click.option("--max-new-tokens", type=WHOLE, default=64, help="Tokens to add to a prompt.")
+@click.option("--max-new-tokens", type=WHOLE, default=64, help="Largest number of tokens to generate.")
 @click.option("--temperature", type=float, default=0.0, help="Draw tokens; 0 takes the most likely one.")
-@click.option("--top-k", type=WHOLE, help="Draw among so many of the most likely tokens.")
+@click.option("--top-k", type=WHOLE, help="Draw among this many of the most likely tokens.")
 @click.option("--top-p", type=float, help="Draw among the most likely tokens of this probability together.")
 @click.option("--stop", default="", metavar="IDS", help="Tokens that end the text.")
-@click.option("--seed", type=int, default=0, help="Of drawn tokens.")
+@click.option("--seed", type=int, default=0, help="Seed of drawn tokens.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a hyperparameter, as lr=0.1."
 )
@@ -151,6 +164,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
     if len(bundles) > 1:
         _check_queue(settings)
     _check_over(settings, len(bundles))
+    _check_text(settings)
     opened = [Bundle.open(path, trust=settings.trust) for path in bundles]
     queue = BundleQueue(opened) if len(opened) > 1 else None
     if settings.prompt_ids is not None:
@@ -224,15 +238,6 @@ def _continue_text(bundle: Bundle, options: SimpleNamespace) -> int:
     """Print the tokens that follow a prompt."""
     from torchedge.bundles.generation import Sampling
 
-    given = {
-        "--input": options.inputs,
-        "--random": options.random,
-        "--out": options.out,
-        "--method": options.method,
-    }
-    for name, value in given.items():
-        if value:
-            raise InputError(f"{name} is given beside --prompt-ids; expected one of them")
     prompt, stop = _token_ids("--prompt-ids", options.prompt_ids), _token_ids("--stop", options.stop)
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     with bundle.place(options.device, memory_limit=options.memory_limit) as runner:
@@ -277,18 +282,16 @@ def _check_over(options: SimpleNamespace, bundles: int) -> None:
         )
     if bundles > 1:
         raise InputError(f"{bundles} bundles are given with --over; expected one: run them one by one")
-    standard = {
-        "reads": "plain",
-        "loading": "copy",
-        "trace": None,
-        "plot": None,
-        "prompt_ids": None,
-        "method": None,
-    }
-    for name, value in standard.items():
-        if getattr(options, name) != value:
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(f"{option} is given with --over; expected neither: the native runner has none")
+    refuse_given((*_HOST_OPTIONS, "method", "prompt_ids"), "with --over; the native runner has none: omit it")
+
+
+def _check_text(options: SimpleNamespace) -> None:
+    """Raise InputError for options that --prompt-ids does not take, or that need it."""
+    if options.prompt_ids is None:
+        refuse_given(_TEXT_OPTIONS, "without --prompt-ids, the tokens to continue: give them, or omit it")
+    else:
+        others = (*_HOST_OPTIONS, "method", "inputs", "random", "out", "steps", "settings", "save")
+        refuse_given(others, "with --prompt-ids, which only prints tokens: omit one of them")
 
 
 def _run_over(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:
