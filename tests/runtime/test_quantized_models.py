@@ -162,6 +162,26 @@ def test_layers_keep_their_classes_and_share_what_they_shared(model):
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
 
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e6, 1e30])
+def test_weights_of_any_size_are_rounded_within_half_a_step(size):
+    layer = nn.Linear(64, 16)
+    with torch.no_grad():
+        layer.weight.mul_(size)
+    for format, steps in (("int8", 127), ("int4", 7)):
+        weight = torchedge.quantize(nn.Sequential(layer), format, group=32)[0].weight
+        step = layer.weight.detach().unflatten(1, (-1, 32)).abs().amax(2) / steps
+        error = (weight - layer.weight.detach()).unflatten(1, (-1, 32)).abs().amax(2)
+        assert (error <= 0.6 * step).all()
+
+
+def test_weights_that_are_not_finite_are_refused_by_name():
+    layer = nn.Sequential(nn.Linear(8, 8))
+    with torch.no_grad():
+        layer[0].weight[2, 3] = float("nan")
+    with pytest.raises(torchedge.InputError, match=r"0\.weight is not finite in all places"):
+        torchedge.quantize(layer)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -15,6 +15,7 @@ from torchedge.errors import CaptureError, described
 from torchedge.graphs.graph import Op, Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
 from torchedge.tracing.decompositions import base_name
+from torchedge.tracing.plain_tensors import content_of
 from torchedge.tracing.random_numbers import RANDOM, Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
 
@@ -343,7 +344,7 @@ class _Conversion(Interpreter):
             number = core.item() if core.numel() else 0
             attrs = {"size": shape, "fill_value": number, "dtype": dtype}
             return self.builder.call("full", attrs, [(shape, dtype)])[0]
-        content = dtype, tuple(core.shape), core.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        content = content_of(core)
         index = self.alike.get(content)
         if index is None:
             index = self.alike[content] = self.builder.add(name, tuple(core.shape), dtype, "constant")

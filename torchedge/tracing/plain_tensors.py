@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -31,6 +32,12 @@ def check_tensors(tree: Any, what: str, *, values: bool = True) -> None:
             f"{name} is on the meta device, without values; expected a tensor with values: load the "
             "weights, or pass real data"
         )
+
+
+def content_of(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+    """Return what is the same for two tensors with values exactly if they hold the same."""
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return tensor.dtype, tensor.shape, hashlib.sha256(content.data).digest()
 
 
 def _is_refused(leaf: Any, values: bool) -> bool:

@@ -23,8 +23,9 @@ class QuantizedWeight(torch.nn.Module):
     """A matrix as integers in groups along each row: (q - zero) · scale.
 
     packed: int8 (columns), or uint8 with zero points; of int4 two columns a byte, the lower half first. Rows
-    are padded to whole groups. scale: (rows, groups, 1), in float16 unless a group is a whole row. zero:
-    uint8 of the same shape, None for symmetric integers. dtype: of the matrix.
+    are padded to whole groups. scale: (rows, groups, 1), in float16 where groups are shorter than rows and
+    float16 holds all scales with its full precision, else in float32. zero: uint8 of the same shape, None for
+    symmetric integers. dtype: of the matrix.
     """
 
     packed: torch.Tensor
@@ -44,7 +45,10 @@ class QuantizedWeight(torch.nn.Module):
         highest = (1 << self.bits) - 1 if zero_points else (1 << self.bits - 1) - 1
         low, high = values.amin(-1, keepdim=True).clamp(max=0), values.amax(-1, keepdim=True).clamp(min=0)
         scale = (high - low if zero_points else torch.maximum(high, -low)) / highest
-        scale = scale.to(torch.float32 if whole else torch.float16)
+        half = torch.finfo(torch.float16)
+        exact = (scale == 0) | ((scale >= half.tiny) & (scale <= half.max))
+        if not whole and (scale.is_meta or bool(exact.all())):
+            scale = scale.to(torch.float16)
         step = torch.where(scale == 0, 1, scale).float()
         zero = (-low / step).round().clamp(0, highest) if zero_points else None
         least = 0 if zero_points else -highest
@@ -147,8 +151,8 @@ def quantize(
     part ("lm_head"). Weights that layers share stay shared. The copy shares no weight that is quantised with
     `model`, which does not change; what is not quantised is copied. Integers get no gradient.
 
-    Raises InputError for another format, a group below 2, a name that no module has, or a model without such
-    layers.
+    Raises InputError for another format, a group below 2, a name that no module has, weights that are not
+    finite, or a model without such layers.
     """
     if not isinstance(model, torch.nn.Module):
         raise not_a_module(model, "a torch.nn.Module")
@@ -165,6 +169,11 @@ def quantize(
     for name in layers:
         layer: Any = copy.get_submodule(name)
         weight = layer._parameters.pop("weight")
+        if not (weight.is_meta or bool(weight.isfinite().all())):
+            raise InputError(
+                f"{name}.weight is not finite in all places; expected finite weights: correct them, "
+                f'or pass skip=["{name}"]'
+            )
         kind, plain = _kind_of(layer), type(layer)
         assert kind is not None
         transposed = kind is _QuantizedTransposed

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, count
 
-import torch
-
 from torchedge.graphs import RESIDENT_ROLES
+from torchedge.tracing.plain_tensors import content_of
 from torchedge.tracing.steps import CapturedStep
 
 
@@ -76,10 +74,7 @@ def _free(name: str, taken: Collection[str]) -> str:
 def _content(captured: CapturedStep, name: str) -> object:
     """Return what is the same for two constants exactly if they hold the same."""
     tensor = captured.tensors[name]
-    if tensor.is_meta:
-        return name
-    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return tensor.dtype, tensor.shape, hashlib.sha256(content.data).digest()
+    return name if tensor.is_meta else content_of(tensor)
 
 
 def _identity(captured: CapturedStep, name: str) -> object:
