@@ -163,7 +163,7 @@ WRONG = {
         "--temperature is given without --prompt-ids",
     ),
     "a text that saves": (
-        ("run", "b", "--prompt-ids", "1", "--save", "w"),
+        ("run", "b", "--prompt-ids", "1", "--save", "w.safetensors"),
         "--save is given with --prompt-ids",
     ),
     "a campaign without a name": (("campaign", "run"), "NAME"),
