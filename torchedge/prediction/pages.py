@@ -440,11 +440,14 @@ def _time_part(p: Prediction) -> list[str]:
     rows = []
     for item in timeline.spans:
         left, right = frame.x(item.start_ms), frame.x(item.end_ms)
-        top, low = frame.y(lanes[item.lane]), frame.y(lanes[item.lane] - 0.5)
-        shapes.append(
-            f'<rect fill="{colours[item.phase]}" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
-            f'height="{low - top:.1f}"><title>{item.lane}: {item.phase}</title></rect>'
-        )
+        low, busy = lanes[item.lane] - 0.5, item.busy_ms / max(item.end_ms - item.start_ms, 1e-9)
+        for filled, opacity in ((1.0, 0.25), (busy, 1.0)):
+            top, height = frame.y(low + 0.5 * filled), frame.y(low) - frame.y(low + 0.5 * filled)
+            shapes.append(
+                f'<rect fill="{colours[item.phase]}" fill-opacity="{opacity}" x="{left:.1f}" y="{top:.1f}" '
+                f'width="{right - left:.1f}" height="{height:.1f}">'
+                f"<title>{item.lane}: {item.phase}, busy for {100 * busy:.0f} %</title></rect>"
+            )
         rows.append((item.lane, item.phase, *map(number, (item.start_ms, item.end_ms, item.busy_ms))))
     picture = frame.picture(
         "host and device over the step", "ms", shapes, _ticks(p.latency.value, 8), levels=False
@@ -452,7 +455,8 @@ def _time_part(p: Prediction) -> list[str]:
     shown = dict.fromkeys(item.phase for item in timeline.spans)
     keys = "".join(f'<span><i style="background:{colours[name]}"></i>{name}</span>' for name in shown)
     return [
-        f'<h2>Time of the step</h2>\n{picture}\n<p class="key">{keys}</p>\n<p>The device waits for the host '
+        f'<h2>Time of the step</h2>\n{picture}\n<p class="key">{keys}</p>\n'
+        "<p>Filled: the share of a phase in which a lane works. The device waits for the host "
         f"{100 * timeline.waits:.0f} % of the time.</p>\n"
         f"{_table(('lane', 'phase', 'starts, ms', 'ends, ms', 'busy, ms'), rows, left=2)}"
     ]
