@@ -16,8 +16,6 @@ PREFILL, DECODE = "prefill", "decode"
 CACHES = ("keys.", "values.")
 """How names of caches begin; they are [1, heads, tokens, width]."""
 
-Logits = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -44,7 +42,7 @@ class Sampling:
 
     def draw(self, logits: npt.NDArray[Any], generator: np.random.Generator) -> int:
         """Return a token."""
-        scores: Logits = np.asarray(logits, np.float64)
+        scores = np.asarray(logits, np.float64)
         if not self.temperature:
             return int(scores.argmax())
         scores = scores / self.temperature
