@@ -41,8 +41,7 @@ MODE_TABLES: Mapping[Mode, str] = MappingProxyType({"train": "training", "infer"
 
 _ASSUMED_CONTEXT = MappingProxyType({"gpu": 600.0, "cpu": 350.0})
 _ASSUMED_MEMORY_ERROR, _ASSUMED_LATENCY_ERROR = 0.25, 0.8
-_COMPILED = MappingProxyType({"allocated_errors": 0.34, "reserved_errors": 0.29, "errors": 0.29})
-_COMPILED_LATENCY = 0.95
+_COMPILED_ALLOCATED, _COMPILED_RESERVED, _COMPILED_LATENCY = 0.34, 0.29, 0.95
 """Half-widths in log within which nine of ten steps under torch.compile lie around the same eager step.
 
 As `python benchmarks/accuracy/compiled.py` prints them: 28 steps of 14 networks on an NVIDIA H100. Γ moves as
@@ -70,12 +69,17 @@ class StepModels:
 
     def of_compiled(self) -> StepModels:
         """Return the models of steps under torch.compile: those of eager ones, with wider intervals."""
-        spread = {name: joined_errors(getattr(self.memory, name), half) for name, half in _COMPILED.items()}
+        memory = replace(
+            self.memory,
+            errors=joined_errors(self.memory.errors, _COMPILED_RESERVED),
+            reserved_errors=joined_errors(self.memory.reserved_errors, _COMPILED_RESERVED),
+            allocated_errors=joined_errors(self.memory.allocated_errors, _COMPILED_ALLOCATED),
+        )
         times, matrices = self.latency, self.latency.matrices
         if matrices is not None:
             matrices = replace(matrices, spread=_COMPILED_LATENCY)
         times = replace(times, spread=_COMPILED_LATENCY, matrices=matrices)
-        return replace(self, memory=replace(self.memory, **spread), latency=times)
+        return replace(self, memory=memory, latency=times)
 
     @property
     def provenance(self) -> Provenance:
