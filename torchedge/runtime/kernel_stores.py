@@ -86,13 +86,12 @@ class StagingBuffers:
     def clear(self) -> None:
         """Unmap all buffers."""
         for number in list(self._maps):
-            self.hand_over(number, self._queue)
+            self.hand_over(number, self._queue)[0].wait()
 
     def release(self) -> None:
         """Give the memory back."""
-        self.clear()
         with translated("unmapping staging buffers", device=self._device):
-            self._queue.finish()
+            self.clear()
         self.buffers = []
 
 

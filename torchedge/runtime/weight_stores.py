@@ -16,7 +16,7 @@ from typing import Any
 
 from torchedge.errors import OpenCLError, ProfileError, TorchedgeError
 from torchedge.opencl.contexts import clock_offset, translated
-from torchedge.opencl.memory import upload_call
+from torchedge.opencl.memory import drain, upload_call
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.staging import Readers, StagingPool, StagingRing
 from torchedge.runtime.weight_sources import WeightSource
@@ -129,7 +129,7 @@ class StreamingStore(WeightStore):
         self._submit()
         with translated("preloading weights", device=self._context.device):
             self._advance(len(self._copies), wait=True)
-            self._uploads.finish()
+            drain(self._context, self._uploads)
         self.log.end_ns = time.perf_counter_ns()
         self._awaited = []
 
@@ -168,7 +168,7 @@ class StreamingStore(WeightStore):
             with translated("ending a run", device=self._context.device):
                 self._flush()
                 self._readers.cancel()
-                self._uploads.finish()
+                drain(self._context, self._uploads)
         self._pool.clear()
         self._awaited, self._previous = [], None
 
