@@ -26,6 +26,7 @@ from torchedge.notices import noticed, stage
 from torchedge.opencl import ClDevice, open_context
 from torchedge.opencl.sharing import serialised
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
+from torchedge.runtime.host_marks import HostMarks
 from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
@@ -95,7 +96,8 @@ class Trainer:
 
     What the model's code reads is checked at each step (attributes, globals, closures, hooks, modes, patched
     functions, PyTorch's flags): where it has changed, the model is captured again.
-    The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls.
+    The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls;
+    what other code writes to them is refused at the next step, until `load` or `sync`.
     Threads may share a trainer: its steps run one after the other.
     Raises InputError, CaptureError, LoweringError (operators without a kernel, by name), DeviceError,
     DeviceMemoryError, MissingExtraError.
@@ -135,7 +137,7 @@ class Trainer:
         self._first: Executor | None = None
         self.batches = 0
         self._closed = False
-        self._held = self._named_weights()
+        self._mark()
         self._first = self._trained_on(self._example).updating
         self._roles = {tensor.name: tensor.role for tensor in self._first.program.tensors}
 
@@ -210,12 +212,13 @@ class Trainer:
                 tensor.copy_(torch.from_numpy(first.read(name)))
         if self.steps:
             take_states(self._optimizer, self._settings, self._parameters(), self._states(), first.read)
+        self._mark()
 
     @serialised
     def load(self) -> None:
         """Copy weights, buffers and the optimizer's state to the device: after `load_state_dict`, say."""
         first = self._opened()
-        self._held = self._named_weights()
+        self._mark()
         states = states_of(self._optimizer, self._settings, self._parameters(), self._states())
         first.load({name: _array_of(tensor) for name, tensor in {**self._tensors(), **states}.items()})
 
@@ -263,6 +266,7 @@ class Trainer:
     def _trained_on(self, batch: _Batch) -> _Training:
         self._check_open()
         _check_form(batch, self._example)
+        self._check_host()
         key = (self._state.check(), batch.shapes)
         programs = self._training.get(key)
         if programs is None:
@@ -329,6 +333,7 @@ class Trainer:
 
     def _inference_on(self, batch: _Batch, loss: Loss | None) -> _Inference:
         self._opened()
+        self._check_host()
         key = (self._state_in_eval.check(), batch.form, batch.shapes, loss is None)
         inference = self._inferences.get(key)
         if inference is None:
@@ -390,6 +395,35 @@ class Trainer:
                 f"the step now reads {others[0]}, which the Trainer's first program does not hold"
                 f"{f', as {changed} changed' if changed else ''}; call sync() and make another Trainer"
             )
+
+    def _mark(self) -> None:
+        """Note the model's and the optimizer's tensors in main memory: device and host agree now."""
+        self._held, self._kept = self._named_weights(), self._kept_states()
+        self._marks = HostMarks({**self._held, **self._kept})
+
+    def _check_host(self) -> None:
+        """Raise InputError where code has written to tensors in main memory since `_mark`."""
+        states = self._kept_states()
+        replaced = len(states) != len(self._kept) or any(
+            tensor is not self._kept.get(name) for name, tensor in states.items()
+        )
+        changed = "the optimizer's state" if replaced else self._marks.changed()
+        if changed is not None:
+            raise InputError(
+                f"{changed} was written to in main memory, and the Trainer trains the copy on the device; call "
+                "load() to train on with the model and the optimizer as they are in main memory, or sync() "
+                "to overwrite them (before such a write: sync())"
+            )
+
+    def _kept_states(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the optimizer's state in main memory, by parameter and kind."""
+        entries = enumerate(self._optimizer.state.values())
+        return {
+            f"the optimizer's {kind} of parameter {number}": item
+            for number, entry in entries
+            for kind, item in entry.items()
+            if isinstance(item, torch.Tensor)
+        }
 
     def _forget_states(self, number: int, programs: dict[Any, Any] | None = None) -> None:
         """Close the programs of Python states other than `number` and the latest MAX_STATES before it."""
