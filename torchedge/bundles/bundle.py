@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from torchedge.runtime import Executor, LaunchTime
     from torchedge.runtime.measured_runs import MeasuredRun
     from torchedge.runtime.weight_sources import Reads, WeightSource
+    from torchedge.streaming.program_costs import ProgramPrediction
     from torchedge.streaming.schedules import StreamingSchedule
 
 MEBIBYTE = 2**20
@@ -91,6 +92,17 @@ class Bundle:
     weights_state: tuple[int, int]
     plan: PlanFile | None = None
     schedule: StreamingSchedule | None = None
+
+    def predict(self, device: str | Path | Device | None = None) -> ProgramPrediction:
+        """Predict memory and time of a step on a device, by default the one it was exported for.
+
+        Raises DeviceError for a device without a profile, or whose profile says too little.
+        """
+        from torchedge.devices import Device
+        from torchedge.streaming.program_costs import predict_program
+
+        chosen = device if isinstance(device, Device) else find_device(device or self.manifest.target.name)
+        return predict_program(self.program, chosen)
 
     @classmethod
     def open(cls, path: str | Path, *, trust: bool = False) -> Bundle:

@@ -125,8 +125,11 @@ def make_bundle(
     *,
     force: bool = False,
     progress: Callable[[str], object],
+    trust: bool = False,
 ) -> Bundle:
     """Export a model for a device into the folder `out`, and read the bundle back.
+
+    trust: do not lower it again to prove what was just written.
 
     Raises the errors that `torchedge.export` lists.
     """
@@ -197,7 +200,7 @@ def make_bundle(
         manifest = _manifest(request, steps, programs, memory, checked, notes, onnx, files)
         write_manifest(folder, manifest)
         progress("check")
-        bundle = Bundle.open(folder)
+        bundle = Bundle.open(folder, trust=trust)
         if request.check:
             write_json(folder / CHECK, CHECKS.document(record_check(bundle)))
             write_manifest(folder, replace(manifest, files={**files, CHECK: _file(folder / CHECK)}))

@@ -245,6 +245,17 @@ def _convolutions(text: str) -> int:
     default=0,
     help="On CUDA, also measure the workspaces of N convolutions like the plan's, as 20000.",
 )
+@click.option(
+    "--runner",
+    type=PATH,
+    metavar="FILE",
+    help="For a device without Python: torchedge-run, built for it. Points run there as bundles.",
+)
+@click.option(
+    "--opencl",
+    metavar="TEXT",
+    help="With --runner: part of an OpenCL device's name. [default: the first GPU]",
+)
 @click.option("--retry-failed", is_flag=True, help="Measure failed points again.")
 @click.option("--retry-unsteady", is_flag=True, help="Measure points whose steps differ much again.")
 @click.option("--tables-only", is_flag=True, help="Write the tables; measure nothing.")
@@ -256,6 +267,8 @@ def _run(
     python: str | None,
     processor: str | None,
     convolutions: int,
+    runner: Path | None,
+    opencl: str | None,
     retry_failed: bool,
     retry_unsteady: bool,
     tables_only: bool,
@@ -277,7 +290,9 @@ def _run(
     again = {"failed": retry_failed, "unsteady": retry_unsteady}
     retry = tuple(kind for kind, wanted in again.items() if wanted)
     transport = open_transport(over, python, folder / "device")
-    job = Campaign(folder, chosen, device, over, processor or "", retry, convolutions)
+    job = Campaign(
+        folder, chosen, device, over, processor or "", retry, convolutions, runner=runner, opencl=opencl or ""
+    )
     with _Bars() as bars, bars.kept():
         summary = run_campaign(job, None if tables_only else transport, bars)
     keys = ("points", "measured", "out_of_memory", "unsteady", "left", "failed", "skipped")
