@@ -24,7 +24,7 @@ from torchedge.lowering.arenas import common_arena, total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
 from torchedge.lowering.limits import check_limits, limits_of
-from torchedge.lowering.programs import Arena, Program
+from torchedge.lowering.programs import Arena, Program, StoredTensor
 from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.build_processes import TrialRun
@@ -170,7 +170,7 @@ class Executor:
         self._queue: Any = self.memory.queue
         loads, slots = None, dict[int, Slot]()
         if schedule is not None and source is not None:
-            schedule = self._without_loaded(schedule)
+            schedule = self._without_loaded(schedule, source.places)
             loads = schedule.loads if loading == "copy" else None
             loads = loads or resolve(schedule, source.places, by_kernels=loading != "copy")
             slots = slots_of(self.program, loads) if loading == "slot" else {}
@@ -220,14 +220,18 @@ class Executor:
         beside = outputs + max((tensor.nbytes for tensor in own), default=0)
         admit(self.context.device, needed, beside, f"program {self.program.name}")
 
-    def _without_loaded(self, schedule: StreamingSchedule) -> StreamingSchedule:
-        """Return a schedule that preloads only what no other executor has loaded."""
+    def _without_loaded(self, schedule: StreamingSchedule, places: Collection[str]) -> StreamingSchedule:
+        """Return a schedule that preloads only what no other executor has loaded.
+
+        places: names of what the source has; constants that it lacks are written as without a schedule.
+        """
         tensors = schedule.program.tensors
         theirs = {name for name, held in self._theirs.items() if held.written}
         mine = [
-            i
-            for i in schedule.preload
-            if tensors[i].role not in self._shared_roles or tensors[i].name not in theirs
+            index
+            for index in schedule.preload
+            if not (tensors[index].role in self._shared_roles and tensors[index].name in theirs)
+            and not (tensors[index].role == "constant" and tensors[index].name not in places)
         ]
         if len(mine) == len(schedule.preload):
             return schedule
@@ -492,6 +496,34 @@ class Executor:
         return sizes
 
     @property
+    def schedule(self) -> StreamingSchedule | None:
+        """The schedule by which weights are streamed, if any."""
+        return self._store.schedule if isinstance(self._store, StreamingStore) else None
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of device memory that it allocated, staging memory included."""
+        theirs = {id(held) for held in self._theirs.values()}
+        sizes = [int(held.memory.size) for held in self._tensors.values() if id(held) not in theirs]
+        store = self._store
+        staging = store.staging_bytes if isinstance(store, StreamingStore) and store.owns else 0
+        return sum(sizes) + staging + (self.arena_bytes if self.owns_arena else 0)
+
+    @property
+    def owns_arena(self) -> bool:
+        """Whether its arena is no other executor's."""
+        return self._arena is not None and self._arena.owner is None
+
+    @property
+    def held(self) -> list[StoredTensor]:
+        """The tensors outside the arena."""
+        return [held.tensor for held in self._tensors.values()]
+
+    def missing(self) -> list[str]:
+        """Return the names of tensors that were never loaded."""
+        return [held.tensor.name for held in self._awaited if not held.written]
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes of device memory of all tensors but the intermediates."""
         return sum(tensor.memory.size for tensor in self._tensors.values())
@@ -634,7 +666,7 @@ class Executor:
     def _check_ready(self) -> None:
         self._check_open()
         if self._awaited:
-            missing = [t.tensor.name for t in self._awaited if not t.written]
+            missing = self.missing()
             if missing:
                 more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
                 raise InputError(

@@ -111,9 +111,9 @@ class StreamingStore(WeightStore):
         self._targets = dict(stream.targets)
         self._program, self._source, self._context = schedule.program, stream.source, memory.context
         self._profile = stream.profile
-        self._queue, self._owns = memory.queue, stream.turns is None
+        self._queue, self.owns = memory.queue, stream.turns is None
         self.turns = stream.turns or self._new_turns(memory)
-        self.turns.shared |= not self._owns
+        self.turns.shared |= not self.owns
         self._uploads, self._pool = self.turns.uploads, self.turns.pool
         self._loads, self._waits = loads, loads.waits
         self._stream = _numbered(loads.run)
@@ -203,7 +203,7 @@ class StreamingStore(WeightStore):
             self._readers.close()
         self._readers = None
         self._launched, self._copied, self._starts, self._targets = [], [], [], {}
-        if self._owns:
+        if self.owns:
             self.turns.awaited, self.turns.launched = [], None
             self._pool.release()
         self._source.close()

@@ -16,12 +16,13 @@ from torchedge.lowering.programs import Program
 from torchedge.storage.amounts import bytes_of
 from torchedge.streaming.budgets import STAGING_SHARE, Budgeted, in_mib, rounded_up
 from torchedge.streaming.capacities import CHUNK_BYTES
-from torchedge.streaming.far_uses import divided, far_parts
+from torchedge.streaming.far_uses import divided, far_parts, whole_name
 from torchedge.streaming.instances import Instance, Layer
 from torchedge.streaming.plans import always_next
 from torchedge.streaming.rates import STAGING_BYTES
 from torchedge.streaming.schedules import (
     LEAST_STAGING_BYTES,
+    StreamingSchedule,
     make_schedule,
     weight_uses,
     weights_of,
@@ -36,6 +37,7 @@ class _Turns:
 
     programs: tuple[Program, ...]
     limit: int
+    beside: int
     candidates: tuple[str, ...]
 
     def planned(self, kept: int, staging: int) -> list[Budgeted]:
@@ -49,24 +51,26 @@ class _Turns:
         while low < high:
             middle = (low + high) // 2
             plans = self.planned(middle, staging)
-            if memory_in_turn(plans) <= self.limit:
+            if memory_in_turn(plans) + self.beside <= self.limit:
                 low, best = middle + 1, plans
             else:
                 high = middle
         return best
 
 
-def plan_in_turn(programs: Sequence[Program], memory_limit: int) -> list[Budgeted]:
+def plan_in_turn(
+    programs: Sequence[Program], memory_limit: int, *, beside: int = 0, constants: bool = True
+) -> list[Budgeted]:
     """Plan programs that share weights and states by name and run one at a time, in one arena.
 
-    memory_limit: bytes of all that they allocate together. Returns a plan of each, with staging memory of one
-    size, which they share.
+    memory_limit: bytes of all that they allocate together, and of what will be `beside` them. constants:
+    stream them, too. Returns a plan of each, with staging memory of one size, which they share.
 
     Raises:
         LimitError: no plan stays within the limit; the message names the smallest that works.
     """
-    candidates = _candidates(programs)
-    turns = _Turns(tuple(programs), memory_limit, candidates)
+    candidates = _candidates(programs, constants=constants)
+    turns = _Turns(tuple(programs), memory_limit, beside, candidates)
     sizes = {tensor.name: tensor.nbytes for program in programs for tensor in program.tensors}
     weights = sum(sizes[name] for name in candidates)
     most = min([STAGING_BYTES, memory_limit // STAGING_SHARE, *_allocations(programs)])
@@ -76,8 +80,14 @@ def plan_in_turn(programs: Sequence[Program], memory_limit: int) -> list[Budgete
         plans = turns.most_kept(LEAST_STAGING_BYTES)
     if plans is None:
         least = turns.planned(0, LEAST_STAGING_BYTES)
-        raise _too_small(least, memory_limit)
-    return _filled(plans, memory_limit)
+        raise _too_small(least, memory_limit, beside)
+    return _filled(plans, memory_limit - beside)
+
+
+def plan_beside(program: Program, first: StreamingSchedule) -> Budgeted:
+    """Plan a program that runs in turn with one that is planned: what is streamed there is streamed here."""
+    names = {whole_name(first.program.tensors[index].name) for index in first.streamed}
+    return _least(program, names & {*_candidates([program])}, first.staging_bytes)
 
 
 def memory_in_turn(plans: Sequence[Budgeted]) -> int:
@@ -93,7 +103,7 @@ def memory_in_turn(plans: Sequence[Budgeted]) -> int:
     return sum(kept.values()) + arena + plans[0].schedule.staging_bytes
 
 
-def _candidates(programs: Sequence[Program]) -> tuple[str, ...]:
+def _candidates(programs: Sequence[Program], *, constants: bool = True) -> tuple[str, ...]:
     """Return the weights that every program that has them can stream, the largest first."""
     sizes: dict[str, int] = {}
     fixed: set[str] = set()
@@ -101,7 +111,7 @@ def _candidates(programs: Sequence[Program]) -> tuple[str, ...]:
         streamable = {weight.name: weight for weight in weights_of(program, CHUNK_BYTES)}
         for index, tensor in enumerate(program.tensors):
             weight = streamable.get(tensor.name)
-            if weight is not None and weight.first_use > 1:
+            if weight is not None and weight.first_use > 1 and (constants or tensor.role != "constant"):
                 sizes.setdefault(tensor.name, tensor.nbytes)
             elif index in weight_uses(program):
                 fixed.add(tensor.name)
@@ -109,8 +119,12 @@ def _candidates(programs: Sequence[Program]) -> tuple[str, ...]:
 
 
 def _least(program: Program, streamed: set[str], staging: int) -> Budgeted:
-    """Return the plan that loads some weights whole by the launch before each group of near uses."""
-    indices = [i for i, t in enumerate(program.tensors) if t.name in streamed and i in weight_uses(program)]
+    """Return the plan that loads some weights whole by the launch before each group of near uses.
+
+    Those that the first launch uses stay.
+    """
+    uses = weight_uses(program)
+    indices = [i for i, t in enumerate(program.tensors) if t.name in streamed and uses.get(i, (0,))[0]]
     own = {program.tensors[index].name for index in indices}
     parted = divided(program, far_parts(program, indices))
     chosen = own | {tensor.name for tensor in parted.tensors[len(program.tensors) :]}
@@ -146,13 +160,13 @@ def _allocations(programs: Sequence[Program]) -> list[int]:
     return [program.arena.allocation_bytes for program in programs if program.arena.allocation_bytes]
 
 
-def _too_small(least: Sequence[Budgeted], limit: int) -> LimitError:
+def _too_small(least: Sequence[Budgeted], limit: int, beside: int) -> LimitError:
     """Name the smallest limit: the memory of the plans that take the least."""
-    works = rounded_up(memory_in_turn(least))
+    works = rounded_up(memory_in_turn(least) + beside)
     names = " and ".join(dict.fromkeys(plan.instance.name for plan in least))
     arena = total_bytes(common_arena([plan.schedule.program.arena for plan in least]))
     staging = least[0].schedule.staging_bytes
-    rest = memory_in_turn(least) - arena - staging
+    rest = memory_in_turn(least) + beside - arena - staging
     return LimitError(
         f"{names} does not run within {in_mib(limit)} MiB, whatever is streamed. The smallest memory limit "
         f"that works is {works}: {in_mib(rest)} MiB of inputs, outputs, states and weights that stay, "
