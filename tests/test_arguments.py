@@ -228,8 +228,8 @@ def test_one_step_serves_predictions_training_and_export(tmp_path):
     with torchedge.Trainer(net, X, step=step) as trainer:
         assert trainer.step(X, Y) > 0 and trainer.steps == 0
     for option, message in (
-        ({"amp": "bf16"}, "amp is 'bfloat16', which Trainer does not take"),
-        ({"compile": True}, "compile is True, which Trainer does not take"),
+        ({"amp": "bf16"}, "amp is 'bfloat16'; expected the default in Trainer"),
+        ({"compile": True}, "compile is True; expected the default in Trainer"),
         ({"optimizer": "adam"}, "optimizer is 'adam'; expected one torch.optim.Optimizer"),
         ({"optimizer": [step.optimizer] * 2}, "a list of 2; expected one"),
     ):

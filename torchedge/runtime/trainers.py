@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError
+from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError, checked_call, described
 from torchedge.graphs import SHARED_ROLES, WEIGHT_ROLES
 from torchedge.graphs.steps import Step
-from torchedge.graphs.training_steps import Loss, TrainerOptions, TrainingStep
+from torchedge.graphs.training_steps import STEP_FIELDS, Loss, TrainerOptions, TrainingStep
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
@@ -109,6 +109,7 @@ class Trainer:
     DeviceMemoryError, MissingExtraError.
     """
 
+    @checked_call(STEP_FIELDS)
     def __init__(
         self,
         model: torch.nn.Module,
@@ -124,6 +125,12 @@ class Trainer:
         **options: Unpack[TrainerOptions],
     ) -> None:
         self._lock = threading.RLock()
+        weights = dict(checked_model(model).named_parameters())
+        _batch_of(example_inputs)
+        if step is None and "optimizer" not in options:
+            raise InputError(
+                "Trainer has no optimizer; expected optimizer=, such as torch.optim.Adam(model.parameters())"
+            )
         asked = TrainingStep.of(step, options)
         check_step(asked, "Trainer")
         check_kind(asked.optimizer)
@@ -137,7 +144,7 @@ class Trainer:
         if memory_limit is not None:
             limit = bytes_of(memory_limit, "memory_limit")
             self._limited = LimitedMemory(limit, context.device, profile=profile)
-        check_tensors(dict(checked_model(model).named_parameters()), type(model).__name__)
+        check_tensors(weights, type(model).__name__)
         self._settings = OptimizerSettings(self._optimizer)
         self._example = _batch_of(example_inputs, asked.targets or targets)
         roots = {"model": unwrapped(model), "loss": self._loss}
@@ -575,10 +582,10 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))
     tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
-    if not tensors:
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
         raise InputError(
-            f"inputs are a {type(inputs).__name__} without tensors; expected a tensor, a tuple of arguments, "
-            "or a dict of keyword arguments"
+            f"the inputs are {described(inputs)} without tensors; expected a batch: a tensor, a tuple of "
+            "arguments, or a dict of keyword arguments"
         )
     marks = [str(leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
     shapes = tuple([tuple(tensor.shape) for tensor in tensors])
