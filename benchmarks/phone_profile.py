@@ -46,21 +46,39 @@ OTHER = (
     "googlenet",
     "mnasnet0_5",
 )
-SMALL_KNOWN = ("squeezenet1_1", "mnasnet0_5", "shufflenet_v2_x0_5", "resnet18")
+MOBILE = '{{name = "mobilenet_v2", label = "{0}", kwargs = {{num_classes = 10, {1}}}}}'
+VIT = (
+    '{{name = "timm:vit_tiny_patch16_224", label = "{0}", '
+    "kwargs = {{num_classes = 10, img_size = 32, patch_size = 8, {1}}}}}"
+)
+RESNET = '{{name = "timm:{1}", label = "{0}", kwargs = {{num_classes = 10, {2}}}}}'
+SMALL_KNOWN = (
+    MOBILE.format("mobile-a", "width_mult = 0.5, inverted_residual_setting = [[2, 16, 1, 2]]"),
+    MOBILE.format("mobile-b", "inverted_residual_setting = [[1, 16, 1, 1], [3, 24, 1, 2]]"),
+    VIT.format("vit-a", "depth = 1, embed_dim = 48, num_heads = 3"),
+    RESNET.format("resnet-a", "resnet18", "layers = [1, 1, 1, 1], channels = [16, 24, 32, 48]"),
+)
 SMALL_OTHER = (
-    "squeezenet1_0",
-    "mobilenet_v3_small",
-    "shufflenet_v2_x1_0",
-    "mnasnet0_75",
-    "resnet34",
-    "regnet_x_400mf",
+    MOBILE.format(
+        "mobile-c", "width_mult = 0.75, inverted_residual_setting = [[4, 16, 1, 2], [2, 32, 1, 2]]"
+    ),
+    MOBILE.format("mobile-d", "width_mult = 0.35, inverted_residual_setting = [[6, 16, 1, 1]]"),
+    VIT.format("vit-b", "depth = 2, embed_dim = 64, num_heads = 2"),
+    RESNET.format("resnet-b", "resnet18", "layers = [1, 2, 1, 1], channels = [12, 16, 40, 64]"),
+    RESNET.format("resnet-c", "resnet50", "layers = [1, 1, 1, 1], channels = [8, 12, 16, 24]"),
+    '{name = "squeezenet1_1", kwargs = {num_classes = 10}}',
 )
 
 
 def plan(networks: tuple[str, ...], batch_sizes: list[int], side: int) -> str:
     """Return the plan of training steps of networks."""
     kwargs = {"googlenet": "kwargs = {aux_logits = false, init_weights = false}"}
-    items = [f'{{name = "{name}"{", " + kwargs[name] if name in kwargs else ""}}}' for name in networks]
+    items = [
+        name
+        if name.startswith("{")
+        else f'{{name = "{name}"{", " + kwargs[name] if name in kwargs else ""}}}'
+        for name in networks
+    ]
     return (
         f"levels = [0]\ntrain_batch_sizes = {batch_sizes}\ninput_size = [3, {side}, {side}]\n"
         f'optimizer = "sgd-momentum"\nnetworks = [{", ".join(items)}]\n'
@@ -119,9 +137,8 @@ def compare(folders: list[Path], device: Device) -> None:
         ["network", "batch", "Φ predicted", "measured", "error", "Γ predicted", "measured", "error"], lines()
     )
     for name, column in zip(("Φ", "Γ"), zip(*errors, strict=True), strict=True):
-        print(
-            f"{name}: mean error {statistics.mean(map(abs, column)):.1f} %, largest {max(map(abs, column)):.1f} %"
-        )
+        sizes = [abs(error) for error in column]
+        print(f"{name}: mean error {statistics.mean(sizes):.1f} %, largest {max(sizes):.1f} %")
 
 
 def main() -> None:
@@ -138,7 +155,7 @@ def main() -> None:
     if not chosen.real:
         pretend(chosen.out)
     known, other = (SMALL_KNOWN, SMALL_OTHER) if chosen.small else (KNOWN, OTHER)
-    side, batches = (32, ([2, 4], [3])) if chosen.small else (64, ([2, 8, 16], [4, 12]))
+    side, batches = (32, ([4, 8], [6])) if chosen.small else (64, ([2, 8, 16], [4, 12]))
     words = [
         "--over",
         "adb",

@@ -150,8 +150,8 @@ class Benchmarks:
     # kernels and memory
 
     def _on(
-        self, storage: str, file: str, name: str, side: int, first: Sequence[StoredTensor], numbers: Sequence[int],
-        items: int, group: int, *, local_bytes: int = 0, **defines: Value,
+        self, storage: str, file: str, name: str, side: int, first: Sequence[StoredTensor],
+        numbers: Sequence[int], items: int, group: int, *, local_bytes: int = 0, **defines: Value,
     ) -> BenchLaunch:  # fmt: skip
         """Return a launch on memory of a width, with its results behind its other memories."""
         image: dict[str, Value] = {"IMAGE": 1} if storage == "image" else {}

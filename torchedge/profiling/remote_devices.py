@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from torchedge import __version__
 from torchedge.bundles.launch_bundles import write_launches
 from torchedge.devices import Device, Provenance, find_device, write_device
 from torchedge.devices.device import DEVICE_FILE
-from torchedge.errors import DeviceError, ProfileError
+from torchedge.errors import DeviceError, ProfileError, TorchedgeError
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
 from torchedge.lowering.targets import DeviceClass, device_class
 from torchedge.profiling.remote_runs import RemoteRunner, scratch_bundle
@@ -47,7 +48,7 @@ _Size = Annotated[int, Meta(ge=0, le=2**53)]
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What the driver states, as `torchedge-run` prints it under "limits"; sizes of images are 0 without any."""
+    """What the driver states, as `torchedge-run` prints it under "limits"; sizes of images: 0 without any."""
 
     name: str
     vendor: str
@@ -156,6 +157,20 @@ def ask_device(remote: RemoteRunner) -> RemoteDevice:
     return RemoteDevice(limits, driver, system)
 
 
+def device_called(name: str) -> Device | None:
+    """Return the device of a name, None where there is none."""
+    with contextlib.suppress(TorchedgeError):
+        device = find_device(name)
+        return device if device.name == name else None
+    return None
+
+
+def states_limits(device: Device) -> bool:
+    """Whether a profile has the limits that the device itself has stated."""
+    figure = device.figures.get("max_work_group_size")
+    return figure is not None and figure.provenance is Provenance.MEASURED
+
+
 def _described(remote: RemoteRunner, folder: Path, program: Program) -> Mapping[str, Any]:
     """Return the runner's description of a bundle, for any class of devices that it accepts."""
     return remote.measure(folder, write_launches(folder, program), ())
@@ -164,7 +179,8 @@ def _described(remote: RemoteRunner, folder: Path, program: Program) -> Mapping[
 def describe_there(folder: Path, name: str, device: RemoteDevice, command: str) -> Device:
     """Write a device.toml of what a device states into a profile folder, and read it back.
 
-    An existing one keeps what was measured otherwise; figures that the device states replace its own.
+    Figures that the device states replace those of a profile that is there, which keeps what was fitted, or
+    of a known device of that name.
 
     Raises:
         DeviceError: the folder's profile has another name.
@@ -175,8 +191,13 @@ def describe_there(folder: Path, name: str, device: RemoteDevice, command: str) 
         document = dict(read_toml(folder / DEVICE_FILE))
         if document.get("name") != name:
             raise DeviceError(
-                f"{folder}: describes {str(document.get('name'))[:60]!r}; expected {name}: choose another folder"
+                f"{folder}: describes {str(document.get('name'))[:60]!r}; expected {name}: choose another "
+                "folder"
             )
+    elif (known := device_called(name)) is not None:
+        document = {
+            key: entry for key, entry in read_toml(known.folder / DEVICE_FILE).items() if key != "profile"
+        }
     limits, mib = device.limits, 2**20
     stated: dict[str, tuple[float, str]] = {
         "memory_mib": (device.memory_mib, "MiB"),

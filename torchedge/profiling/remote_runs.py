@@ -84,7 +84,7 @@ class RemoteRunner:
             )
 
     def push(self, place: str, folder: Path, names: Iterable[str]) -> list[str]:
-        """Copy the runner, and files of a bundle to a place there; return the names of those that differed."""
+        """Copy the runner, and files of a bundle to a place there; return the names that differed."""
         files = {f"{place}/{name}": folder / name for name in names}
         return self.transport.push({RUNNER: self.program, **files})
 

@@ -24,7 +24,7 @@ from torchedge.streaming.schedules import works_of
 
 Row = dict[str, Any]
 
-STEP_SECONDS, LEAST_STEPS, MOST_STEPS = 2.0, 5, 40
+STEP_SECONDS, LEAST_STEPS, MOST_STEPS = 2.0, 5, 200
 """Time of the steps of a point, and bounds of their number."""
 
 TIMES = 5
@@ -121,7 +121,7 @@ def _measured(bundle: Bundle, there: RemoteDevice, remote: RemoteRunner, inputs:
 
 
 def launches_of(bundle: Bundle, launch_ns: Iterable[int]) -> list[list[Any]]:
-    """Return the launches of a step: kind, class, FLOPs, bytes read and written, items, items of a group, ms."""
+    """Return the launches of a step: kind, class, FLOPs, bytes read and written, items, group, ms."""
     program = bundle.program
     kinds = [program.kernels[launch.kernel].kind for launch in program.launches]
     return [

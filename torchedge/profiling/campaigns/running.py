@@ -246,9 +246,14 @@ class _Session:
             return str(error)
 
     def _attempt_exported(self, runner: Path) -> str:
-        """Export the remaining points and run them on a device without Python; return why that ended early."""
+        """Export the remaining points and run them without Python; return why that ended early."""
         from torchedge.profiling.campaigns.exported import measure_points
-        from torchedge.profiling.remote_devices import ask_device, describe_there
+        from torchedge.profiling.remote_devices import (
+            ask_device,
+            describe_there,
+            device_called,
+            states_limits,
+        )
         from torchedge.profiling.remote_runs import RemoteRunner
 
         campaign = self.campaign
@@ -259,7 +264,9 @@ class _Session:
                 there = ask_device(remote)
                 self._take(there.environment(command))
                 self.answered = True
-                device = describe_there(campaign.folder, campaign.device, there, command)
+                device = device_called(campaign.device)
+                if device is None or not states_limits(device):
+                    device = describe_there(campaign.folder, campaign.device, there, command)
                 for row in measure_points(read_rows(campaign.folder / LEFT), device, there, remote):
                     self._take(row)
         except DeviceError as error:

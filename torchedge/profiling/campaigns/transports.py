@@ -366,7 +366,8 @@ def explain_end(status: int, error: str) -> str:
     if status in (126, 127):
         return f"the program cannot be run there ({error[:120]}); expected one built for it: correct --runner"
     if status in SIGNALS:
-        return f"signal {-status if status < 0 else status - 128} ended the program ({error[:120] or 'no message'}); try another --device"
+        number = -status if status < 0 else status - 128
+        return f"signal {number} ended the program ({error[:120] or 'no message'}); try another --device"
     return explain(error)
 
 
