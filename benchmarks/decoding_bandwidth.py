@@ -133,8 +133,8 @@ def _copy_rate(nbytes: int) -> float:
     context = open_context(None)
     cl, queue = context.cl, context.new_queue(True)
     flags = cl.mem_flags.READ_WRITE
-    one, two = (cl.Buffer(context.handle, flags, nbytes) for _ in range(2))
-    kernel = cl.Program(context.handle, COPY).build().copy
+    one, two = (cl.Buffer(context.context, flags, nbytes) for _ in range(2))
+    kernel = cl.Program(context.context, COPY).build().copy
     times = []
     for _ in range(ROUNDS):
         event = kernel(queue, (nbytes // 16,), None, one, two)
