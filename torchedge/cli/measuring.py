@@ -297,7 +297,7 @@ def campaign() -> None:
 def _show(plan: str) -> None:
     """Print a plan and its size; measure nothing.
 
-    PLAN is quick (30 points), standard (the grid of the perf4sight paper) or a TOML file.
+    PLAN is minute, quick (40 points), small, standard (the grid of the perf4sight paper) or a TOML file.
     """
     from torchedge.profiling.campaigns.plans import read_plan
 
@@ -329,7 +329,9 @@ def _convolutions(text: str) -> int:
 )
 @click.argument("device", metavar="NAME")
 @click.option(
-    "--plan", required=True, help="Plan: quick (30 points), standard (the paper's grid) or a TOML file."
+    "--plan",
+    required=True,
+    help="Plan: quick (40 points), small (280), standard (the paper's grid) or a TOML file.",
 )
 @click.option(
     "--over",
@@ -428,7 +430,12 @@ def _print(summary: Summary, device: str, folder: Path) -> None:
             "does other work or lowers its clock; measure them again with --retry-unsteady"
         )
     print_wrapped(f"tables in {folder}")
-    if summary.measured and not summary.left:
+    if not summary.fittable:
+        print_wrapped(
+            "too few points for a fit: run the same command with a larger plan, which keeps these, or adapt "
+            "the profile of a measured device with `torchedge fit all --base`"
+        )
+    elif summary.measured and not summary.left:
         print_next(f"torchedge fit all {folder} --device {device}")
 
 

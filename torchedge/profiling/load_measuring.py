@@ -44,7 +44,7 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.memory import upload, upload_call
+from torchedge.opencl.memory import drain, upload, upload_call
 from torchedge.runtime.executors import Executor
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
@@ -218,8 +218,7 @@ class LoadBench:
         for _ in range(count):
             self.load(way, nbytes, bound)
         self.queue.flush()
-        self.second.finish()
-        self.queue.finish()
+        drain(self.context, self.second, self.queue)
         return 1e3 * (time.perf_counter() - begun) / count
 
     def bind(self, program: Program) -> _Bound:

@@ -116,7 +116,7 @@ def score_all(
         try:
             scores[name, protocol] = measure()
         except ProfileError as error:
-            problems.append(f"{name}, {protocol}: not scored ({error})")
+            problems.append(f"{name}, {protocol}: not scored, as {error}")
         step()
 
     for quantity in quantities:

@@ -137,7 +137,10 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Progress of a campaign: numbers of points, and the reasons of failed and skipped ones."""
+    """Progress of a campaign: numbers of points, and the reasons of failed and skipped ones.
+
+    fittable: one mode at least has the points that a fit needs.
+    """
 
     folder: Path
     points: int
@@ -147,6 +150,7 @@ class Summary:
     failed: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] | None = None
+    fittable: bool = True
 
     @property
     def left(self) -> int:
@@ -192,8 +196,9 @@ def write_tables(folder: Path, plan: CampaignPlan, journal: CampaignJournal) -> 
         write_json(folder / "environment.json", journal.environment)
     unsteady = len(journal.unsteady.intersection(points))
     return Summary(
-        folder, len(points), measured, out_of_memory, unsteady, failed, skipped, journal.environment
-    )
+        folder, len(points), measured, out_of_memory, unsteady, failed, skipped, journal.environment,
+        plan.fittable,
+    )  # fmt: skip
 
 
 def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> bool:

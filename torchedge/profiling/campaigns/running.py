@@ -14,9 +14,10 @@ from typing import Any
 from torchedge import __version__
 from torchedge.errors import DeviceError, InputError
 from torchedge.profiling.campaigns import convolutions
-from torchedge.profiling.campaigns.expansion import PLAN, Listener, read_jobs, run_child
+from torchedge.profiling.campaigns.expansion import JOBS, PLAN, Listener, read_jobs, run_child
 from torchedge.profiling.campaigns.plans import CampaignPlan, parse_plan
 from torchedge.profiling.campaigns.recording import (
+    FILE,
     CampaignJournal,
     Point,
     Summary,
@@ -78,6 +79,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     that cannot be used.
     """
     folder = campaign.folder
+    _check_folder(folder, measures=transport is not None)
     with writing(folder, "choose another with --out"):
         make_folder(folder)
     with CampaignJournal(folder) as journal:
@@ -95,6 +97,20 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
             if journal.environment is not None:
                 describe_device(folder, campaign.device, journal.environment)
     return summary
+
+
+def _check_folder(folder: Path, *, measures: bool) -> None:
+    """Raise InputError for a folder of something else, and without measuring for one of no campaign."""
+    begun = any((folder / name).exists() for name in (FILE, JOBS))
+    if not measures and not begun:
+        raise InputError(
+            f"{folder} holds no campaign whose tables could be written; correct --out, or omit --tables-only"
+        )
+    if folder.is_dir() and not begun and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} holds other files and no campaign; expected its folder or a new one: choose another "
+            "--out"
+        )
 
 
 def _measure_convolutions(
