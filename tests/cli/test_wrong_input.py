@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from oracles.messages import judged
 
 from torchedge.cli import main
+from torchedge.tracing.vision import prepare_torchvision
 
 NETS = """
 from torch import nn
@@ -31,6 +33,12 @@ def needs(width):
 def leaves():
     raise SystemExit(7)
 
+async def later():
+    return fine()
+
+def lazy():
+    return nn.LazyLinear(3)
+
 number = 3
 """
 
@@ -38,6 +46,9 @@ number = 3
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
     """A folder to work in, with factories and a broken one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a torchvision of another build: it comes once a process
+        prepare_torchvision()
     monkeypatch.chdir(tmp_path)
     Path("nets.py").write_text(NETS)
     Path("broken.py").write_text("def small(:\n")
@@ -51,6 +62,7 @@ def place(monkeypatch, tmp_path):
     Path("plan.toml").write_text("levels = 3\n")
     Path("config.json").write_text('{"model_type": "gpt9"}')
     Path("half.safetensors").write_bytes(b"12345678")
+    Path("null.json").write_text("null")
     Path("data").mkdir()
     Path("data/topologies.jsonl").write_text("")
     return tmp_path
@@ -110,6 +122,23 @@ WRONG = {
     "a script that fails": (("predict", "fails.py", "-d", "tx2"), "fails.py:1: ValueError: no data"),
     "an option that the script decides": (("predict", "idle.py", "-b", "8"), "--batch-size"),
     "arguments of a script behind a model": ((*FINE, "--", "--epochs", "3"), "--epochs is no model"),
+    "a factory that is awaited": (("predict", "nets.py:later", "-d", "tx2"), "returns a coroutine"),
+    "a lazy layer": (("predict", "nets.py:lazy", "-d", "tx2"), "expected weights"),
+    "a folder for a model": (("predict", "data", "-d", "tx2"), "it is a folder: did you mean hf:data"),
+    "a configuration for a model": (("predict", "null.json", "-d", "tx2"), "did you mean hf:null.json?"),
+    "an empty configuration": (
+        ("predict", "hf:null.json", "-d", "tx2"),
+        "holds null, expected a JSON object",
+    ),
+    "a name of the Hub": (("predict", "hf:gpt2", "-d", "tx2"), "save_pretrained(FOLDER) writes one"),
+    "tables of no campaign": (
+        ("campaign", "run", "me", "--plan", "quick", "--tables-only", "--out", "none"),
+        "holds no campaign",
+    ),
+    "a campaign beside other files": (
+        ("campaign", "run", "me", "--plan", "quick", "--out", "data"),
+        "data holds other files and no campaign",
+    ),
     "a configuration of tomorrow": (("predict", "hf:config.json", "-d", "tx2"), "gpt9"),
     "a length of images": ((*FINE, "--seq-len", "128"), "the example has no sequence"),
     "a zero length": ((*FINE, "--seq-len", "0"), "whole number"),

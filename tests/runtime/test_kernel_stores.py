@@ -155,6 +155,25 @@ def test_a_run_after_a_failed_one_computes_the_same(made, way, tmp_path, monkeyp
         case.check(executor)
 
 
+@pytest.mark.parametrize("way", ["copy", *WAYS])
+def test_the_waits_of_a_stream_hold_on_drivers_whose_finish_does_not_wait(made, way, monkeypatch):
+    """Mesa's rusticl 22.3 returns from clFinish at once where clFlush came last."""
+    import pyopencl as cl
+
+    class Queue(cl.CommandQueue):
+        def finish(self):
+            raise AssertionError("a queue that may be flushed is waited for by clFinish")
+
+    case = made("cpu")
+    monkeypatch.setattr(cl, "CommandQueue", Queue)
+    schedule = make_schedule(case.program, case.instance, random_plan(case.instance, 0), LEAST_STAGING_BYTES)
+    with Executor(schedule, source=ArraysSource(case.packed), loading=way) as executor:
+        assert {type(executor._queue), type(executor._store._uploads)} & {Queue}
+        case.check(executor)
+        executor._store.abort()
+        case.check(executor)
+
+
 def test_a_launch_that_waits_for_bytes_of_its_slot_stalls(made):
     """Launch 1 carries bytes that were read until 9 ms, after launch 0 had ended at 5 ms."""
     case = made("cpu")

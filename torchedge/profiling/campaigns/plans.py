@@ -222,6 +222,11 @@ class CampaignPlan(_Grid):
             both, text=f"# Points of several plans, one behind the other.\n{format_toml(document)}"
         )
 
+    @property
+    def fittable(self) -> bool:
+        """Whether one mode at least has the points that a fit needs."""
+        return len(self.shortages()) < len({mode for item in self.items() for mode, _ in item.points})
+
     def shortages(self) -> list[str]:
         """Return a line for each mode that has too few points for a fit, or too few networks."""
         lines = []
