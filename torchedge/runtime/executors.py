@@ -32,7 +32,7 @@ from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import record_launches, translated, translation
 from torchedge.opencl.memory import download, upload, wait
 from torchedge.opencl.memory_gauges import admit, memory_gauge
-from torchedge.opencl.sharing import is_fork, serialised
+from torchedge.opencl.sharing import is_fork, kept_in_forks, serialised
 from torchedge.runtime.kernel_stores import BoundSlot, KernelStore
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
 from torchedge.runtime.memory import (
@@ -130,6 +130,7 @@ class Executor:
         self._checks = checks
         self._lock: Any = threading.RLock() if owner is None else owner._lock
         self._events: list[Any] = []
+        kept_in_forks.add(self)
         try:
             self._open(schedule, source, device, owner, loading, whole_arena)
         except BaseException:
