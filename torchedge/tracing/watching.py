@@ -171,6 +171,11 @@ class StepWatch(Interceptor):
         if self._depth and self._recording is not None:
             self._recording.ask(question)
 
+    def note(self, text: str) -> None:
+        """Add a note to the captured step, once."""
+        if self._recording is not None:
+            self._recording.note(text)
+
     def end_autocast(self) -> None:
         """Drop the casts of weights: the outermost autocast ended."""
         if self._recording is not None:
