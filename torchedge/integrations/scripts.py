@@ -168,8 +168,7 @@ def _place(path: Path, error: BaseException) -> str:
         if Path(frame.filename).resolve().is_relative_to(folder) and "site-packages" not in frame.filename
     ]
     own = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
-    chosen = dict.fromkeys([*own[-1:], *frames[-1:]])
-    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in chosen]
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in (*own[-1:], *frames[-1:])]
     return ", ".join(dict.fromkeys(places)) if places else str(path)
 
 
