@@ -13,14 +13,12 @@ from torchedge.lowering.fusion import form_groups
 from torchedge.lowering.nodes import Contraction, Pointwise, Rows, Stored, nodes_below
 from torchedge.lowering.placement import as_images, place_tensors
 from torchedge.lowering.programs import Arena, Program, StoredTensor
-from torchedge.lowering.schedules import ContractionSchedule, PointwiseSchedule, RowsSchedule
+from torchedge.lowering.schedules import ContractionSchedule
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.translation import Translation
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.textures.layouts import row_major
-
-HOSTS = {ContractionSchedule: Contraction, RowsSchedule: Rows, PointwiseSchedule: Pointwise}
 
 
 def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=(), own=()):
@@ -36,7 +34,9 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=(), own=()
     layouts = place_tensors(fused.groups, list(stored.values()), list(inputs))
     layouts = as_images(fused.groups, layouts, [*fused.outputs, *inputs], device)
     layouts |= {node: own[node.name] for node in stored.values() if node.name in own}
-    chosen = {group: schedule for group in fused.groups if type(group.host) is HOSTS.get(type(schedule))}
+    rows = any(isinstance(group.host, Rows) for group in fused.groups)
+    host = Contraction if isinstance(schedule, ContractionSchedule) else Rows if rows else Pointwise
+    chosen = {group: schedule for group in fused.groups if isinstance(group.host, host)}
     sources = write_kernels(fused.groups, layouts, device, chosen)
     tensors, number = [], {}
 

@@ -115,7 +115,7 @@ class KernelStore(StreamingStore):
         self._begin_at = 0  # the byte of its buffer at which they begin
         self._staged: dict[int, tuple[int, Any]] = {}  # (byte, event) of copies whose launch is to come
 
-    def _new_pool(self, memory: DeviceMemory) -> StagingBuffers:
+    def _new_pool(self, memory: DeviceMemory, uploads: Any) -> StagingBuffers:
         return StagingBuffers(memory.context, self.staging_bytes)
 
     # around launches ---------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class KernelStore(StreamingStore):
     def end(self) -> None:
         """Check that the weights were the right ones."""
         super().end()
-        self._awaited = [*self._awaited, *self._launched[-1:]]
+        self.turns.awaited = [*self.turns.awaited, *self._launched[-1:]]
 
     # reads and copies --------------------------------------------------------------------------------------
 

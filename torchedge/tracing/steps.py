@@ -175,11 +175,17 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
             with mode:
                 fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
             table, gradients = decompositions(keep), trained is not None
+
+            def traced_now() -> JointGraph:
+                state = objective.state
+                done = (lambda: None) if state is None else state.check_backward
+                return trace_joint(objective, fakes, table, gradients=gradients, traced=done)
+
             try:
-                return trace_joint(objective, fakes, table, gradients=gradients)
+                return traced_now()
             except StateChangedError:
                 _rehearse(objective, fakes, mode, gradients)
-            return trace_joint(objective, fakes, table, gradients=gradients)
+            return traced_now()
     except TorchedgeError:
         raise
     except Exception as error:
@@ -215,6 +221,10 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
     if isinstance(error, TypeError) and "argument" in reason:
         text = reason.replace("NoneType", "None")
         return InputError(f"{text}; expected inputs and targets that {name} and its loss take")
+    if ".numpy() is not supported" in reason:
+        return CaptureError(
+            f"{part} leaves PyTorch by .numpy(), where a capture cannot follow; expected tensor operations"
+        )
     if "entirely functional graph" in reason:
         return CaptureError(
             f"{part} writes into a tensor that is neither a parameter nor a buffer; register it "
