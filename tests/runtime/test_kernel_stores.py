@@ -13,7 +13,7 @@ from torch import nn
 
 from torchedge.errors import ProfileError
 from torchedge.lowering.inference import capture_inference_step, lower_inference
-from torchedge.lowering.targets import TARGETS, bounded
+from torchedge.lowering.targets import TARGETS, Limits, bounded
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.runtime.measured_runs import MeasuredCopy, MeasuredRead
@@ -40,7 +40,7 @@ class Made:
 
     def __init__(self, target):
         x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-        within = bounded(TARGETS[target], local_bytes=choose_device().local_bytes)
+        within = bounded(TARGETS[target], Limits("", local_bytes=choose_device().local_bytes))
         self.program = lower_inference(capture_inference_step(network(), (x,)), within).program
         self.data = data_of(self.program)
         self.inputs = [x.numpy()]

@@ -11,7 +11,7 @@ from oracles.step_networks import FSRCNN, SmallCNN, SmallGPT, SmallViT
 from oracles.streaming_programs import instance_of, random_plan
 
 from torchedge.lowering.inference import capture_inference_step, lower_inference
-from torchedge.lowering.targets import TARGETS, bounded
+from torchedge.lowering.targets import TARGETS, Limits, bounded
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.runtime.weight_sources import ArraysSource
@@ -45,7 +45,7 @@ def lowered(name, target):
     model, inputs = build(name)
     captured = capture_inference_step(model.eval(), inputs)
     program = lower_inference(
-        captured, bounded(TARGETS[target], local_bytes=choose_device().local_bytes)
+        captured, bounded(TARGETS[target], Limits("", local_bytes=choose_device().local_bytes))
     ).program
     names = {t.name for t in program.tensors}
     data = {n: t.detach().numpy() for n, t in captured.tensors.items() if n in names}
