@@ -23,8 +23,9 @@ from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import common_arena, total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
-from torchedge.lowering.limits import check_limits, limits_of
+from torchedge.lowering.limits import check_limits
 from torchedge.lowering.programs import Arena, Program, StoredTensor
+from torchedge.lowering.targets import limits_of
 from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.build_processes import TrialRun
