@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -60,6 +61,17 @@ def exported(nets, tmp_path_factory):
 def save(path, array):
     np.save(path, array)
     return str(path)
+
+
+def test_verify_says_what_it_compared(run, exported, tmp_path):
+    out = " ".join(run("verify", str(exported / "train")).split())
+    assert re.search(r"\d+ kernels, \d+ launches, \d+ tensors are those that this version lowers", out)
+    document = json.loads(run("verify", str(exported / "infer"), "--json"))
+    assert document["verified"] and document["programs"] == 1 and document["kernels"] > 1
+    damaged = shutil.copytree(exported / "infer", tmp_path / "damaged")
+    with (damaged / "program.json").open("a") as file:
+        file.write(" ")
+    assert main(["verify", str(damaged)]) == 2
 
 
 def test_export_tells_what_it_wrote(run, nets, tmp_path):
