@@ -38,7 +38,13 @@ TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES = (
     f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "campaigns", "messages")
 )
 SLOW = {"A callback of transformers", "A callback of Lightning", "accelerate", "Measure this machine"}
-SLOW |= {"torch.compile", "Several optimizers: a GAN", "Making and running one", "Plan a model"}
+SLOW |= {
+    "Export and generate",
+    "torch.compile",
+    "Several optimizers: a GAN",
+    "Making and running one",
+    "Plan a model",
+}
 TASKS = {
     "install, and see whether this machine is ready": (TUTORIAL, "Install"),
     "write down a network of one's own": (TUTORIAL, "Your network"),
@@ -70,6 +76,9 @@ TASKS = {
     "train a GAN": ("docs/training.md", "Several optimizers: a GAN"),
     "export a training step": ("docs/bundles.md", "Making and running one"),
     "plan the streaming of weights": ("docs/streaming.md", "Plan a model"),
+    "generate text with a language model": ("docs/language-models.md", "Export and generate"),
+    "weights in fewer bits": ("docs/quantisation.md", "Memory"),
+    "run a bundle without Python": ("docs/runner.md", "Building and running it"),
     "measure this machine and fit a profile": (OWN, "Measure this machine"),
     "write a plan of one's own": (OWN, "Plans"),
     "it does not fit": (MESSAGES, "The answer is no"),

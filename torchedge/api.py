@@ -588,6 +588,7 @@ def export_lm(
     max_length: int,
     chunk: int = 64,
     quantize: Literal["int8", "int4"] | None = None,
+    memory_limit: Amount | None = None,
     seed: int | None = None,
     name: str | None = None,
     precision: Literal["float32", "float16"] = "float32",
@@ -601,7 +602,8 @@ def export_lm(
     of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
     once. The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
     token). quantize: "int8" (a scale a row) or "int4" (a scale for 32 weights of a row) of linear layers and
-    embeddings; for other groups and zero points pass a model of `torchedge.quantize`. The other arguments and
+    embeddings; for other groups and zero points pass a model of `torchedge.quantize`. memory_limit: of all
+    that generation allocates; weights beyond it are read for every token and chunk. The other arguments and
     errors are those of `export`; CaptureError also for a model whose attention takes no caches.
     """
     from torchedge.tracing.language_models import causal_model, methods_of
@@ -612,6 +614,7 @@ def export_lm(
         methods,
         device=device,
         out=out,
+        memory_limit=memory_limit,
         seed=seed,
         name=title,
         onnx=False,

@@ -40,6 +40,9 @@ from torchedge.storage.folders import staged_name
 from torchedge.storage.replacing import side_folder, sync_folder
 from torchedge.streaming.capacities import FILE as LOADING_FILE
 from torchedge.streaming.capacities import write_load_model
+from torchedge.streaming.program_costs import FILE as PROGRAMS_FILE
+from torchedge.streaming.program_costs import TABLE as PROGRAMS
+from torchedge.streaming.program_costs import write_program_forests
 from torchedge.streaming.rates import TABLE as LOADING
 from torchedge.textures.coefficients import COEFFICIENTS_FILE, write_coefficients
 from torchedge.textures.coefficients import TABLE as KERNELS
@@ -137,6 +140,7 @@ _PARTS: Mapping[str, tuple[str, str, Callable[[Path, Any], str]]] = {
     "loading": (LOADING, LOADING_FILE, write_load_model),
     "kernels": (KERNELS, COEFFICIENTS_FILE, write_coefficients),
     "kinds": (KINDS_TABLE, KINDS_FILE, write_kinds),
+    "programs": (PROGRAMS, PROGRAMS_FILE, write_program_forests),
 }
 """The parts of a profile beside modes: the table in `[profile]`, the file, its writer."""
 

@@ -33,6 +33,8 @@ typedef struct {
   uint64_t memory_limit;    /* bytes of all device memory; 0: what the device has. Below what is needed: an error */
   void (*progress)(void *context, int done, int total); /* called while kernels are compiled; NULL: not */
   void *context;            /* passed on to progress */
+  int time_launches;        /* most runs of each launch, one after the other, whose shortest time torchedge_figures
+                               gives, with that of reading the weights file; what a step computes is of no use then */
 } torchedge_options;
 
 /* Open a bundle's folder: check every file, build, allocate, load the weights. options may be NULL. *handle is set

@@ -97,7 +97,8 @@ Status Executor::open(const Settings& settings) {
   const cl_property properties[] = {0x1084, reinterpret_cast<cl_property>(device_.platform), 0};
   context_ = cl_.CreateContext(properties, 1, &device_.handle, nullptr, nullptr, &code);
   if (context_ == nullptr) return failed("creating a context", code);
-  queue_ = cl_.CreateCommandQueue(context_, device_.handle, 0, &code);
+  time_launches_ = settings.time_launches;
+  queue_ = cl_.CreateCommandQueue(context_, device_.handle, time_launches_ > 0 ? kProfiling : 0, &code);
   if (queue_ == nullptr) return failed("creating a queue", code);
   std::vector<Kernel> kernels;
   std::set<std::string> names;
@@ -120,6 +121,9 @@ Status Executor::open(const Settings& settings) {
   TE_CHECK(load_weights());
   for (const auto& [name, value] : bundle_.hyperparameters) TE_CHECK(set(name, value));
   figures_.load_ms = now_ms() - start;
+  for (const Call& call : placed_[0].calls)
+    if (figures_.warp == 0) cl_.GetKernelWorkGroupInfo(call.kernel, device_.handle, kWarp, sizeof figures_.warp, &figures_.warp, nullptr);
+  if (time_launches_ > 0) figures_.disk_ms = bundle_.weights.uncached_ms();
   return {};
 }
 
@@ -555,13 +559,37 @@ Status Executor::set(const std::string& name, double value) {
   return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
 }
 
+/// Run a launch several times in a row: three times, or for 30 ms and no more often than asked.
+cl_int Executor::time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const {
+  cl_ulong spent = 0;
+  for (int run = 0; run < time_launches_ && (run < 3 || spent < 30'000'000); ++run) {
+    cl_event ended = nullptr;
+    cl_ulong from = 0, to = 0;
+    cl_int code = start(&ended);
+    if (code == 0) code = cl_.WaitForEvents(1, &ended);
+    if (code == 0) code = cl_.GetEventProfilingInfo(ended, kStart, sizeof from, &from, nullptr);
+    if (code == 0) code = cl_.GetEventProfilingInfo(ended, kEnd, sizeof to, &to, nullptr);
+    if (ended != nullptr) cl_.ReleaseEvent(ended);
+    if (code != 0) return code;
+    const cl_ulong ns = to > from ? to - from : 1;
+    shortest = std::min(shortest, ns);
+    spent += ns;
+  }
+  return 0;
+}
+
 /// Enqueue all launches of a step, and the copies that each waits for.
 Status Executor::enqueue(const Placed& placed, const std::function<Status(int64_t)>& observe) {
   for (size_t position = 0; position < placed.calls.size(); ++position) {
     if (placed.program->loads) TE_CHECK(advance(placed, placed.program->loads->waits[position]));
     const Launch& launch = *placed.calls[position].launch;
     const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
-    cl_int code = cl_.EnqueueNDRangeKernel(queue_, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, nullptr);
+    auto start = [&](cl_event* ended) {
+      return cl_.EnqueueNDRangeKernel(queue_, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, ended);
+    };
+    const bool timed = time_launches_ > 0 && &placed == &placed_[0] && !observe;
+    if (timed) figures_.launch_ns.resize(placed.calls.size(), UINT64_MAX);
+    cl_int code = timed ? time_launch(start, figures_.launch_ns[position]) : start(nullptr);
     if (code != 0) {
       const std::string& name = placed.program->kernels[launch.kernel].name;
       return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);

@@ -15,6 +15,7 @@ namespace torchedge {
 struct Settings {
   std::string device, library, cache;
   int64_t memory_limit = 0;  // bytes; 0: what the device has
+  int time_launches = 0;     // most runs of each launch for its time
   Progress progress;
 };
 
@@ -25,6 +26,9 @@ struct Figures {
   int64_t streamed_bytes = 0;  // by the last step
   int64_t built_peak_bytes = 0;  // the process's largest resident set when all kernels were built
   double build_ms = 0, load_ms = 0, step_ms = 0, total_step_ms = 0;
+  size_t warp = 0;           // work-items in lock-step, of the first launch's kernel
+  double disk_ms = 0;        // of a read of the weights file past the page cache
+  std::vector<cl_ulong> launch_ns;  // shortest time of each launch of the whole step, by the device's clock
   std::vector<double> recent_ms;  // times of the last kRecentSteps, in no order
 };
 
@@ -86,6 +90,7 @@ class Executor {
   void end_copies();
   /// Enqueue a step's launches; `observe` is called after each, where it is given, and flags are not read then.
   Status enqueue(const Placed& placed, const std::function<Status(int64_t position)>& observe = nullptr);
+  cl_int time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const;
   Status fill(const Tensor& tensor, Memory& memory);
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
@@ -116,6 +121,7 @@ class Executor {
   size_t read_ = 0, of_read_ = 0;
   std::vector<cl_event> copied_;
   int64_t batches_ = 0;
+  int time_launches_ = 0;
   Figures figures_;
 };
 

@@ -33,6 +33,7 @@ Run an exported bundle through OpenCL. Without --inputs, describe it.
                        first that is off; the exit status is 1 then. For bundles exported with check=True
   --json               with --check: print the result as JSON
   --figures            print times and memory as JSON at the end
+  --times N            run each launch up to N times in a row; --figures gives the shortest time of each
 
 The OpenCL library is $TORCHEDGE_OPENCL, else libOpenCL.so.1 or the vendors' places on Android.
 )";
@@ -41,6 +42,7 @@ struct Arguments {
   std::string bundle, inputs, outputs, load, save, device, cache, sha256;
   std::vector<std::pair<std::string, double>> settings;
   int64_t steps = 0;
+  uint64_t times = 0;
   uint64_t memory_limit = 0;
   bool figures = false, check = false, json = false;
 };
@@ -81,7 +83,7 @@ Result<Arguments> parse(int count, char** words) {
       arguments.bundle = word;
       continue;
     }
-    bool known = texts.count(word) || word == "--steps" || word == "--set" || word == "--memory-limit";
+    bool known = texts.count(word) || word == "--steps" || word == "--set" || word == "--memory-limit" || word == "--times";
     if (!known || ++k == count) return Error{word + (known ? " has no value" : " is no option") + "; see torchedge-run --help"};
     std::string value = words[k];
     if (texts.count(word)) {
@@ -92,8 +94,8 @@ Result<Arguments> parse(int count, char** words) {
       TE_TRY(setting, number("--set", value.substr(equals + 1), -HUGE_VAL, HUGE_VAL));
       arguments.settings.emplace_back(value.substr(0, equals), setting);
     } else {
-      TE_TRY(amount, number(word, value, 1, 1e15));
-      (word == "--steps" ? reinterpret_cast<uint64_t&>(arguments.steps) : arguments.memory_limit) = static_cast<uint64_t>(amount);
+      TE_TRY(amount, number(word, value, 1, word == "--times" ? 1e6 : 1e15));
+      (word == "--steps" ? reinterpret_cast<uint64_t&>(arguments.steps) : word == "--times" ? arguments.times : arguments.memory_limit) = static_cast<uint64_t>(amount);
     }
   }
   if (arguments.bundle.empty()) return Error{"no bundle is given; see torchedge-run --help"};
@@ -216,6 +218,7 @@ int main(int count, char** words) {
   options.cache = chosen.cache.c_str();
   options.sha256 = chosen.sha256.c_str();
   options.memory_limit = chosen.memory_limit;
+  options.time_launches = static_cast<int>(chosen.times);
   if (isatty(STDERR_FILENO)) options.progress = show_progress;
   torchedge_bundle* handle = nullptr;
   int code = torchedge_open(chosen.bundle.c_str(), &options, &handle);

@@ -28,6 +28,17 @@ Json ports_json(const std::vector<Port>& ports) {
   return list;
 }
 
+Json limits_json(const Executor& executor) {
+  const ClDevice& device = executor.device();
+  return {{"name", device.name}, {"vendor", device.vendor}, {"platform", device.platform_name}, {"opencl", device.version},
+          {"type", device.type}, {"unified", device.unified}, {"compute_units", device.compute_units}, {"clock_mhz", device.clock_mhz},
+          {"memory_bytes", device.memory}, {"allocation_bytes", device.allocation}, {"local_bytes", device.local_bytes},
+          {"base_alignment", device.base_alignment}, {"work_group", device.work_group}, {"work_item_sizes", device.work_item_sizes},
+          {"image_width", device.image_width}, {"image_height", device.image_height}, {"pitch_alignment", device.pitch_alignment},
+          {"image_from_buffer", device.image_from_buffer()}, {"half", device.has("cl_khr_fp16")}, {"double", device.has("cl_khr_fp64")},
+          {"warp", executor.figures().warp}};
+}
+
 std::string describe(const Executor& executor) {
   const Bundle& bundle = executor.bundle();
   Json state = Json::array();
@@ -45,6 +56,7 @@ std::string describe(const Executor& executor) {
                    {"made_for", bundle.made_for},
                    {"device", executor.device().title()},
                    {"driver", executor.device().driver},
+                   {"limits", limits_json(executor)},
                    {"inputs", ports_json(bundle.inputs)},
                    {"outputs", ports_json(bundle.outputs)},
                    {"state", state},
@@ -83,6 +95,10 @@ std::string report(const Executor& executor) {
                    {"peak_bytes", peak_resident_bytes()},
                    {"programs", figures.programs},
                    {"programs_from_cache", figures.programs_from_cache}};
+  if (!figures.launch_ns.empty()) {
+    document["launch_ns"] = figures.launch_ns;
+    document["disk"] = {{"bytes", executor.bundle().weights.size()}, {"ms", figures.disk_ms}};
+  }
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -118,7 +134,7 @@ int torchedge_open(const char* folder, const torchedge_options* options, torched
   try {
     const torchedge_options chosen = options == nullptr ? torchedge_options{} : *options;
     Settings settings{given(chosen.device), given(chosen.library), given(chosen.cache),
-                      static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), nullptr};
+                      static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), chosen.time_launches, nullptr};
     if (chosen.progress != nullptr)
       settings.progress = [chosen](int done, int total) { chosen.progress(chosen.context, done, total); };
     auto bundle = open_bundle(given(folder), given(chosen.sha256));

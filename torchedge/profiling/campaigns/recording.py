@@ -169,7 +169,11 @@ def write_tables(folder: Path, plan: CampaignPlan, journal: CampaignJournal) -> 
     with writing(folder, "check the disk"):
         skipped = _write_networks(folder)
         points = plan.points(skipped)
-        with _replaced(folder / "measurements.csv") as table, _replaced(folder / "layers.jsonl") as layers:
+        with (
+            _replaced(folder / "measurements.csv") as table,
+            _replaced(folder / "layers.jsonl") as layers,
+            _replaced(folder / "launches.jsonl") as launches,
+        ):
             writer = csv.writer(table, lineterminator="\n")
             writer.writerow(COLUMNS)
             for point in points:
@@ -177,9 +181,11 @@ def write_tables(folder: Path, plan: CampaignPlan, journal: CampaignJournal) -> 
                     continue
                 row = journal.row_at(journal.done[point])
                 writer.writerow([*point, *(_cell(row.get(column)) for column in COLUMNS[3:])])
-                if row.get("layers"):
-                    line = dict(zip(COLUMNS, point, strict=False), layers=row["layers"])
-                    layers.write(json.dumps(line) + "\n")
+                for name, file in (("layers", layers), ("launches", launches)):
+                    if row.get(name):
+                        file.write(
+                            json.dumps({**dict(zip(COLUMNS, point, strict=False)), name: row[name]}) + "\n"
+                        )
                 if row["fits"] is None:
                     failed["{} {} {}".format(*point)] = str(row.get("reason", ""))
                 elif row["fits"]:

@@ -29,6 +29,7 @@ from torchedge.profiling.campaigns.recording import (
 from torchedge.profiling.campaigns.transports import Run, Transport, explain, row_of
 from torchedge.storage import data_folder
 from torchedge.storage.documents import read_text, write_bytes, writing
+from torchedge.storage.journals import read_rows
 from torchedge.storage.replacing import make_folder, new_file
 
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
@@ -45,7 +46,9 @@ class Campaign:
     """A plan, a device and the way to it: `device` names the future profile, `processor` is "", cuda or cpu.
 
     retry: "failed", "unsteady" or both: which points that have a row are measured again. convolutions: how
-    many single ones are measured too, on CUDA. hurry: fewer steps a point.
+    many single ones are measured too, on CUDA. hurry: fewer steps a point. runner: `torchedge-run` for a
+    device without Python, on which each point runs as a bundle; opencl: its driver's device, by a part of its
+    name.
     """
 
     folder: Path
@@ -58,6 +61,8 @@ class Campaign:
     probe: Path | None = None
     pauses: Sequence[float] = PAUSES
     hurry: bool = False
+    runner: Path | None = None
+    opencl: str = ""
 
 
 def run_campaign(campaign: Campaign, transport: Transport | None, listener: Listener) -> Summary:
@@ -224,6 +229,8 @@ class _Session:
 
         A device that does not answer is an error at first, and waited for once it has answered.
         """
+        if self.campaign.runner is not None:
+            return self._attempt_exported(self.campaign.runner)
         folder = self.campaign.folder
         probe = self.campaign.probe or data_folder("hooks") / PROBE
         write_left(folder, self.left)
@@ -237,6 +244,42 @@ class _Session:
             if not self.answered or isinstance(error, OtherMachineError):
                 raise
             return str(error)
+
+    def _attempt_exported(self, runner: Path) -> str:
+        """Export the remaining points and run them without Python; return why that ended early."""
+        from torchedge.profiling.campaigns.exported import measure_points
+        from torchedge.profiling.remote_devices import (
+            ask_device,
+            describe_there,
+            device_called,
+            states_limits,
+        )
+        from torchedge.profiling.remote_runs import RemoteRunner
+
+        campaign = self.campaign
+        command = f"torchedge campaign run {campaign.device} --over {campaign.over} --runner"
+        write_left(campaign.folder, self.left)
+        try:
+            with RemoteRunner(self.transport, runner, campaign.opencl) as remote:
+                there = ask_device(remote)
+                self._take(there.environment(command))
+                self.answered = True
+                device = device_called(campaign.device)
+                if device is None or not states_limits(device):
+                    device = describe_there(campaign.folder, campaign.device, there, command)
+                for row in measure_points(read_rows(campaign.folder / LEFT), device, there, remote):
+                    self._take(row)
+        except DeviceError as error:
+            if not self.answered or isinstance(error, OtherMachineError):
+                raise
+            if self.journal.under_way is not None:
+                self.journal.append({"row": "lost", "status": 255, "said": str(error)[:300]})
+            return str(error)
+        except KeyboardInterrupt:
+            if self.journal.under_way is not None:
+                self.journal.append({"row": "stopped"})
+            raise
+        return "not every point was measured"
 
     def _follow(self, run: Run) -> str:
         """Record the probe's rows until it ends."""
