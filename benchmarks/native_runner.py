@@ -20,7 +20,6 @@ With --mutants, bundles changed at random are opened instead, by a build with sa
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -39,6 +38,7 @@ sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT / "benchmarks")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from drivers.processes import default_device, loader  # noqa: E402
+from harness import options_of  # noqa: E402
 from runner.mutants import open_mutants  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -243,9 +243,7 @@ def show(name: str, what: str, pairs: Sequence[tuple[float, float]]) -> None:
 
 def main() -> None:
     """Compare, or open mutants."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--program", type=Path, default=CHECKOUT / "build" / "runner" / "torchedge-run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)

@@ -92,13 +92,13 @@ def run(*words: object) -> None:
         sys.exit(status)
 
 
-def pretend(folder: Path) -> None:
-    """Put the program that stands for adb onto PATH; the phone is a folder."""
+def pretend(folder: Path, priority: int) -> None:
+    """Put the program that stands for adb onto PATH; the phone is a folder, with a niceness."""
     places = folder / "bin"
     places.mkdir(parents=True, exist_ok=True)
     fake = CHECKOUT / "tests" / "oracles" / "fake_adb.py"
     (places / "adb").write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(fake))} "$@"\n'
+        f'#!/bin/sh\nexec nice -n {priority} {shlex.quote(sys.executable)} {shlex.quote(str(fake))} "$@"\n'
     )
     (places / "adb").chmod(0o700)
     os.environ["PATH"] = f"{places.resolve()}{os.pathsep}{os.environ['PATH']}"
@@ -149,11 +149,12 @@ def main() -> None:
     options.add_argument("--opencl", default="", help="part of the OpenCL device's name")
     options.add_argument("--rounds", type=int, default=1)
     options.add_argument("--small", action="store_true")
+    options.add_argument("--nice", type=int, default=0, help="niceness of the fake phone; below 0 needs root")
     options.add_argument("--real", action="store_true")
     chosen = options.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     if not chosen.real:
-        pretend(chosen.out)
+        pretend(chosen.out, chosen.nice)
     known, other = (SMALL_KNOWN, SMALL_OTHER) if chosen.small else (KNOWN, OTHER)
     side, batches = (32, ([4, 8], [6])) if chosen.small else (64, ([2, 8, 16], [4, 12]))
     words = [

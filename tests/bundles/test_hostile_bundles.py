@@ -289,6 +289,19 @@ def test_a_kernel_that_is_not_its_source_s_is_refused_unless_trusted(copied, res
     torchedge.load_bundle(copied, trust=True)
 
 
+def test_a_bundle_is_lowered_once_unless_a_proof_is_asked_for(inference, monkeypatch):
+    lowered = []
+    monkeypatch.setattr(Source, "lower", lambda self, lower=Source.lower: lowered.append(1) or lower(self))
+    torchedge.load_bundle(inference)
+    lowered.clear()
+    torchedge.load_bundle(inference)
+    assert not lowered
+    torchedge.load_bundle(inference, prove=True)
+    assert lowered
+    with pytest.raises(REFUSED, match="expected one"):
+        torchedge.load_bundle(inference, prove=True, trust=True)
+
+
 SOURCES = [
     (lambda d: d.update(others=[d["step"]]), "is lowered to other .* than"),
     (lambda d: d["step"]["ops"][0].update(kind="exec"), "aten.exec"),

@@ -9,12 +9,11 @@ import pytest
 import torch
 from oracles.faulty_files import FaultyFile, preloaded_outputs, write_file
 from oracles.streaming_programs import data_of, instance_of, packed_data, random_plan, weighted_chain
+from oracles.targets import target_here
 from torch import nn
 
 from torchedge.errors import ProfileError
 from torchedge.lowering.inference import capture_inference_step, lower_inference
-from torchedge.lowering.targets import TARGETS, bounded
-from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.runtime.measured_runs import MeasuredCopy, MeasuredRead
 from torchedge.runtime.measured_runs import _launches as launches_of
@@ -40,7 +39,7 @@ class Made:
 
     def __init__(self, target):
         x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-        within = bounded(TARGETS[target], local_bytes=choose_device().local_bytes)
+        within = target_here(target)
         self.program = lower_inference(capture_inference_step(network(), (x,)), within).program
         self.data = data_of(self.program)
         self.inputs = [x.numpy()]

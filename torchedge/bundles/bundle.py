@@ -34,7 +34,7 @@ from torchedge.bundles.manifests import (
     read_manifest,
 )
 from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
-from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
+from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove_programs
 from torchedge.bundles.weights import check_weights, packed_weights, read_header
 from torchedge.devices import find_device
 from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path, did_you_mean
@@ -106,17 +106,20 @@ class Bundle:
         return predict_program(self.program, chosen)
 
     @classmethod
-    def open(cls, path: str | Path, *, trust: bool = False) -> Bundle:
+    def open(cls, path: str | Path, *, trust: bool = False, prove: bool = False) -> Bundle:
         """Read a bundle and check everything in it: hashes, sizes, schemas, indices, layouts, the arena.
 
         Its programs, kernels included, have to be those that its source is lowered to. trust: they need not;
-        they then run as they are, as programs do.
+        they then run as they are, as programs do. prove: the source is lowered now, even where the user's
+        cache folder says that it was before.
 
         Raises:
             InputError: it is no bundle, or something in it is missing, changed or out of range.
             ProfileError: a file cannot be read or is damaged, or leads out of the folder.
         """
         folder = check_path("path", path)
+        if trust and prove:
+            raise InputError("trust and prove are both true; expected one: trust omits what prove asks for")
         if not _is_bundle(folder):
             raise InputError(
                 f"{path}: is no bundle; expected a folder with a {MANIFEST}, which torchedge.export makes"
@@ -137,7 +140,7 @@ class Bundle:
         }
         if not trust:
             deciding = [f"{name} {manifest.files[name].sha256}" for name in sorted(contents)]
-            prove(folder / SOURCE, contents[SOURCE], [*programs.values()], deciding)
+            prove_programs(folder / SOURCE, contents[SOURCE], [*programs.values()], deciding, anew=prove)
         header = read_header(weights)
         check_weights(weights, header, [*programs.values()])
         plans, schedules = dict[str, PlanFile](), dict[str, StreamingSchedule]()
@@ -593,15 +596,16 @@ class Runner:
         self.close()
 
 
-def load_bundle(path: str | Path, *, trust: bool = False) -> Bundle:
+def load_bundle(path: str | Path, *, trust: bool = False, prove: bool = False) -> Bundle:
     """Read a bundle that `export` wrote, and check everything in it; see `Bundle.run` and `train_step`.
 
-    Its kernels are those that its source is lowered to, or it is refused. trust: they may be others, such as
-    those of another version; they run as any program does.
+    Its kernels are those that its source is lowered to, or it is refused: it is lowered once by each version
+    of torchedge, and that is noted in your cache folder. prove: lower it now, whatever is noted. trust: its
+    kernels may be others, such as those of another version; they run as any program does.
 
     Raises InputError and ProfileError for what is missing, damaged, changed or hostile.
     """
-    return Bundle.open(path, trust=trust)
+    return Bundle.open(path, trust=trust, prove=prove)
 
 
 def _names(program: Program, roles: Collection[str]) -> set[str]:

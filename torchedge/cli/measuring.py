@@ -408,8 +408,11 @@ def _run(
 def _print(summary: Summary, device: str, folder: Path) -> None:
     environment = summary.environment or {}
     if environment:
-        title, torch = environment.get("device_name") or "unknown", environment.get("torch")
-        print_wrapped(f"{device}: {title}, torch {torch}; memory by {environment.get('memory_meter')}")
+        title = environment.get("device_name") or "unknown"
+        what = "torch {torch}" if "torch" in environment else "driver {driver}"
+        print_wrapped(
+            f"{device}: {title}, {what.format(**environment)}; memory by {environment.get('memory_meter')}"
+        )
     print_wrapped(
         f"{summary.points} points: {summary.measured} measured, {summary.out_of_memory} out of memory, "
         f"{len(summary.failed)} failed, {summary.left} left"

@@ -236,10 +236,18 @@ class _Fitting:
         """Fit the model of programs, where launches were timed."""
         self.watcher.begin("programs")
         try:
-            return fit_device_programs(self.dataset, self.device)
+            fitted = fit_device_programs(self.dataset, self.device)
         except ProfileError as error:
             self.missing.append(f"the model of programs is not fitted: {error}")
             return None
+        worst = max(map(fitted[1].mean, ("latency", "memory"))) if fitted is not None else 0.0
+        if worst > USABLE and not self.keep_unusable:
+            self.missing.append(
+                f"the model of programs is not written: it errs by {worst:.0f} %, a usable one by at most "
+                f"{USABLE:.0f} % (--force writes it)"
+            )
+            return None
+        return fitted
 
     def _fit(self, samples: Samples) -> ModeFit | None:
         """Fit one mode from nothing; None where no figure of it can be used."""

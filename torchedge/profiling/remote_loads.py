@@ -1,9 +1,9 @@
 """Kernels under loads, copies and the disk of a device without Python: rows like those of `load_measuring`.
 
 The launches of `load_measuring` run as bundles by the native runner: a kernel alone and with its loading
-slot, loading kernels, and many launches that do nothing. The runner also reads a bundle's weights past the page
-cache: that is the disk. It has one queue and no thread beside the one that launches, so that ways of loading
-are not compared and the host's time of a transfer is not measured.
+slot, loading kernels, and many launches that do nothing. The runner also reads a bundle's weights past the
+page cache: that is the disk. It has one queue and no thread beside the one that launches, so that ways of
+loading are not compared and the host's time of a transfer is not measured.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ LAUNCHES = "launches.jsonl"
 
 _MOST_BYTES = 256 * 2**20
 _FEWEST_POINTS, _FEWEST_NETWORKS = 6, 3
-_MOST_RATED = 150
+_MOST_RATED = 40
 _SETTINGS: Mapping[str, Any] = {
     "max_iter": 150,
     "max_leaf_nodes": 15,
@@ -80,9 +80,7 @@ def read_steps(folder: Path) -> tuple[TimedStep, ...]:
         with reading(place, "a point with its launches", "what `torchedge campaign run --runner` writes"):
             point = row["launches"]
             works, times = zip(*[_launch(item) for item in point["launches"]], strict=True)
-            numbers = [float(point[name]) for name in ("latency_ms", "memory_mib", "allocated_mib")]
-            if not all(0 < number < 1e12 for number in numbers):
-                raise ValueError(f"the figures {numbers}")
+            numbers = [_positive(point[name]) for name in ("latency_ms", "memory_mib", "allocated_mib")]
             steps.append(
                 TimedStep(str(row["id"]).split("@")[0], works, times, int(point["kernels"]), *numbers)
             )
@@ -91,12 +89,17 @@ def read_steps(folder: Path) -> tuple[TimedStep, ...]:
 
 def _launch(item: Sequence[Any]) -> tuple[LaunchWork, float]:
     name, load_class, flops, read, written, items, group, ms = item
-    if load_class not in THRESHOLDS or not 0 < float(ms) < 1e12 or not 1 <= int(items) <= 2**60:
+    amounts = [int(_positive(number + 1)) - 1 for number in (flops, read, written)]
+    if load_class not in THRESHOLDS or not (group is None or 1 <= _positive(group) <= 2**20):
         raise ValueError(f"the launch {str(item)[:80]}")
-    amounts = [int(number) for number in (flops, read, written)]
-    if min(amounts) < 0 or max(amounts) > 2**62 or not (group is None or 1 <= int(group) <= 2**20):
-        raise ValueError(f"the launch {str(item)[:80]}")
-    return LaunchWork(str(name), load_class, *amounts, int(items), group), float(ms)
+    group_items = None if group is None else int(group)
+    return LaunchWork(str(name), load_class, *amounts, int(_positive(items)), group_items), _positive(ms)
+
+
+def _positive(number: object) -> float:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 2**62:
+        raise ValueError(f"the number {str(number)[:20]}")
+    return number
 
 
 def fit_steps(steps: Sequence[TimedStep]) -> tuple[ProgramCosts, StepErrors]:
