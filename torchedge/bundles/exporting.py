@@ -300,7 +300,6 @@ def _check_methods(request: Request) -> None:
         "example": request.example,
         "plan": request.plan,
         "memory_limit": request.memory_limit,
-        "check": request.check or None,
     }
     for name, value in given.items():
         if value is not None:

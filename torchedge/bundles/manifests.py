@@ -224,6 +224,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def _check_manifest(manifest: Manifest) -> None:
     if manifest.methods and (manifest.mode != "infer" or manifest.accumulation > 1):
         raise InputError("methods are given with a training step; expected those of inferences")
+    if manifest.methods and PLAN in manifest.files:
+        raise InputError("methods are given with a streaming plan; expected one of them")
     names = [method.name for method in manifest.methods]
     files = [program_file(name, place) for place, name in enumerate(names)]
     if len(set(names)) != len(names) or [method.program for method in manifest.methods] != files:
