@@ -23,7 +23,7 @@ optional:
      "inputs": {"input_ids": {"shape": ["batch", 128], "below": 50257}, "labels": ...}, "loss": "model",
      "dtype": "bfloat16", "amp": "bfloat16", "channels_last": true, "checkpointing": true,
      "frozen": {"share": 0.9, "way": "leading" or "scattered"}, "optimizer_options": {"fused": true},
-     "limit_share": 0.9, "points": [["train", 4]]}
+     "limit_share": 0.9, "compile": true or a mode of torch.compile, "points": [["train", 4]]}
 
 "loss": "model" is the one the model returns. Frozen are the parameters ahead of the one with which that
 share of the elements is reached, or all but every tenth tensor. "limit_share" allows PyTorch that share of
@@ -576,7 +576,14 @@ class Work:
         import torch
 
         self.torch, self.model, self.train, self.clock, self.job = torch, model, mode == "train", clock, job
-        self.device = device
+        self.device, self.call = device, model
+        way = job.get("compile")
+        if way:  # kept with the model, so that a point is compiled once
+            compiled = model.__dict__.setdefault("probe_compiled", {})
+            if way not in compiled:
+                options = {} if way is True else {"mode": way}
+                compiled[way] = torch.compile(model, dynamic=False, **options)
+            self.call = compiled[way]
         model.train(self.train)
         parameters = arrange(model, job)
         self.x, self.named = None, {}
@@ -602,7 +609,7 @@ class Work:
 
     def forward(self):
         """Return the outputs, or in training the loss."""
-        output = self.model(**self.named) if self.x is None else self.model(self.x)
+        output = self.call(**self.named) if self.x is None else self.call(self.x)
         if not self.train:
             return output
         return output.loss if self.job.get("loss") == "model" else self.loss(output)
@@ -746,12 +753,13 @@ def measure(model, job, mode, batch, device, meter):
         row[name + "_mib"] = None
         if device == "cuda":
             row[name + "_mib"] = round(getattr(torch.cuda, "max_memory_" + name)() / MIB, 3)
-    with Layers(model, clock, meter) as layers:
-        work.run()
-    clock.wait()
+    if not job.get("compile"):  # a hook would have the model compiled again
+        with Layers(model, clock, meter) as layers:
+            work.run()
+        clock.wait()
+        row["layers"] = layers.times(work.backward_start)
     row["memory_mib"] = round(meter.peak, 3) or None
     row["host_ms"] = work.launched()
-    row["layers"] = layers.times(work.backward_start)
     return row
 
 
@@ -1100,6 +1108,7 @@ def main():
     parser.add_argument("--memory", action="store_true", help="memory alone, beside other processes")
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool of processes hangs in a fork
     start_mib = meminfo()[0] if os.path.exists("/proc/meminfo") else 0.0
     import torch
 

@@ -228,8 +228,8 @@ def test_one_step_serves_predictions_training_and_export(tmp_path):
     with torchedge.Trainer(net, X, step=step) as trainer:
         assert trainer.step(X, Y) > 0 and trainer.steps == 0
     for option, message in (
-        ({"amp": "bf16"}, "amp is 'bfloat16', which Trainer does not take"),
-        ({"compile": True}, "compile is True, which Trainer does not take"),
+        ({"amp": "bf16"}, "amp is 'bfloat16'; expected the default in Trainer"),
+        ({"compile": True}, "compile is True; expected the default in Trainer"),
         ({"optimizer": "adam"}, "optimizer is 'adam'; expected one torch.optim.Optimizer"),
         ({"optimizer": [step.optimizer] * 2}, "a list of 2; expected one"),
     ):
@@ -284,6 +284,19 @@ def test_a_compiled_model_is_marked(compile):
     assert prediction.unsupported == ("torch.compile",)
     assert "the figures are those of the same step in eager PyTorch" in str(prediction)
     assert torchedge.simulate(net, 4, example=X, **option).unsupported == ("torch.compile",)
+
+
+@pytest.mark.parametrize("device", ["nvidia-h200", "jetson-tx2"])
+def test_intervals_of_a_compiled_step_are_as_wide_as_those_were_measured_around_eager_ones(device):
+    eager, compiled = (torchedge.predict(NET, 4, device, example=X, compile=how) for how in (False, True))
+    ratios = {"allocated": (0.72, 1.4), "reserved": (0.75, 1.33), "latency": (0.39, 2.58)}
+    for name, (least, most) in ratios.items():
+        before, after = getattr(eager, name), getattr(compiled, name)
+        assert after.value == before.value
+        assert after.low <= least * before.value and most * before.value <= after.high
+        assert after.low <= before.low and before.high <= after.high
+    between = (eager.needed_mib() + compiled.needed_mib()) / 2
+    assert eager.fits(between) and not compiled.fits(between)
 
 
 def test_a_step_without_a_gradient_is_predicted_forward_alone_with_a_note():

@@ -66,6 +66,18 @@ def branch():
     return names["Branch"]()
 
 
+class Reads(nn.Module):
+    """Reads values of a tensor, as a number or as an array."""
+
+    def __init__(self, array):
+        super().__init__()
+        self.scale, self.array = nn.Parameter(torch.ones(())), array
+
+    def forward(self, x):
+        value = torch.from_numpy(x.numpy()).sum() if self.array else x.sum().item()
+        return self.scale * x.flatten(1) * value
+
+
 def watch():
     with torchedge.watch(device=TX2) as step:
         pass
@@ -74,6 +86,8 @@ def watch():
 
 WRONG = {
     "no model": (lambda: predict(None), InputError, "model is None; expected a torch.nn.Module"),
+    "arguments by place": (lambda: torchedge.predict(NET, 8, TX2, sgd()), InputError, "too many positional"),
+    "a batch for its size": (lambda: predict(NET, X), InputError, "batch_size is a Tensor; expected a whole"),
     "a class": (lambda: predict(nn.Linear), InputError, "build it: Linear(...)"),
     "weights": (lambda: predict(NET.state_dict()), InputError, "load_state_dict"),
     "a function": (lambda: predict(lambda x: x), InputError, "model is a function"),
@@ -132,6 +146,22 @@ WRONG = {
     "whole numbers": (lambda: predict(example=X.long()), CaptureError, "batch included: int64[2, 3, 8, 8]"),
     "no such optimizer": (lambda: predict(optimizer="adamx"), InputError, "optimizer is 'adamx'; expected"),
     "an optimizer's class": (lambda: predict(optimizer=torch.optim.Adam), InputError, "the class Adam; exp"),
+    "a step's wrong word": (
+        lambda: torchedge.TrainingStep(optimiser="adam"),
+        InputError,
+        "did you mean optimizer",
+    ),
+    "a word of another function": (lambda: predict(bach_size=8), InputError, "did you mean batch_size"),
+    "a value read": (
+        lambda: predict(Reads(array=False)),
+        CaptureError,
+        "use torch.where, or make the choice",
+    ),
+    "an array read": (
+        lambda: predict(Reads(array=True)),
+        CaptureError,
+        "use torch.where, or make the choice",
+    ),
     "another's optimizer": (
         lambda: predict(optimizer=sgd(nn.Linear(3, 3))),
         InputError,
@@ -195,6 +225,11 @@ WRONG = {
         ProfileError,
         "nowhere/x.html: cannot be written",
     ),
+    "a report as PDF": (
+        lambda: torchedge.report(NET, 8, device=TX2, example=X, out="x.pdf"),
+        InputError,
+        "ends in .html",
+    ),
     "a model for a space": (lambda: search(NET), InputError, "space is a Sequential; expected a SearchSpace"),
     "an unknown limit": (lambda: search(constraints={"memory": 1}), InputError, "training_memory"),
     "a limit of much": (
@@ -256,6 +291,58 @@ WRONG = {
         "one of auto, trace, exp",
     ),
     "lengths of images": (lambda: torchedge.capture_lengths(NET, X), InputError, "has no sequence; expected"),
+    "training by place": (
+        lambda: torchedge.Trainer(NET, X, Y, cross_entropy, sgd()),
+        InputError,
+        "too many positional arguments; expected Trainer(model, example_inputs, targets, *, ",
+    ),
+    "training without an optimizer": (
+        lambda: torchedge.Trainer(NET, X, Y, loss=cross_entropy),
+        InputError,
+        "Trainer has no optimizer; expected optimizer=, such as torch.optim.Adam(",
+    ),
+    "an optimizer for a batch": (
+        lambda: torchedge.Trainer(NET, sgd(), cross_entropy),
+        InputError,
+        "the inputs are a SGD without tensors; expected a batch",
+    ),
+    "a loader for a batch": (
+        lambda: train(x=torch.utils.data.DataLoader([1])),
+        InputError,
+        "the inputs are a DataLoader without tensors",
+    ),
+    "no batch at all": (
+        lambda: torchedge.Trainer(NET),
+        InputError,
+        "missing the required argument: 'example_inputs'",
+    ),
+    "training a name": (lambda: train("resnet18"), InputError, "model is a str; expected a torch.nn.Module"),
+    "training for epochs": (
+        lambda: train(epochs=3),
+        InputError,
+        "Trainer has no argument 'epochs'; expected",
+    ),
+    "training in half": (lambda: train(amp="fp16"), InputError, "expected the default in Trainer"),
+    "training by arrays": (
+        lambda: train(net := Reads(array=True), optimizer=sgd(net)),
+        CaptureError,
+        "leaves PyTorch by .numpy()",
+    ),
+    "text of no length": (
+        lambda: torchedge.export_lm(NET, device=TX2, out="e"),
+        InputError,
+        "missing the required argument: 'max_length'",
+    ),
+    "no feature set": (
+        lambda: torchedge.features(NET, 8, example=X, feature_set="x"),
+        InputError,
+        "expected one of perf4sight",
+    ),
+    "no device": (
+        lambda: torchedge.find_device(None),
+        InputError,
+        "device is None; expected a path, or a name",
+    ),
     "training for nothing": (lambda: train(loss=None), InputError, "loss is None; expected a function"),
     "training by a name": (
         lambda: train(optimizer="adam"),

@@ -21,10 +21,18 @@ from torchedge.devices import (
     match_device,
     stand_in,
 )
-from torchedge.errors import DeviceError, InputError, check_function, check_path, check_whole, described
+from torchedge.errors import (
+    DeviceError,
+    InputError,
+    check_function,
+    check_path,
+    check_whole,
+    checked_call,
+    described,
+)
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
-from torchedge.graphs.training_steps import StepOptions, TrainingStep
+from torchedge.graphs.training_steps import STEP_FIELDS, StepOptions, TrainingStep
 from torchedge.notices import noticed, stage
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import StepSettings
@@ -86,6 +94,7 @@ Model = Any
 """A torch.nn.Module, a ForwardGraph, a model's name ("resnet50") or a file's, as for `torchedge predict`."""
 
 
+@checked_call(STEP_FIELDS)
 def predict(
     model: Model,
     batch_size: int = 1,
@@ -237,6 +246,7 @@ class Predictor:
         return predict_lengths(families, batch_sizes, lengths, self.device, settings)
 
 
+@checked_call(STEP_FIELDS)
 def advise(
     model: Model,
     batch_size: int,
@@ -277,6 +287,7 @@ def advise(
     )
 
 
+@checked_call(STEP_FIELDS)
 def simulate(
     model: Model,
     batch_size: int = 1,
@@ -334,6 +345,7 @@ def simulate(
     )
 
 
+@checked_call(STEP_FIELDS)
 def report(
     model: Model,
     batch_size: int = 1,
@@ -361,6 +373,8 @@ def report(
     from torchedge.storage.documents import write_bytes
 
     path = check_path("out", out)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"out is {path}; expected a file that ends in .html or .htm")
     check_function("progress", progress)
     check_whole("batch_size", batch_size)
     checked_confidence(confidence)
@@ -380,6 +394,7 @@ def report(
     return data.prediction
 
 
+@checked_call()
 def search(
     space: SearchSpace,
     constraints: Mapping[str, Amount],
@@ -441,6 +456,7 @@ def search(
     return run_search(task, check_score(score, batched), workers=workers, journal=path, progress=progress)
 
 
+@checked_call()
 def plan(
     model: torch.nn.Module | str,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
@@ -494,6 +510,7 @@ def plan(
     return ModelPlan.of(planned, captured.tensors)
 
 
+@checked_call(STEP_FIELDS)
 def export(
     model: torch.nn.Module | Mapping[str, tuple[torch.nn.Module, Any]],
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
@@ -562,6 +579,7 @@ def export(
         return make_bundle(request, target, out, force=force, progress=progress or stage)
 
 
+@checked_call()
 def export_lm(
     model: Any,  # noqa: ANN401 - transformers need not be installed
     device: str | Path | Device | None = None,
@@ -570,6 +588,7 @@ def export_lm(
     max_length: int,
     chunk: int = 64,
     quantize: Literal["int8", "int4"] | None = None,
+    memory_limit: Amount | None = None,
     seed: int | None = None,
     name: str | None = None,
     precision: Literal["float32", "float16"] = "float32",
@@ -583,7 +602,8 @@ def export_lm(
     of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
     once. The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
     token). quantize: "int8" (a scale a row) or "int4" (a scale for 32 weights of a row) of linear layers and
-    embeddings; for other groups and zero points pass a model of `torchedge.quantize`. The other arguments and
+    embeddings; for other groups and zero points pass a model of `torchedge.quantize`. memory_limit: of all
+    that generation allocates; weights beyond it are read for every token and chunk. The other arguments and
     errors are those of `export`; CaptureError also for a model whose attention takes no caches.
     """
     from torchedge.tracing.language_models import causal_model, methods_of
@@ -594,6 +614,7 @@ def export_lm(
         methods,
         device=device,
         out=out,
+        memory_limit=memory_limit,
         seed=seed,
         name=title,
         onnx=False,

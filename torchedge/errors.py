@@ -6,12 +6,15 @@ A message is one line: what was given, what was expected, what to do next.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import wraps
 from numbers import Integral
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = [
     "CaptureError",
@@ -38,7 +41,9 @@ _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|
 
 
 _SHOWN = 60
-"""Characters of an over-long path that a message shows."""
+"""Characters of an over-long path or value that a message shows."""
+
+_F = TypeVar("_F", bound=Callable[..., object])
 
 
 def _printable(text: str) -> str:
@@ -161,17 +166,57 @@ def not_a_module(model: object, expected: str = "a torch.nn.Module") -> InputErr
     return InputError(f"model is {described(model)}; expected {expected}: {step}")
 
 
+def shown(value: object) -> str:
+    """Return a value for a message, or only its kind if it is long or has an array's values."""
+    text = repr(value)
+    return described(value) if len(text) > _SHOWN or "\n" in text else text
+
+
+def checked_call(more: Iterable[str] = ()) -> Callable[[_F], _F]:
+    """Decorate a public function, so that arguments that it does not take raise InputError, not TypeError.
+
+    more: names of keyword arguments that it takes as ``**options``.
+    """
+
+    def decorate(function: _F) -> _F:
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
+        name = function.__qualname__.removesuffix(".__init__")
+        own = [p for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+        names = [*dict.fromkeys([*(p.name for p in own), *more])]
+        positional = [p.name for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = [f"{key}=" for key in names if key not in positional]
+        usage = f"{name}({', '.join([*positional, *(['*'] * bool(keywords)), *keywords])})"
+
+        @wraps(function)
+        def checked(*args: object, **kwargs: object) -> object:
+            unknown = [key for key in kwargs if key not in names]
+            if unknown:
+                hint = did_you_mean(unknown[0], names, f"expected {usage}")
+                raise InputError(f"{name} has no argument {unknown[0]!r}; {hint}")
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                reason = str(error).replace("a required", "the required")
+                raise InputError(f"{name}: {reason}; expected {usage}") from error
+            return function(*args, **kwargs)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise InputError unless an argument is one of some words."""
     words = tuple(choices)
     if value not in words:
-        raise InputError(f"{name} is {value!r}; expected one of {', '.join(words)}")
+        raise InputError(f"{name} is {shown(value)}; expected one of {', '.join(words)}")
 
 
 def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> int:
     """Return an argument that is a whole number, also of numpy; raises InputError for any other."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InputError(f"{name} is {value!r}; expected a whole number from {least} on")
+        raise InputError(f"{name} is {shown(value)}; expected a whole number from {least} on")
     if int(value) > most:
         raise InputError(f"{name} is {value}; expected a whole number from {least} to {most}")
     return int(value)
@@ -183,7 +228,7 @@ def check_path(name: str, value: object) -> Path:
     That is: empty, with a name that is too long, with a NUL, through a loop of links, of an unknown user.
     """
     if not isinstance(value, (str, PathLike)) or not isinstance(text := fspath(value), str):
-        raise InputError(f"{name} is {value!r}; expected a path")
+        raise InputError(f"{name} is {shown(value)}; expected a path")
     if not text:
         raise InputError(f"{name} is empty; expected a path")
     try:

@@ -3,7 +3,7 @@
 // Follows strides in x and y (TMModel, 3.1, step II). The paper keeps a stride in the pixel itself; a walk
 // that meets a pixel twice could then not take another stride, so that strides lie in a list of their own,
 // read one step ahead.
-__kernel void walk(MEMORY from, __global const char2 *strides, int steps, __global float *out)
+__kernel void walk(MEMORY from, __global const char2 *strides, __global float *out, int steps)
 {
     int x = 0, y = 0;
     char2 stride = strides[0];
@@ -20,7 +20,7 @@ __kernel void walk(MEMORY from, __global const char2 *strides, int steps, __glob
 }
 
 // Goes round `texels` texels in jumps, on rows of 1 << shift.
-__kernel void loop(MEMORY from, int texels, int jump, int shift, int steps, __global float *out)
+__kernel void loop(MEMORY from, __global float *out, int texels, int jump, int shift, int steps)
 {
     int at = 0;
     for (int step = 0; step < steps; step++) {
@@ -31,7 +31,7 @@ __kernel void loop(MEMORY from, int texels, int jump, int shift, int steps, __gl
 }
 
 // The same places, by accesses that do not wait.
-__kernel void flight(MEMORY from, int texels, int jump, int shift, int steps, __global float *out)
+__kernel void flight(MEMORY from, __global float *out, int texels, int jump, int shift, int steps)
 {
     int at = 0;
     float4 sum = 0;
@@ -44,7 +44,7 @@ __kernel void flight(MEMORY from, int texels, int jump, int shift, int steps, __
 }
 
 // Each work-item streams a line of its own: column, or bands of 1 << shift rows (TMModel, Fig. 3).
-__kernel void scan(MEMORY from, int column, int shift, int steps, __global float *out)
+__kernel void scan(MEMORY from, __global float *out, int column, int shift, int steps)
 {
     const int line = get_local_id(0);
     int zero = 0;

@@ -1,11 +1,8 @@
-// Bandwidths: all work-items read or write, neighbours neighbouring places. Defines: FLOATS (a vector type).
+// Bandwidths: all work-items read or write, neighbours neighbouring places. Defines: FLOATS (a vector type),
+// PLACES of local memory.
 
 // Reads `mask` + 1 texels of an image, on rows of 1 << shift, or places of a buffer, again and again.
-#ifdef IMAGE
-__kernel void sweep(MEMORY from, int mask, int shift, int rounds, __global float *out)
-#else
-__kernel void sweep(__global const FLOATS *from, int mask, int shift, int rounds, __global float *out)
-#endif
+__kernel void sweep(SWEPT from, __global float *out, int mask, int shift, int rounds)
 {
     const int pace = get_global_size(0) + 64;
     int at = get_global_id(0);
@@ -13,11 +10,7 @@ __kernel void sweep(__global const FLOATS *from, int mask, int shift, int rounds
 #pragma unroll 4
     for (int round = 0; round < rounds; round++) {
         const int place = at & mask;
-#ifdef IMAGE
-        sum += READ(from, place & ((1 << shift) - 1), place >> shift);
-#else
-        sum += from[place];
-#endif
+        sum += SWEEP(from, place, shift);
         at += pace;
     }
     ((__global FLOATS *)out)[get_local_id(0)] = sum;
@@ -33,8 +26,17 @@ __kernel void fill(TARGET to, int rounds)
     }
 }
 
-#ifndef IMAGE
-__kernel void sweep_constant(__constant FLOATS *from, int mask, int rounds, __global float *out)
+// Copies WIDTH x WIDTH texels, once in all.
+__kernel void copy(MEMORY from, TARGET to, int rounds)
+{
+    int at = get_global_id(0);
+    for (int round = 0; round < rounds; round++) {
+        WRITE(to, at & (WIDTH - 1), at / WIDTH, READ(from, at & (WIDTH - 1), at / WIDTH));
+        at += get_global_size(0);
+    }
+}
+
+__kernel void sweep_constant(__constant FLOATS *from, __global float *out, int mask, int rounds)
 {
     int at = 0; // all work-items read the same place: constant memory is made for that
     FLOATS sum = 0;
@@ -45,8 +47,9 @@ __kernel void sweep_constant(__constant FLOATS *from, int mask, int rounds, __gl
     ((__global FLOATS *)out)[get_local_id(0)] = sum;
 }
 
-__kernel void sweep_local(__global const FLOATS *from, int mask, int rounds, __local FLOATS *copy, __global float *out)
+__kernel void sweep_local(__global const FLOATS *from, __global float *out, int mask, int rounds)
 {
+    __local FLOATS copy[PLACES];
     for (int at = get_local_id(0); at <= mask; at += get_local_size(0))
         copy[at] = from[at];
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -60,8 +63,9 @@ __kernel void sweep_local(__global const FLOATS *from, int mask, int rounds, __l
 }
 
 // Reads operands of a product's tiles: eight neighbouring work-items have a row in common, every eighth a column.
-__kernel void tile_local(__global const FLOATS *from, int mask, int rounds, __local FLOATS *copy, __global float *out)
+__kernel void tile_local(__global const FLOATS *from, __global float *out, int mask, int rounds)
 {
+    __local FLOATS copy[PLACES];
     for (int at = get_local_id(0); at <= mask; at += get_local_size(0))
         copy[at] = from[at];
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -76,4 +80,3 @@ __kernel void tile_local(__global const FLOATS *from, int mask, int rounds, __lo
     }
     ((__global FLOATS *)out)[get_local_id(0)] = sum;
 }
-#endif

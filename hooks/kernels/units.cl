@@ -1,9 +1,10 @@
-// Arithmetic, barriers, launches, registers. Defines: FLOATS (a vector type), CHAINS, REGISTERS.
+// Arithmetic, barriers, launches, registers. Defines: FLOATS (a vector type), CHAINS, REGISTERS, PLACES of
+// local memory.
 
-__kernel void multiply_add(float factor, int rounds, __global float *out)
+__kernel void multiply_add(__global float *out, int halves, int rounds)
 {
     FLOATS sums[CHAINS];
-    const FLOATS by = (FLOATS)(factor);
+    const FLOATS by = (FLOATS)(0.5f * halves);
 #pragma unroll
     for (int chain = 0; chain < CHAINS; chain++)
         sums[chain] = (FLOATS)(chain + (int)get_global_id(0));
@@ -22,8 +23,9 @@ __kernel void multiply_add(float factor, int rounds, __global float *out)
     ((__global FLOATS *)out)[get_local_id(0)] = sum;
 }
 
-__kernel void barriers(int rounds, __local float *shared, __global float *out)
+__kernel void barriers(__global float *out, int rounds)
 {
+    __local float shared[PLACES];
     const int id = get_local_id(0), size = get_local_size(0);
     shared[id] = 0;
     float sum = 0;
@@ -41,7 +43,7 @@ __kernel void nothing(__global float *out)
 }
 
 // Waits for memory while 4 * REGISTERS floats are live: rounds x REGISTERS accesses (TMModel, 3.2.2).
-__kernel void hold(__global const int *ring, int rounds, __global float *out)
+__kernel void hold(__global const int *ring, __global float *out, int rounds)
 {
     float4 live[REGISTERS];
     const int id = get_global_id(0);
@@ -65,8 +67,9 @@ __kernel void hold(__global const int *ring, int rounds, __global float *out)
 }
 
 // Waits for memory while a work-group has local memory of its own: one access a round.
-__kernel void hold_local(__global const int *ring, int rounds, __local int *own, __global float *out)
+__kernel void hold_local(__global const int *ring, __global float *out, int rounds)
 {
+    __local int own[PLACES];
     const int id = get_local_id(0);
     own[id] = id;
     int at = 0;

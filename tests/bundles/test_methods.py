@@ -11,7 +11,7 @@ from torch import nn
 
 import torchedge
 from torchedge.bundles.manifests import digest_of
-from torchedge.errors import InputError
+from torchedge.errors import InputError, LimitError
 
 pytest.importorskip("pyopencl")
 
@@ -117,9 +117,89 @@ def test_a_bundle_of_methods_tells_what_it_is(exported):
     assert bundle.inputs == bundle.method().inputs == bundle.method("prefill").inputs
     with pytest.raises(InputError, match="has no method 'chat'; expected prefill, decode, peek"):
         bundle.run(method="chat")
-    with pytest.raises(InputError, match="3 methods, whose weights stay on the device"):
-        bundle.place(memory_limit=100)
     assert "several methods" in bundle.manifest.onnx["left_out"]
+
+
+class Deep(nn.Module):
+    """Layers between two uses of a tied weight; counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)) for _ in range(6)])
+        self.tied = nn.Linear(64, 64, bias=False)
+        self.register_buffer("calls", torch.zeros(64))
+
+    def forward(self, x):
+        self.calls.add_(1.0)
+        x = torch.tanh(self.tied(self.first(x)))
+        return self.tied(self.layers(x)) * self.calls
+
+
+def own_bytes(runner):
+    """Bytes of all memory objects of a runner, each counted once, and of the staging memory."""
+    sizes = {}
+    for executor in runner.executors.values():
+        made = [held.memory for held in executor._tensors.values()]
+        for memory in (*made, *executor._arena.buffers, *executor._arena.images):
+            sizes[memory.int_ptr] = memory.size
+    return sum(sizes.values()) + runner.executor.allocated["staging"]
+
+
+@pytest.mark.parametrize("device", ["local-cpu", "adreno-740"])
+def test_methods_stream_what_a_limit_does_not_hold(tmp_path, device):
+    torch.manual_seed(0)
+    model = Deep().eval()
+    methods = {"many": (model, (torch.zeros(16, 64),)), "one": (model, (torch.zeros(1, 64),))}
+    whole = torchedge.export(methods, device=device, out=tmp_path / "whole")
+    with pytest.raises(LimitError) as raised:
+        whole.place(memory_limit="1KiB")
+    limit = f"{raised.value.works_bytes}B"
+    assert raised.value.works_bytes < whole.manifest.memory.total_bytes
+    bundle = torchedge.export(methods, device=device, out=tmp_path / "streamed", memory_limit=limit)
+    assert set(bundle.plans) == {"many", "one"}
+    draw = np.random.default_rng(0)
+    calls = [(name, draw.standard_normal(shape, np.float32)) for name, shape in CALLS]
+    wanted = [whole.run(x, method=name)[0] for name, x in calls]
+    for planned in (bundle.place(), whole.place(memory_limit=limit)):
+        with planned as runner:
+            assert own_bytes(runner) == bundle.manifest.memory.total_bytes <= raised.value.works_bytes
+            for (name, x), output in zip(calls, wanted, strict=True):
+                np.testing.assert_array_equal(runner.step(x, method=name)[0], output)
+            assert runner.read("calls")[0] == len(calls)
+    parts = bundle.plans["one"].parts
+    names = [bundle.programs["one"].tensors[part.tensor].name for part in parts]
+    assert "tied.weight" in names  # loaded twice in a run
+    with whole.place(memory_limit="1GiB") as runner:
+        assert not runner.streams
+
+
+CALLS = [("many", (16, 64)), ("one", (1, 64)), ("one", (1, 64)), ("many", (16, 64)), ("one", (1, 64))]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_bundles_stream_frozen_weights(tmp_path, accumulation):
+    torch.manual_seed(0)
+    model = Deep()
+    for layer in (model.first, model.layers, model.tied):
+        layer.requires_grad_(False)
+    model.layers[-1].requires_grad_(True)
+    batch, target = torch.randn(2, 4, 64)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    options = {"loss": nn.functional.mse_loss, "targets": target, "optimizer": optimizer}
+    options |= {"mode": "train", "accumulation": accumulation, "device": "local-cpu", "onnx": False}
+    whole = torchedge.export(model, batch, out=tmp_path / "whole", **options)
+    with pytest.raises(LimitError) as raised:
+        torchedge.export(model, batch, out=tmp_path / "none", memory_limit="1KiB", **options)
+    limit = f"{raised.value.works_bytes}B"
+    bundle = torchedge.export(model, batch, out=tmp_path / "streamed", memory_limit=limit, **options)
+    assert bundle.manifest.memory.total_bytes < whole.manifest.memory.total_bytes
+    arrays = [value.numpy() for value in (batch, target)]
+    losses = [whole.train_step(*arrays) for _ in range(4)]
+    assert own_bytes(bundle.runner) == bundle.manifest.memory.total_bytes
+    assert [bundle.train_step(*arrays) for _ in range(4)] == losses
+    with whole.place(memory_limit=limit) as runner:
+        assert [float(runner.step(*arrays)[0]) for _ in range(4)] == losses
 
 
 WRONG = [
@@ -138,10 +218,6 @@ WRONG = [
     (lambda d: d.update(mode="train"), "methods are given with a training step"),
     (lambda d: d.update(methods=d["methods"] * 9), "methods"),
     (lambda d: d.update(methods={}), "methods"),
-    (
-        lambda d: d["files"].update({"streaming_plan.json": d["files"]["program.json"]}),
-        "methods are given with a streaming plan",
-    ),
     (lambda d: d["methods"][0].pop("memory"), "memory"),
     (lambda d: d["methods"][1].update(more=1), "more"),
     (lambda d: d["methods"][1].update(name="x" * 33), "a method's name"),
@@ -189,7 +265,6 @@ def test_programs_of_methods_are_those_of_the_source(exported, tmp_path, reseal,
         ({"One": 1}, {}, "'One' is a method's name"),
         ({"a": (nn.Linear(2, 2), torch.ones(1, 2))}, {}, "there are 1 methods; expected 2"),
         (2, {"example": torch.ones(1)}, "example is given beside several methods"),
-        (2, {"memory_limit": 100}, "memory_limit is given beside several methods"),
         (2, {"mode": "train"}, "mode is 'train' beside several methods"),
     ],
 )

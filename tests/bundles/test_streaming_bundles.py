@@ -134,8 +134,8 @@ def test_plans_of_other_programs_are_refused(wide, image, tmp_path):
         torchedge.export(wide, other, out=tmp_path / "b", device="local-cpu", plan=plan, onnx=False)
     with pytest.raises(InputError, match="expected one of them"):
         torchedge.export(wide, image, out=tmp_path / "b", plan=plan, memory_limit=LIMIT, onnx=False)
-    with pytest.raises(InputError, match="memory_limit is given with mode='train'"):
-        torchedge.export(wide, image, out=tmp_path / "b", mode="train", memory_limit=LIMIT, onnx=False)
+    with pytest.raises(InputError, match="expected memory_limit for a training step"):
+        torchedge.export(wide, image, out=tmp_path / "b", mode="train", plan=plan, onnx=False)
 
 
 def _other_program(document):
@@ -294,14 +294,14 @@ def test_a_process_that_only_runs_a_bundle_plans_in_another_one(preloading):
     code = (
         "import sys\nfrom torchedge.bundles.bundle import Bundle\nfrom torchedge.errors import LimitError\n"
         f"bundle = Bundle.open({str(preloading.path)!r})\n"
-        f"print(bundle.schedule_within({LIMIT}).memory.total_bytes)\n"
-        "try:\n    bundle.schedule_within('4KiB')\n"
+        f"print(bundle.schedules_within({LIMIT})['infer'].memory.total_bytes)\n"
+        "try:\n    bundle.schedules_within('4KiB')\n"
         "except LimitError as error:\n    print(error.works_bytes)\n"
         "print(*{'torch', 'scipy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     total, works, *heavy = done.stdout.split()
-    assert int(total) == preloading.schedule_within(LIMIT).memory.total_bytes and heavy == []
+    assert int(total) == preloading.schedules_within(LIMIT)["infer"].memory.total_bytes and heavy == []
     with pytest.raises(LimitError) as error:
-        preloading.schedule_within("4KiB")
+        preloading.schedules_within("4KiB")
     assert int(works) == error.value.works_bytes

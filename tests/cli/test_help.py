@@ -8,10 +8,11 @@ import sys
 
 import click
 import pytest
+from oracles.messages import judged
 
 from torchedge import cli
 from torchedge.cli import main
-from torchedge.cli.options import Command
+from torchedge.cli.options import Command, OutputFile
 
 
 def walk(group, context):
@@ -74,6 +75,32 @@ def test_what_cannot_be_parsed_is_one_line(name, capsys):
     out, err = capsys.readouterr()
     assert not out and err.startswith("torchedge: error: ") and err.count("\n") == 1
     assert "--no-such-option" in err and f"torchedge {name} --help" in err
+
+
+NUMBERS = ("-1", "2.5", "many", "9" * 20)
+WRONG_VALUES = {
+    "N": NUMBERS, "N|all": NUMBERS, "N[,N...]": ("", "8,", *NUMBERS), "integer": ("many", "2.5"),
+    "SIZE": ("", "much", "nan", "-5", "0MiB", "500XB", "2000000GiB"), "SIZE|none": ("nothing", "0KiB"),
+    "CxHxW": ("3x", "large", "3x0x8"), "P": ("1", "0.4", "x"), "X": ("-1", "nan", "x"), "MS": ("0", "x"),
+    "float": ("x",), "float range": ("0", "x"), "choice": ("no-such",),
+}  # fmt: skip
+"""Values that no option of a type takes."""
+
+
+def wrong_values(kind):
+    if isinstance(kind, OutputFile):
+        return ("", ".", "nowhere/x.json", *(["x.of"] if kind.suffixes or kind.name == "PICTURE" else []))
+    return ("",) if isinstance(kind, click.Path) else WRONG_VALUES.get(kind.name, ())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_value_of_any_option_is_one_line_that_names_it(name, refused):
+    command = COMMANDS[name]
+    words = shlex.split(command.examples[0])[1 + len(name.split()) :]
+    for option in command.params:
+        for value in wrong_values(option.type) if isinstance(option, click.Option) else ():
+            line = judged(refused(*name.split(), *words, option.opts[0], value))
+            assert option.opts[0] in line, (value, line)
 
 
 PYTHON = {

@@ -20,7 +20,7 @@ def test_the_devices_of_this_machine(run):
     assert "device" in out.splitlines()[0] and "0" in out and "*" in out
     assert max(map(len, out.splitlines())) <= 80
     documents = json.loads(run("devices", "--opencl", "--json"))
-    assert set(documents[0]) == {field.name for field in fields(ClDevice)} | {"fault", "default"}
+    assert set(documents[0]) == {field.name for field in fields(ClDevice)} | {"fault", "remark", "default"}
     assert [document["default"] for document in documents].count(True) == 1
     assert run("devices", "--opencl", "0").startswith("0: ")
     assert json.loads(run("devices", "--opencl", "0", "--json")) == documents[0]
@@ -53,7 +53,9 @@ def test_tables_fit_a_terminal(capsys):
     print_opencl_devices([GPU, PHONE, replace(GPU, index=12, name="long " * 20)], GPU, faults)
     for device in (GPU, PHONE):
         print_opencl_device(device, faults[device.index])
+    print_opencl_devices([GPU], GPU, {}, {GPU.index: "its loops end after 65535 rounds, without an error"})
     out = capsys.readouterr().out
+    assert "doubtful" in out and "0: its loops end after 65535 rounds" in out
     assert "1: its driver ends the process" in out and "install a newer driver" in out
     assert max(map(len, out.splitlines())) <= 80
     assert "rows in multiples of 64 texels" in out and "buffers, images, arithmetic" in out

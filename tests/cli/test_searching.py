@@ -108,8 +108,6 @@ def test_what_is_written(run, nets, tmp_path):
     ("words", "message"),
     [
         (["ofa-resnet50"], "no limit is given; expected one or more of --training-memory"),
-        (["ofa-resnet50", "--training-memory", "x"], "is 'x'; expected a number of MiB"),
-        (["ofa-resnet50", "--inference-latency", "0"], "'0' is not a number from 0.001"),
         (["ofa-resnet50", "--training-memory", "9", "--resume"], "--resume is given without --out"),
         (["ofa-resnet50", "--training-memory", "9", "--score", "best"], "--score is 'best'"),
         (["ofa-resnet50", "--training-memory", "9", "--score", "weights"], "belongs to prunings"),

@@ -1,12 +1,14 @@
 """Small networks of many kinds, one batch each: what every OpenCL driver has to train rightly.
 
 `BENCHMARKS` are the networks of the benchmarks, narrow and shallow; `OTHERS` are of kinds that those lack.
-They draw no random numbers, so that a step in float64 is the same step.
+They draw no random numbers, so that a step in float64 is the same step. With
+`TORCHEDGE_TINY_NETWORKS` set, all are as small as a simulator of a device runs in minutes.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +18,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchedge.tracing.vision import import_torchvision
+
+TINY = bool(os.environ.get("TORCHEDGE_TINY_NETWORKS"))
+
+
+def size(usual: int, tiny: int) -> int:
+    """Return a size of a network or of its batch."""
+    return tiny if TINY else usual
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,7 @@ def _vision(make: Callable[..., nn.Module], side: int = 48, **settings: object) 
     for module in model.modules():
         if isinstance(module, nn.Dropout) or type(module).__name__ == "StochasticDepth":
             module.p = 0.0
-    return _classified(model, _images(4, side))
+    return _classified(model, _images(size(4, 2), size(side, 16)))
 
 
 def _resnet() -> Case:
@@ -172,7 +181,9 @@ def _resnet() -> Case:
     resnet = import_torchvision().models.resnet
     case = _vision(resnet.ResNet, block=resnet.Bottleneck, layers=[1, 1, 1, 1], groups=2, width_per_group=8)
     case.model.layer3 = case.model.layer4 = nn.Identity()
-    case.model.fc = nn.Linear(512, 5)
+    if TINY:
+        case.model.layer2 = nn.Identity()
+    case.model.fc = nn.Linear(size(512, 256), 5)
     return case
 
 
@@ -195,10 +206,11 @@ def _tokens(model: nn.Module, words: int, length: int) -> Case:
 
 
 def _gpt() -> Case:
+    words, length = size(50, 20), size(16, 8)
     return Case(
-        model := SmallGPT(words=50, width=32, length=16),
-        (torch.randint(50, (2, 16)),),
-        torch.randint(50, (32,)),
+        model := SmallGPT(words=words, width=size(32, 16), length=length),
+        (torch.randint(words, (2, length)),),
+        torch.randint(words, (2 * length,)),
         lambda out, labels, _=model: F.cross_entropy(out["logits"].flatten(0, 1), labels),
     )
 
@@ -210,6 +222,17 @@ def _graph() -> Case:
 
 def _models() -> object:
     return import_torchvision().models
+
+
+def _mobilenet_v3() -> Case:
+    """The small network; where all is tiny three of its blocks, whose last pixels are more than one."""
+    if not TINY:
+        return _vision(_models().mobilenet_v3_small, width_mult=0.25, side=64, dropout=0.0)
+    models = _models().mobilenetv3
+    layers = [models.InvertedResidualConfig(*block, 1, 1.0) for block in
+              ((8, 3, 8, 8, True, "RE", 2), (8, 3, 24, 8, False, "RE", 1),
+               (8, 5, 24, 16, True, "HS", 2))]  # fmt: skip
+    return _vision(models.MobileNetV3, inverted_residual_setting=layers, last_channel=32, dropout=0.0)
 
 
 BENCHMARKS: dict[str, Callable[[], Case]] = {
@@ -227,8 +250,8 @@ BENCHMARKS: dict[str, Callable[[], Case]] = {
         _models().SwinTransformer, patch_size=[4, 4], embed_dim=12, depths=[2, 2], num_heads=[2, 3],
         window_size=[4, 4], stochastic_depth_prob=0.0,
     ),
-    "vit": lambda: _classified(SmallViT(), _images(side=16)),
-    "unet": lambda: Case(GroupNormUNet(8), (_images(side=16),), _images(side=16)),
+    "vit": lambda: _classified(SmallViT(depth=size(2, 1)), _images(side=16)),
+    "unet": lambda: Case(GroupNormUNet(8), (_images(side=size(16, 8)),), _images(side=size(16, 8))),
     "fsrcnn": lambda: Case(FSRCNN(features=12, shrunk=5, depth=1), (_images(side=9, channels=1),),
                            _images(side=18, channels=1)),
     "gpt": _gpt,
@@ -236,21 +259,27 @@ BENCHMARKS: dict[str, Callable[[], Case]] = {
 
 OTHERS: dict[str, Callable[[], Case]] = {
     "cnn": lambda: _classified(SmallCNN(), _images(side=8)),
-    "mobilenet_v3": lambda: _vision(_models().mobilenet_v3_small, width_mult=0.25, side=64, dropout=0.0),
+    "mobilenet_v3": _mobilenet_v3,
     "lstm": lambda: _classified(
-        Recurrent(nn.LSTM(5, 12, 2, batch_first=True), 12), torch.randn(3, 6, 5), of=3
+        Recurrent(nn.LSTM(5, 12, 2, batch_first=True), 12), torch.randn(3, size(6, 2), 5), of=3
     ),
-    "gru": lambda: _classified(Recurrent(nn.GRU(5, 9, batch_first=True), 9), torch.randn(3, 6, 5), of=3),
-    "wave": lambda: Case(Wave(), (torch.randn(2, 1, 40),), torch.randn(2, 1, 40)),
-    "video": lambda: _classified(Video(), torch.randn(2, 2, 4, 10, 10), of=3),
+    "gru": lambda: _classified(
+        Recurrent(nn.GRU(5, 9, batch_first=True), 9), torch.randn(3, size(6, 3), 5), of=3
+    ),
+    "wave": lambda: Case(Wave(), (torch.randn(2, 1, size(40, 12)),), torch.randn(2, 1, size(40, 12))),
+    "video": lambda: _classified(Video(), torch.randn(2, 2, size(4, 2), *[size(10, 6)] * 2), of=3),
     "graph": _graph,
-    "llama": lambda: _tokens(Llama(), 37, 10),
-    "generator": lambda: Case(Generator(), (_images(side=10),), torch.randn(2, 3, 20, 20)),
+    "llama": lambda: _tokens(Llama(), 37, size(10, 5)),
+    "generator": lambda: Case(
+        Generator(), (_images(side=size(10, 5)),), torch.randn(2, 3, *[size(20, 10)] * 2)
+    ),
     "ranking": lambda: Case(
         Ranking(), (torch.randint(19, (6, 4)), torch.randn(6, 5)), torch.randn(6), F.smooth_l1_loss
     ),
-    "wide": lambda: _classified(nn.Sequential(nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 130)),
-                                torch.randn(33, 70), of=130),
+    "wide": lambda: _classified(
+        nn.Sequential(nn.Linear(70, size(300, 140)), nn.ReLU(), nn.Linear(size(300, 140), 130)),
+        torch.randn(size(33, 17), 70), of=130,
+    ),
 }  # fmt: skip
 """The head of "wide" is wider than a tile, and its batch no multiple of one."""
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from oracles.targets import target_here
 from torch import nn
 
 from torchedge.errors import KernelCheckError
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS
 from torchedge.runtime.executors import Executor
 from torchedge.tracing.steps import capture_step
 
@@ -46,7 +46,7 @@ def test_a_step_with_checks_computes_the_same_and_reports_nothing(name):
     made, x, y = captured()
     losses = []
     for checks in (False, True):
-        program = lower(made.step, replace(TARGETS[name], checks=checks))
+        program = lower(made.step, replace(target_here(name), checks=checks))
         assert all(kernel.checks is checks for kernel in program.kernels)
         with Executor(program, checks=checks) as executor:
             executor.load({n: t.detach().clone() for n, t in made.tensors.items()})
@@ -61,7 +61,7 @@ def test_an_access_outside_is_reported_with_its_tensor(name):
             return torch.softmax(x, -1) @ x
 
     x = torch.randn(64, 64)
-    target = replace(TARGETS[name], checks=True)
+    target = replace(target_here(name), checks=True)
     program = lower(capture_step(Attended(), (x,), keep=frozenset(all_rules())).step, target)
     first = program.kernels[0]
     assert ("write_imagef" in first.source) == (name == "mobile")

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from oracles.targets import target_here
 from torch import nn
 
 from torchedge.lowering.assembly import lower
@@ -87,7 +88,7 @@ def test_scalings_of_operands_ride_in_the_prologue_of_their_product(target, coun
     torch.manual_seed(0)
     model, x = Attention(lambda part: part * 0.3).eval(), torch.randn(count, 32)
     captured = capture_step(model, (x,), keep=KEEP)
-    program = lower(captured.step, target)
+    program = lower(captured.step, target_here(target))
     kinds = [program.kernels[launch.kernel].kind for launch in program.launches]
     assert [k for k in kinds if k != "sum of slices"] == ["matmul", "matmul", "softmax", "matmul"]
     with Executor(program, checks=True) as executor:
@@ -109,7 +110,7 @@ def test_a_residual_of_windows_rides_along_with_their_product():
     model, x = Windows().eval(), torch.randn(8, 12, 16)
     captured = capture_step(model, (x,), keep=KEEP)
     for target in TARGETS:
-        program = lower(captured.step, target)
+        program = lower(captured.step, target_here(target))
         assert [k.kind for k in program.kernels] == ["matmul"]
         with Executor(program, checks=True) as executor:
             executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
@@ -151,7 +152,7 @@ def test_quantised_weights_are_dequantised_where_they_are_read(target):
     made = [tensor for tensor in program.tensors if tensor.role == "intermediate"]
     assert made and not [tensor.name for tensor in made if tensor.shape[:2] in ((96, 96), (64, 96), (96, 3))]
     captured = capture_step(model.eval(), (x,), keep=KEEP)
-    with Executor(lower(captured.step)) as executor:
+    with Executor(lower(captured.step, target_here())) as executor:
         executor.load({name: tensor.numpy().copy() for name, tensor in captured.tensors.items()})
         exact = model.double()(x.double()).detach()
         np.testing.assert_allclose(executor.run(x.numpy())[0], exact, rtol=1e-4, atol=1e-5)
@@ -171,7 +172,7 @@ def test_an_operand_that_is_overwritten_is_not_read_late():
     torch.manual_seed(0)
     model, x = Counting().eval(), torch.randn(8, 8)
     captured = capture_step(model, (x,), keep=KEEP)
-    with Executor(lower(captured.step)) as executor:
+    with Executor(lower(captured.step, target_here())) as executor:
         executor.load({name: tensor.numpy().copy() for name, tensor in captured.tensors.items()})
         for _ in range(2):
             np.testing.assert_allclose(executor.run(x.numpy())[0], model(x), rtol=1e-4, atol=1e-4)

@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from oracles.opencl_devices import GPU
+from oracles.targets import target_here
 from torch import nn
 
 import torchedge
-from torchedge.errors import InputError
+from torchedge.errors import DeviceError, InputError
+from torchedge.lowering import inference
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.inference import (
     capture_inference_step,
@@ -47,6 +50,21 @@ def test_a_training_model_is_captured_in_evaluation_mode_and_stays_as_it_is():
     model = small().train()
     captured = capture_inference_step(model, (torch.zeros(2, 3, 8, 8),))
     assert model.training and not captured.step.updates
+
+
+@pytest.mark.parametrize(("processor", "default", "most"), [(32, 64, 32), (None, 48, 48), (512, 512, 256)])
+def test_this_machine_s_processor_has_what_its_drivers_have(processor, default, most, monkeypatch):
+    """A machine whose only driver is a GPU's runs there what is exported for `local-cpu`."""
+
+    def choose(query):
+        kib = default if query is None else processor
+        if kib is None:
+            raise DeviceError(f"{query} fits no device")
+        return replace(GPU, local_bytes=kib << 10)
+
+    monkeypatch.setattr(inference, "choose_opencl_device", choose)
+    assert target_of_device(torchedge.find_device("local-cpu")).local_bytes == most << 10
+    assert target_of_device(torchedge.find_device("raspberry-pi-4")).local_bytes == 256 << 10
 
 
 def test_the_target_of_a_device_has_its_limits_of_images():
@@ -170,12 +188,12 @@ def test_fused_values_are_listed_by_launch(feed):
 )
 def test_values_apart_cost_one_launch_each_and_change_no_result(target, feed):
     model, x, captured = feed
-    whole = lower_inference(captured, TARGETS[target])
+    whole = lower_inference(captured, target_here(target))
     expected = run(whole.program, captured, x)
     np.testing.assert_allclose(expected, model(x).detach(), rtol=1e-3, atol=1e-4)
     names = [value for f in whole.fused for value in f.values]
     for apart in [*[{name} for name in names], set(names)]:
-        split = lower_inference(captured, TARGETS[target], apart)
+        split = lower_inference(captured, target_here(target), apart)
         assert len(split.program.launches) == len(whole.program.launches) + len(apart)
         assert not apart & {value for f in split.fused for value in f.values}
         np.testing.assert_allclose(run(split.program, captured, x), expected, rtol=1e-4, atol=1e-5)

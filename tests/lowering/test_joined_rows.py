@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from oracles.targets import target_here
 from torch import nn
 
 from torchedge.lowering.assembly import lower
@@ -63,7 +64,7 @@ def launches(function, *shape, target="cpu"):
     torch.manual_seed(0)
     model, x = Applied(function, shape[-1]).eval(), torch.randn(shape)
     captured = capture_step(model, (x,), keep=KEEP)
-    program = lower(captured.step, target)
+    program = lower(captured.step, target_here(target))
     with Executor(program, checks=True) as executor, torch.no_grad():
         executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
         expected = model(x)

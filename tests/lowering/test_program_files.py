@@ -76,31 +76,17 @@ def at(document, path):
 
 
 WRONG = [
-    ("sgd", ("schema",), "torchedge-program-2", "schema is"),
-    ("sgd", ("target",), "tpu", "target is 'tpu'; expected one of cpu, gpu, mobile"),
-    ("sgd", ("name",), "", "name is ''"),
-    ("sgd", ("tensors", 0, "dtype"), "float31", r"tensors\[0\].dtype is 'float31'; expected one of float64"),
-    ("sgd", ("tensors", 0, "role"), "gradient", "role is 'gradient'"),
-    ("sgd", ("tensors", 0, "shape"), [-1], r"shape\[0\] is -1; expected a whole number from 0 to"),
-    ("sgd", ("tensors", 0, "shape"), [10.0], r"shape\[0\] is 10.0"),
     ("sgd", ("tensors", 0, "shape"), [2**40, 2**40], "order is|too large"),
     ("sgd", ("tensors", 0, "shape"), [2**39], "too large"),
     ("sgd", ("tensors", 0, "name"), "w", "two tensors are called 'w'"),
-    ("sgd", ("tensors", 0, "name"), "a\nb", "printable"),
-    ("sgd", ("tensors", 0, "extra"), 1, "unknown key 'extra'"),
-    ("sgd", ("tensors", 3, "fill"), "5", "fill is '5'; expected a number"),
     ("sgd", ("tensors", 0, "layout", "order"), [1], "order is"),
     ("sgd", ("tensors", 0, "layout", "pattern"), "column", "a buffer has neither"),
     ("sgd", ("kernels", 0, "name"), "a/../b", "identifier"),
     ("sgd", ("kernels", 0, "name"), "TOTAL", "does not define exactly one"),
-    ("sgd", ("kernels", 0, "access"), ["read", "peek"], r"access\[1\] is 'peek'; expected one of read"),
     ("sgd", ("kernels", 0, "sha256"), "0" * 64, r"kernels\[0\].sha256 is '0+'; .* computed from"),
-    ("sgd", ("kernels", 0, "checks"), 1, "true or false"),
     ("sgd", ("kernels", 0, "in_place"), [[0, 9]], "in_place names argument 9"),
     ("chain", ("kernels", 0, "in_place"), [[1, 0]], r"in_place is \[1, 0\]; expected an argument"),
-    ("sgd", ("kernels", 0, "source"), "", "source is ''; expected OpenCL C of"),
     ("sgd", ("launches", 0, "kernel"), 7, "kernel is 7; expected a whole number from 0 to 2"),
-    ("sgd", ("launches", 0, "kernel"), True, "kernel is True"),
     ("sgd", ("launches", 0, "tensors"), [0], "1 tensors for kernel total"),
     ("sgd", ("launches", 0, "tensors"), [0, 99], "from 0 to 4"),
     ("add", ("launches", 0, "tensors"), [0, 1, 1], r"argument 2 is y|writes input y"),
@@ -113,7 +99,6 @@ WRONG = [
     ("add", ("kernels", 0, "access"), ["write", "read", "write"], r"access\[0\] is write"),
     ("add", ("kernels", 0, "access"), ["read", "read"], "declares 3 parameters; expected 2"),
     ("sgd", ("launches", 0, "sizes"), [3], "1 sizes for kernel total; expected 0"),
-    ("sgd", ("launches", 0, "sizes"), [2**31], r"sizes\[0\] is 2147483648"),
     ("sgd", ("kernels", 0, "sizes"), 1, "declares 2 parameters; expected 2 tensors, then 1 sizes"),
     ("sgd", ("kernels", 0, "checks"), True, "declares 2 parameters"),
     ("sgd", ("launches", 0, "global_size"), [], "global_size"),
@@ -131,7 +116,6 @@ WRONG = [
     ("chain", ("launches", 0, "tensors"), [2, 3], "before it is written"),
     ("images", ("arena", "slots"), [], "does not fit slot"),
     ("images", ("arena", "slots"), [[1, 1, "float32"]], "does not fit slot"),
-    ("images", ("arena", "slots", 0), "x", r"arena.slots\[0\] is 'x'; expected a list of 3 entries"),
     ("images", ("tensors", 0, "layout", "split"), 9, "split is 9"),
     ("images", ("tensors", 0, "layout", "row_texels"), 64, "row_texels is 64"),
     ("texels", ("tensors", 0, "layout", "row_texels"), 1, "row_texels is 1"),
@@ -196,12 +180,3 @@ def test_texts_may_define_the_macros_of_exports_alone():
             program = replace(vector_add(), kernels=(replace(kernel, source=line + kernel.source),))
             with pytest.raises(InputError, match="its text has"):
                 parse_program("x", program_document(program))
-
-
-def paths(document, before=()):
-    """Yield the path of every entry of a document."""
-    items = document.items() if isinstance(document, dict) else enumerate(document)
-    for key, value in items:
-        yield (*before, key)
-        if isinstance(value, (dict, list)):
-            yield from paths(value, (*before, key))

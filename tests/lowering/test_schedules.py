@@ -16,7 +16,6 @@ from torchedge.lowering.schedules import (
     SMALL,
     ContractionExtents,
     ContractionSchedule,
-    PointwiseExtents,
     RowsExtents,
     default_schedule,
     is_legal,
@@ -145,7 +144,7 @@ def test_defaults_of_contractions_fit_any_device(extents, target):
 @given(SIZES, SIZES, st.booleans(), st.sampled_from([4, 8, 64, 400]), LIMITS)
 def test_defaults_of_rows_and_elements_fit_any_device(rows, inner, along, sum_bytes, target):
     extents = RowsExtents(rows, inner, bool(inner) and (along or not rows), sum_bytes=sum_bytes)
-    for case in (extents, PointwiseExtents(rows)):
+    for case in (extents, RowsExtents(rows, (), False, sum_bytes=0)):
         schedule = default_schedule(case, target)
         assert is_legal(schedule, case, target) and within(schedule, case, target)
 

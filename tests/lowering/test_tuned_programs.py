@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from oracles.targets import target_here
 from torch import nn
 
 from torchedge.lowering import assembly
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS
 from torchedge.opencl import open_context
 from torchedge.runtime import Executor, kernel_times
 from torchedge.runtime.kernel_times import CachedTimes
@@ -24,7 +24,7 @@ pytest.importorskip("pyopencl")
 
 
 def tuned(name, **more):
-    return replace(TARGETS[name], coefficients=default_coefficients(name), **more)
+    return replace(target_here(name), coefficients=default_coefficients(name), **more)
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ def run(captured, x, target):
 @pytest.mark.parametrize("name", ["cpu", "gpu", "mobile"])
 def test_a_tuned_step_computes_the_same(name, step):
     captured, x = step
-    _, loss, weights = run(captured, x, TARGETS["cpu"])
+    _, loss, weights = run(captured, x, target_here("cpu"))
     program, tuned_loss, tuned_weights = run(captured, x, tuned(name))
     np.testing.assert_allclose(tuned_loss, loss, rtol=1e-5)
     for weight, value in weights.items():
         np.testing.assert_allclose(tuned_weights[weight], value, rtol=2e-4, atol=2e-6)
-    assert program.digest != lower(captured.step, TARGETS[name]).digest
+    assert program.digest != lower(captured.step, target_here(name)).digest
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_decisions_are_the_same_each_time_and_belong_to_the_key_of_the_program(s
     target = tuned("mobile")
     first, second = (lower(captured.step, target) for _ in range(2))
     assert first.digest == second.digest
-    assert key_of(captured.step, target, {}) != key_of(captured.step, TARGETS["mobile"], {})
+    assert key_of(captured.step, target, {}) != key_of(captured.step, target_here("mobile"), {})
 
 
 def test_layouts_are_chosen_for_writer_and_readers_together(step, monkeypatch):
@@ -125,14 +125,14 @@ def test_a_timer_decides_between_schedules_and_storages(small, storage):
     program = lower(captured.step, tuned("gpu"), timer=preferring(storage))
     stored = {t.layout.storage for t in program.tensors}
     assert ("image" in stored) == (storage == "image")
-    assert program.digest != lower(captured.step, TARGETS["gpu"]).digest
+    assert program.digest != lower(captured.step, target_here("gpu")).digest
     slowest = lower(captured.step, tuned("gpu"), timer=lambda kernels: [[1.0] * len(k) for k in kernels])
-    assert slowest.digest == lower(captured.step, TARGETS["gpu"]).digest  # no gain: the defaults stay
+    assert slowest.digest == lower(captured.step, target_here("gpu")).digest  # no gain: the defaults stay
 
 
 def test_measured_kernels_compute_the_same_and_are_timed_once(small, tmp_path, monkeypatch):
     captured, x = small
-    _, output, _ = run(captured, x, TARGETS["cpu"])
+    _, output, _ = run(captured, x, target_here("cpu"))
     timer = CachedTimes(open_context(), tmp_path)
     program = lower(captured.step, tuned("cpu"), timer=timer)
     monkeypatch.setattr(kernel_times, "_times_of", None)

@@ -15,7 +15,6 @@ from torchedge.lowering.kernels.nests import write_kernel
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.schedules import (
     ContractionExtents,
-    PointwiseExtents,
     RowsExtents,
     default_schedule,
     is_legal,
@@ -35,8 +34,8 @@ EXTENTS = [
     RowsExtents((4, 30), (3, 3), False),
     RowsExtents((), (1000,), True),
     RowsExtents((6,), (40,), True, searches=True),
-    PointwiseExtents((100, 48)),
-    PointwiseExtents(()),
+    RowsExtents((100, 48), (), False, sum_bytes=0),
+    RowsExtents((), (), False, sum_bytes=0),
 ]
 
 

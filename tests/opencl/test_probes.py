@@ -11,12 +11,14 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from oracles.opencl_devices import GPU, PHONE
 
 from torchedge.errors import DeviceError, TorchedgeWarning
 from torchedge.opencl import choose_device, choosing, drivers
-from torchedge.opencl.platforms import driver_message
+from torchedge.opencl.platforms import driver_message, handles
+from torchedge.opencl.probes import remark_of
 
 cl = pytest.importorskip("pyopencl")
 
@@ -27,10 +29,10 @@ ORACLES = Path(__file__).parents[1] / "oracles"
 @pytest.fixture(autouse=True)
 def nothing_chosen(monkeypatch):
     monkeypatch.delenv("TORCHEDGE_OPENCL_DEVICE", raising=False)
-    monkeypatch.setattr(choosing, "_skipped", set())
+    monkeypatch.setattr(choosing, "_warned", set())
 
 
-def test_a_device_that_fails_is_skipped_with_one_warning():
+def test_a_device_that_fails_is_warned_with_one_warning():
     faults = {GPU: "its driver ends the process (SIGSEGV)", PHONE: "", CPU: ""}
     with pytest.warns(TorchedgeWarning, match=r"NVIDIA H200.*driver 580.*SIGSEGV.*install") as caught:
         assert choose_device(None, [GPU, CPU], faults.get) is CPU
@@ -49,6 +51,19 @@ def test_a_device_that_was_asked_for_and_fails_is_an_error(monkeypatch):
         choose_device(None, [GPU, CPU], lambda device: "broken")
     with pytest.raises(DeviceError, match=r"no OpenCL device can be used: .*broken.*broken"):
         choose_device("gpu", [GPU, PHONE], lambda device: "broken")
+
+
+def test_a_device_that_computes_long_loops_wrong_is_used_where_there_is_no_other():
+    """Llvmpipe of Mesa 22.3 ends the loops of a work-item after 65,535 rounds."""
+    remarks = {GPU: "its loops end after 65535 rounds", PHONE: "", CPU: ""}
+
+    def chosen(query, *devices):
+        return choose_device(query, devices, lambda device: "", remarks.get)
+
+    assert chosen(None, GPU, CPU) is CPU and chosen("gpu", GPU, PHONE) is PHONE
+    with pytest.warns(TorchedgeWarning, match="NVIDIA H200.*65535 rounds; use another device") as caught:
+        assert chosen(None, GPU) is GPU and chosen("gpu", GPU) is GPU and chosen("nvidia", GPU) is GPU
+    assert len(caught) == 1
 
 
 def test_a_simulator_is_the_last_choice():
@@ -110,6 +125,21 @@ def test_the_runtime_of_pip_is_added_to_the_vendors_once(there, tmp_path, monkey
     assert seen == [before if there else [*before, str(library)], before]
     assert os.environ["OCL_ICD_VENDORS"] == str(vendors)
     assert drivers.is_added("Intel(R) OpenCL") is not there
+
+
+LOOP = "__kernel void rounds(__global float *to) { for (int k = 0; k < 100000; k++) to[0] += 1; }"
+
+
+def test_a_remark_says_what_long_loops_give_here():
+    device = choose_device()
+    context = cl.Context([handles()[device.index]])
+    queue, to = cl.CommandQueue(context), np.zeros(1, np.float32)
+    buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=to)
+    cl.Program(context, LOOP).build().rounds(queue, (1,), None, buffer)
+    cl.enqueue_copy(queue, to, buffer)
+    remark = remark_of(device)
+    assert bool(to[0] == 100_000) is (remark == "")
+    assert not remark or "without an error" in remark
 
 
 FAULTS = """

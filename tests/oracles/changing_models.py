@@ -9,8 +9,9 @@ import enum
 import functools
 import random
 from collections import OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,17 +110,6 @@ class Dynamic(Holder):
         self.values["value"] = 2.0
 
 
-class ByName(Holder):
-    def __init__(self):
-        self.name, self.low, self.high = "low", 1.0, 2.0
-
-    def read(self):
-        return getattr(self, self.name)
-
-    def change(self):
-        self.low = 3.0
-
-
 class ClassAttribute(Holder):
     value = 1.0
 
@@ -183,65 +173,10 @@ class Closure(Holder):
         self.changing()
 
 
-class Defaults(Holder):
-    def __init__(self):
-        def function(value=1.0, *, more=1.0):
-            return value * more
-
-        self.function = function
-
-    def read(self):
-        return self.function()
-
-    def change(self):
-        self.function.__defaults__ = (2.0,)
-
-
-class KeywordDefaults(Defaults):
-    def change(self):
-        self.function.__kwdefaults__["more"] = 3.0
-
-
-class Code(Defaults):
-    def change(self):
-        self.function.__code__ = (lambda value=1.0, *, more=1.0: value + more + 1).__code__
-
-
-class FunctionAttribute(Defaults):
-    def __init__(self):
-        super().__init__()
-        self.function.value = 1.0
-
-    def read(self):
-        return self.function.value
-
-    def change(self):
-        self.function.value = 2.0
-
-
 @dataclass
 class Settings:
     value: float = 1.0
     items: list[float] = field(default_factory=lambda: [1.0])
-
-
-class Dataclass(Holder):
-    def __init__(self):
-        self.settings = Settings()
-
-    def read(self):
-        return self.settings.value
-
-    def change(self):
-        self.settings.value = 2.0
-
-
-class InDataclass(Dataclass):
-    def read(self):
-        return self.settings.items[0]
-
-    def change(self):
-        self.settings.items[0] = 2.0
 
 
 class Mode(enum.Enum):
@@ -249,155 +184,8 @@ class Mode(enum.Enum):
     HIGH = 2.0
 
 
-class Enum(Holder):
-    def __init__(self):
-        self.mode = Mode.LOW
-
-    def read(self):
-        return self.mode.value
-
-    def change(self):
-        self.mode = Mode.HIGH
-
-
-class Array(Holder):
-    def __init__(self):
-        self.array = np.ones(100_000)
-
-    def read(self):
-        return float(self.array.sum() / 1e5)
-
-    def change(self):
-        self.array[77_777] = 1e5
-
-
-class ObjectArray(Holder):
-    def __init__(self):
-        self.array = np.array([1.0, None], dtype=object)
-
-    def read(self):
-        return self.array[0]
-
-    def change(self):
-        self.array[0] = 2.0
-
-
-class Plain(Holder):
-    def __init__(self):
-        self.tensor = torch.ones(100_000)
-
-    def read(self):
-        return self.tensor[77_777]
-
-    def change(self):
-        self.tensor.data[77_777] = 2.0
-
-
-class PlainInPlace(Plain):
-    def change(self):
-        self.tensor.mul_(2)
-
-
-class PlainThroughArray(Plain):
-    def change(self):
-        self.tensor.numpy()[77_777] = 3.0
-
-
-class PlainReplaced(Plain):
-    def change(self):
-        self.tensor = torch.full((100_000,), 3.0)
-
-
-class Containers(Holder):
-    def __init__(self):
-        self.items = ({"a": [1.0]}, OrderedDict(b=1.0), defaultdict(float, c=1.0), deque([1.0]), {1.0})
-
-    def read(self):
-        first, second, third, fourth, fifth = self.items
-        return first["a"][0] * second["b"] * third["c"] * fourth[0] * len(fifth)
-
-    def change(self):
-        self.items[0]["a"][0] = 2.0
-
-
-class InOrderedDict(Containers):
-    def change(self):
-        self.items[1]["b"] = 2.0
-
-
-class InDefaultDict(Containers):
-    def change(self):
-        self.items[2]["c"] = 2.0
-
-
-class InDeque(Containers):
-    def change(self):
-        self.items[3].appendleft(2.0)
-
-
-class InSet(Containers):
-    def change(self):
-        self.items[4].add(5.0)
-
-
-class Order(Holder):
-    def __init__(self):
-        self.items = {"a": 1.0, "b": 2.0}
-
-    def read(self):
-        return next(iter(self.items.values()))
-
-    def change(self):
-        self.items["a"] = self.items.pop("a")
-
-
-class Named(Holder):
-    def __init__(self):
-        self.pair = Pair([1.0], 2.0)
-
-    def read(self):
-        return self.pair.first[0]
-
-    def change(self):
-        self.pair.first[0] = 2.0
-
-
-class Namespace(Holder):
-    def __init__(self):
-        self.space = SimpleNamespace(value=1.0)
-
-    def read(self):
-        return self.space.value
-
-    def change(self):
-        self.space.value = 2.0
-
-
 class OwnList(list):
     value = 1.0
-
-
-class ListWithAttribute(Holder):
-    def __init__(self):
-        self.items = OwnList([1.0])
-
-    def read(self):
-        return self.items.value
-
-    def change(self):
-        self.items.value = 2.0
-
-
-class Partial(Holder):
-    def __init__(self):
-        self.arguments = {"value": 1.0}
-        self.function = functools.partial(lambda arguments: arguments["value"], self.arguments)
-
-    def read(self):
-        return self.function()
-
-    def change(self):
-        self.arguments["value"] = 2.0
 
 
 class Static(Holder):
@@ -427,50 +215,112 @@ class ClassMethod(Holder):
         ClassMethod.level = ClassMethod.level + 1
 
 
-class Method(Holder):
-    def __init__(self):
-        self.bound = Slots().read
-
-    def read(self):
-        return self.bound()
-
-    def change(self):
-        self.bound.__self__.change()
-
-
-class Callable_(Holder):
-    def __init__(self):
-        self.value = 1.0
-
-    def __call__(self):
-        return self.value
-
-    def read(self):
-        return self()
-
-    def change(self):
-        self.value = 2.0
-
-
-class Operators(Holder):
-    def __init__(self):
-        self.value = 1.0
+class OwnLength:
+    value = 1.0
 
     def __len__(self):
         return int(self.value)
 
+    def __call__(self):
+        return self.value
+
+
+def function(value=1.0, *, more=1.0):
+    return value * more
+
+
+def copied(start: Any) -> Any:
+    """Return a function of its own with the code and defaults of another."""
+    made = FunctionType(start.__code__, globals(), "copied", start.__defaults__)
+    made.__kwdefaults__ = dict(start.__kwdefaults__)
+    return made
+
+
+OTHER = (lambda value=1.0, *, more=1.0: value + more + 1).__code__
+CONTAINERS = lambda: [{"a": [1.0]}, OrderedDict(b=1.0), defaultdict(float, c=1.0), deque([1.0]), {1.0}]  # noqa: E731
+ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "Defaults": (lambda: copied(function), lambda x: x(), lambda x: setattr(x, "__defaults__", (2.0,))),
+    "KeywordDefaults": (
+        lambda: copied(function), lambda x: x(), lambda x: x.__kwdefaults__.update(more=3.0),
+    ),
+    "Code": (lambda: copied(function), lambda x: x(), lambda x: setattr(x, "__code__", OTHER)),
+    "Dataclass": (Settings, lambda x: x.value, lambda x: setattr(x, "value", 2.0)),
+    "InDataclass": (Settings, lambda x: x.items[0], lambda x: x.items.insert(0, 2.0)),
+    "Array": (lambda: np.ones(100_000), lambda x: float(x.sum() / 1e5), lambda x: x.put(77_777, 1e5)),
+    "ObjectArray": (
+        lambda: np.array([1.0, None], dtype=object), lambda x: x[0], lambda x: x.__setitem__(0, 2.0),
+    ),
+    "Plain": (lambda: torch.ones(9), lambda x: x[7], lambda x: x.data.__setitem__(7, 2.0)),
+    "PlainInPlace": (lambda: torch.ones(9), lambda x: x[7], lambda x: x.mul_(2)),
+    "PlainThroughArray": (lambda: torch.ones(9), lambda x: x[7], lambda x: x.numpy().put(7, 3.0)),
+    "InDict": (CONTAINERS, lambda x: x[0]["a"][0], lambda x: x[0]["a"].insert(0, 2.0)),
+    "InOrderedDict": (CONTAINERS, lambda x: x[1]["b"], lambda x: x[1].update(b=2.0)),
+    "InDefaultDict": (CONTAINERS, lambda x: x[2]["c"], lambda x: x[2].update(c=2.0)),
+    "InDeque": (CONTAINERS, lambda x: x[3][0], lambda x: x[3].appendleft(2.0)),
+    "InSet": (CONTAINERS, lambda x: len(x[4]), lambda x: x[4].add(5.0)),
+    "Order": (
+        lambda: {"a": 1.0, "b": 2.0}, lambda x: next(iter(x.values())), lambda x: x.update(a=x.pop("a")),
+    ),
+    "Named": (lambda: Pair([1.0], 2.0), lambda x: x.first[0], lambda x: x.first.insert(0, 2.0)),
+    "Namespace": (
+        lambda: SimpleNamespace(value=1.0), lambda x: x.value, lambda x: setattr(x, "value", 2.0),
+    ),
+    "ListWithAttribute": (lambda: OwnList([1.0]), lambda x: x.value, lambda x: setattr(x, "value", 2.0)),
+    "FunctionAttribute": (
+        lambda: copied(function), lambda x: getattr(x, "value", 1.0), lambda x: setattr(x, "value", 2.0),
+    ),
+    "Partial": (
+        lambda: functools.partial(lambda given: given["value"], {"value": 1.0}), lambda x: x(),
+        lambda x: x.args[0].update(value=2.0),
+    ),
+    "Method": (lambda: Slots().read, lambda x: x(), lambda x: x.__self__.change()),
+    "Operators": (OwnLength, len, lambda x: setattr(x, "value", 2.0)),
+    "Callable": (OwnLength, lambda x: x(), lambda x: setattr(x, "value", 2.0)),
+}  # fmt: skip
+"""Kinds by name: what the holder has, what is read of it, and how it changes in place."""
+
+
+def row(name: str) -> type[Holder]:
+    """Return the class of holders of a row."""
+    start, read, change = ROWS[name]
+    return type(name, (Holder,), {
+        "__init__": lambda self: setattr(self, "item", start()),
+        "read": lambda self: read(self.item),
+        "change": lambda self: change(self.item),
+    })  # fmt: skip
+
+
+class Replaced(Holder):
+    """Another object under the same name."""
+
+    def __init__(self):
+        self.name, self.low, self.high, self.mode, self.tensor = "low", 1.0, 2.0, Mode.LOW, torch.ones(9)
+
     def read(self):
-        return len(self)
+        return getattr(self, self.name) * self.mode.value * self.tensor[7]
 
     def change(self):
-        self.value = 2.0
+        self.low = 3.0
+
+
+class ReplacedMember(Replaced):
+    def change(self):
+        self.mode = Mode.HIGH
+
+
+class ReplacedTensor(Replaced):
+    def change(self):
+        self.tensor = torch.full((9,), 3.0)
 
 
 HOLDERS = sorted(
     [
-        kind
-        for kind in [*globals().values()]
-        if isinstance(kind, type) and issubclass(kind, Holder) and kind is not Holder
+        *(
+            k
+            for k in [*globals().values()]
+            if isinstance(k, type) and issubclass(k, Holder) and k is not Holder
+        ),
+        *map(row, ROWS),
     ],
     key=lambda kind: kind.__name__,
 )

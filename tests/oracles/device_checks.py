@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from oracles.targets import target_here
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -31,7 +32,7 @@ def run_on_device(target, args, kwargs, made, device_class="cpu"):
     kind = str(target._schema.name).split("::")[-1]
     if kind not in all_rules():
         step, constants, tensors = captured(target, args, kwargs)
-        executor = Executor(lower(step, device_class))
+        executor = Executor(lower(step, target_here(device_class)))
         executor.load({name: tensor.numpy() for name, tensor in constants.items()})
         arrays = [tensor.detach().numpy().astype(NAMES[tensor.dtype]) for tensor in tensors]
         with np.errstate(all="ignore"):
@@ -54,7 +55,7 @@ def run_on_device(target, args, kwargs, made, device_class="cpu"):
     present = [t for t in made if t is not None]
     outputs = builder.call(kind, attrs, [(tuple(t.shape), NAMES[t.dtype]) for t in present])
     wanted = [o for o, t in zip(outputs, present, strict=True) if t.numel()]
-    program = lower(builder.finish(inputs, wanted), device_class)
+    program = lower(builder.finish(inputs, wanted), target_here(device_class))
     with np.errstate(all="ignore"):
         found = iter(Executor(program).run(*arrays))
     return [next(found) if t.numel() else None for t in present]

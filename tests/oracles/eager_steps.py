@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
+from oracles.step_interpreter import Interpreter
+from torch.nn import functional as F
+
+from torchedge.tracing.steps import capture_step
 
 KEEP = frozenset(
     """
@@ -43,17 +49,17 @@ def double(network):
     return network().double()
 
 
-def held_equals(interpreter, model, optimizer=None):
+def held_equals(interpreter, model, optimizer=None, tolerance=TOLERANCE):
     """Parameters, buffers and the optimizer's tensors are what the interpreter holds."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in interpreter.held:
-            torch.testing.assert_close(interpreter.held[name], tensor.detach(), **TOLERANCE, msg=name)
+            torch.testing.assert_close(interpreter.held[name], tensor.detach(), **tolerance, msg=name)
     for name, parameter in model.named_parameters() if optimizer else ():
         for kind, tensor in optimizer.state[parameter].items():
             key = "optimizer.step" if kind == "step" else f"optimizer.{name}.{kind}"
             if kind != "step" or key in interpreter.held:
                 found = interpreter.held[key].to(tensor.dtype)
-                torch.testing.assert_close(found, tensor, **TOLERANCE, msg=key)
+                torch.testing.assert_close(found, tensor, **tolerance, msg=key)
 
 
 def train(model, optimizer, loss, batch, divisor=1):
@@ -65,3 +71,21 @@ def train(model, optimizer, loss, batch, divisor=1):
         optimizer.step()
         optimizer.zero_grad()
     return value.detach()
+
+
+def follow(model, optimizer_of, feed, loss=F.cross_entropy, *, steps=4, tolerance=TOLERANCE, **options):
+    """Capture a step, run it and eager PyTorch on the same batches, and hold losses and all state.
+
+    optimizer_of: makes the optimizer of a model. Returns the capture.
+    """
+    eager = copy.deepcopy(model)
+    optimizer = optimizer_of(eager)
+    args, targets = feed()
+    captured = capture_step(model, args, targets=targets, loss=loss, optimizer=optimizer_of(model), **options)
+    interpreter = Interpreter(captured.tensors)
+    for _ in range(steps):
+        args, targets = feed()
+        (found,) = interpreter.run(captured.step, *args, *targets)
+        torch.testing.assert_close(found, train(eager, optimizer, loss, (args, targets)), **tolerance)
+    held_equals(interpreter, eager, optimizer, tolerance)
+    return captured

@@ -3,7 +3,8 @@
 import re
 
 _STEP = re.compile(
-    r"expected |did you mean|[Rr]un `|[Cc]heck |correct|omit|\b(?:add|make|pass|name|choose|build) |"
+    r"expected |did you mean|[Rr]un `|[Cc]heck |correct|omit|"
+    r"(?<!forward )\b(?:add|make|pass|name|choose|build) |"
     r"\b(?:raise|remove|restore) |that works is "
 )
 _INTERNAL = re.compile(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from oracles.device_checks import sample_decompositions
+from oracles.nodes import compute
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
@@ -25,7 +26,7 @@ from torchedge.graphs.steps import Step
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import target_for
-from torchedge.lowering.translation import unsupported_operators
+from torchedge.lowering.translation import translate, unsupported_operators
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.tracing.aten_graphs import step_of
@@ -40,6 +41,7 @@ _UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_emp
 """Entries whose results hold anything."""
 
 Tensors = list[torch.Tensor]
+Runner = Callable[[Step, dict[str, torch.Tensor], Tensors], list[np.ndarray]]
 Verdict = Literal["passed", "failed", "refused", "foreign", "random", "none"]
 
 
@@ -126,15 +128,15 @@ def is_named(entry: Any) -> bool:
     return entry.name in rules or entry.aten_name in rules
 
 
-def check_entry(entry: Any, samples: int | None = None) -> Tally:
-    """Check an entry's samples: all, or so many spread over them."""
+def check_entry(entry: Any, samples: int | None = None, run: Runner | None = None) -> Tally:
+    """Check an entry's samples: all, or so many spread over them. run: on OpenCL (None) or in numpy."""
     tally = Tally(title_of(entry), is_named(entry))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         given = list(entry.sample_inputs("cpu", torch.float32, requires_grad=entry.supports_autograd))
         for sample in _spread(given, samples):
-            tally.outcomes.append(_check(entry, sample, tally.named))
+            tally.outcomes.append(_check(entry, sample, tally.named, run or run_on_opencl))
     return tally
 
 
@@ -144,7 +146,7 @@ def _spread(items: list[Any], count: int | None) -> Iterable[Any]:
     return [items[len(items) * k // count] for k in range(count)]
 
 
-def _check(entry: Any, sample: Any, named: bool) -> Outcome:
+def _check(entry: Any, sample: Any, named: bool, run: Runner) -> Outcome:
     call = call_of(entry, sample)
     if not call.tensors or entry.name in _UNWRITTEN:
         return Outcome("none", "no tensors, or results of any content")
@@ -168,7 +170,7 @@ def _check(entry: Any, sample: Any, named: bool) -> Outcome:
         *([t.to(torch.float32) for t in tangents] if call.differentiable else []),
     ]
     try:
-        found = run_on_opencl(step, constants, given)
+        found = run(step, constants, given)
     except TorchedgeError as error:
         return Outcome("refused", _line(error))
     except Exception as error:
@@ -273,3 +275,12 @@ def _worst(mine: np.ndarray, wanted: np.ndarray) -> float:
 
 def _line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
+def run_in_numpy(step: Step, constants: dict[str, torch.Tensor], tensors: Tensors) -> list[np.ndarray]:
+    """Return a step's outputs, its nodes computed with numpy."""
+    names = [step.values[number].name for number in step.inputs]
+    data = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+    data |= {name: tensor.numpy() for name, tensor in constants.items()}
+    known: dict[Any, Any] = {}
+    return [np.asarray(compute(node, data, known)) for node in translate(step).outputs]

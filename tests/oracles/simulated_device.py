@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,6 +79,9 @@ class SimulatedDevice:
     @property
     def line_bytes(self) -> int:
         return 16 * self.block[0] * self.block[1]
+
+    def prepare(self, cases: Sequence[Case]) -> None:
+        """Nothing: cases are measured one by one."""
 
     def measure(self, case: Case) -> float:
         if case not in self.exact:

@@ -150,9 +150,9 @@ def test_capacities_follow_the_law(table, forests):
 
 
 def test_rates_of_kernels_are_found(table):
-    rates = fit_rates(table.of_class("reusable"))  # bound by arithmetic, FLOPS_MS
+    rates = fit_rates(table.works_of("reusable"))  # bound by arithmetic, FLOPS_MS
     assert rates.gflops == pytest.approx(FLOPS_MS / 1e6, rel=0.06) and rates.us == pytest.approx(4, rel=0.2)
-    rates = fit_rates(table.of_class("elemental"))
+    rates = fit_rates(table.works_of("elemental"))
     assert rates.gb_s == pytest.approx(BYTES_MS / 1e6, rel=0.06) and rates.us == pytest.approx(4, rel=0.2)
 
 
@@ -286,8 +286,8 @@ def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):
     assert derive_rates(before).host_transfer.provenance is Provenance.ASSUMED
     assert dict(told["slowed_by"]) == {"copy": 200.0, "kernel": 100.0, "slot": 25.0}
     assert (loading_way(device), loading_way(before)) == ("slot", "copy")
-    assert dict(told["kernels"]["reusable"]) == asdict(fit_rates(table.of_class("reusable")))
-    assert roofline_of(device).measured["reusable"] == fit_rates(table.of_class("reusable"))
+    assert dict(told["kernels"]["reusable"]) == asdict(fit_rates(table.works_of("reusable")))
+    assert roofline_of(device).measured["reusable"] == fit_rates(table.works_of("reusable"))
     assert not roofline_of(before).measured
 
 

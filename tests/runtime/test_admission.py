@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,8 @@ pytest.importorskip("pyopencl")
 import pyopencl
 from oracles.driver_errors import Failure
 
-from torchedge.opencl import open_context
+from torchedge.opencl import choose_device, open_context
+from torchedge.opencl.probes import remark_of
 from torchedge.runtime import Executor
 
 
@@ -96,6 +98,8 @@ except KeyboardInterrupt:
 
 
 def test_an_endless_kernel_can_be_interrupted(checkout):
+    if "loops end" in (remark := remark_of(choose_device())):
+        pytest.skip(f"no kernel is endless here: {remark}")
     command = [sys.executable, "-c", ENDLESS, str(checkout), str(checkout / "tests")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "interrupted\n", done.stderr
@@ -118,7 +122,7 @@ def test_a_launch_for_which_a_driver_has_no_memory(status):
         plain, arrays = executor.context, [np.ones(100, np.float32)] * 2
         executor.context = replace(plain, cl=Short())
         message = (
-            rf"launch 0, kernel \w+, needs 1200 bytes, {plain.device.name} \(driver .*\) has "
+            rf"launch 0, kernel \w+, needs 1200 bytes, {re.escape(plain.device.name)} \(driver .*\) has "
             rf"{plain.device.global_bytes} in all, at most {plain.device.allocation_bytes} in one allocation"
             r", and \d+ are taken by this process \(clDoSomething failed\); use a smaller batch"
         )

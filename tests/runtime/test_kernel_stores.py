@@ -9,12 +9,11 @@ import pytest
 import torch
 from oracles.faulty_files import FaultyFile, preloaded_outputs, write_file
 from oracles.streaming_programs import data_of, instance_of, packed_data, random_plan, weighted_chain
+from oracles.targets import target_here
 from torch import nn
 
 from torchedge.errors import ProfileError
 from torchedge.lowering.inference import capture_inference_step, lower_inference
-from torchedge.lowering.targets import TARGETS, bounded
-from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.runtime.measured_runs import MeasuredCopy, MeasuredRead
 from torchedge.runtime.measured_runs import _launches as launches_of
@@ -40,7 +39,7 @@ class Made:
 
     def __init__(self, target):
         x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-        within = bounded(TARGETS[target], local_bytes=choose_device().local_bytes)
+        within = target_here(target)
         self.program = lower_inference(capture_inference_step(network(), (x,)), within).program
         self.data = data_of(self.program)
         self.inputs = [x.numpy()]
@@ -152,6 +151,25 @@ def test_a_run_after_a_failed_one_computes_the_same(made, way, tmp_path, monkeyp
             with pytest.raises(ProfileError, match="Input/output error"):
                 executor.run(*case.inputs)
         failing[0] = False
+        case.check(executor)
+
+
+@pytest.mark.parametrize("way", ["copy", *WAYS])
+def test_the_waits_of_a_stream_hold_on_drivers_whose_finish_does_not_wait(made, way, monkeypatch):
+    """Mesa's rusticl 22.3 returns from clFinish at once where clFlush came last."""
+    import pyopencl as cl
+
+    class Queue(cl.CommandQueue):
+        def finish(self):
+            raise AssertionError("a queue that may be flushed is waited for by clFinish")
+
+    case = made("cpu")
+    monkeypatch.setattr(cl, "CommandQueue", Queue)
+    schedule = make_schedule(case.program, case.instance, random_plan(case.instance, 0), LEAST_STAGING_BYTES)
+    with Executor(schedule, source=ArraysSource(case.packed), loading=way) as executor:
+        assert {type(executor._queue), type(executor._store._uploads)} & {Queue}
+        case.check(executor)
+        executor._store.abort()
         case.check(executor)
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from oracles.step_networks import FSRCNN, SmallCNN, SmallGPT, SmallViT
 from oracles.streaming_programs import instance_of, random_plan
+from oracles.targets import target_here
 
 from torchedge.lowering.inference import capture_inference_step, lower_inference
-from torchedge.lowering.targets import TARGETS, bounded
-from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.runtime.weight_sources import ArraysSource
 from torchedge.streaming.plans import STRATEGIES
@@ -44,9 +43,7 @@ def lowered(name, target):
     """Return (program, logical arrays of its weights, inputs, outputs with all weights loaded)."""
     model, inputs = build(name)
     captured = capture_inference_step(model.eval(), inputs)
-    program = lower_inference(
-        captured, bounded(TARGETS[target], local_bytes=choose_device().local_bytes)
-    ).program
+    program = lower_inference(captured, target_here(target)).program
     names = {t.name for t in program.tensors}
     data = {n: t.detach().numpy() for n, t in captured.tensors.items() if n in names}
     arrays = [x.numpy() for x in inputs]

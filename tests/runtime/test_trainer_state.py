@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torchedge
+from torchedge.runtime.host_marks import HostMarks
 
 pytest.importorskip("pyopencl")
 
@@ -55,6 +57,13 @@ def transposed(self, x):
     return x @ self.weight + self.bias
 
 
+CALL = nn.Module.__call__
+
+
+def doubling(self, *args):
+    return CALL(self, *args) * 2
+
+
 CHANGES = {
     "attribute": lambda m, p, patch: setattr(m, "tau", 0.1),
     "dataclass": lambda m, p, patch: setattr(m.inner.config, "slope", 0.25),
@@ -72,6 +81,13 @@ CHANGES = {
         m.inner.layer, "forward", MethodType(transposed, m.inner.layer)
     ),
     "class's forward": lambda m, p, patch: patch.setattr(Inner, "forward", lambda self, x: self.layer(x)),
+    "hook of every module": lambda m, p, patch: patch.setitem(
+        nn.modules.module._global_forward_pre_hooks, 0, lambda module, args: (args[0] * 1.5,)
+    ),
+    "result hook of every module": lambda m, p, patch: patch.setitem(
+        nn.modules.module._global_forward_hooks, 0, lambda module, args, output: output * 1.5
+    ),
+    "call of every module": lambda m, p, patch: patch.setattr(nn.Module, "__call__", doubling),
 }
 
 
@@ -128,3 +144,70 @@ def test_weights_that_are_replaced_are_named_until_they_are_loaded(change):
             trainer.predict(x)
         trainer.load()
         torch.testing.assert_close(trainer.predict(x), model.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+def buffer_of(optimizer):
+    return next(iter(optimizer.state.values()))["momentum_buffer"]
+
+
+WRITTEN = {
+    "in place": (lambda m, o: m.inner.layer.weight.detach().mul_(2), r"inner\.layer\.weight"),
+    "through .data": (lambda m, o: m.inner.layer.bias.data[1:].fill_(0.5), r"inner\.layer\.bias"),
+    "other data": (lambda m, o: setattr(m.inner.layer.weight, "data", torch.ones(4, 4)), "weight"),
+    "state dict": (lambda m, o: m.load_state_dict({n: t + 1 for n, t in m.state_dict().items()}), "weight"),
+    "optimizer's state": (lambda m, o: buffer_of(o).zero_(), "the optimizer's momentum_buffer"),
+    "other optimizer's state": (lambda m, o: o.state.clear(), "the optimizer's state"),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("write", WRITTEN)
+def test_what_code_writes_to_weights_is_refused_until_it_is_loaded(write):
+    torch.manual_seed(0)
+    model, (change, name) = model_with([1.5]), WRITTEN[write]
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with torchedge.Trainer(model, x, y, loss=F.mse_loss, optimizer=optimizer) as trainer:
+        trainer.step(x, y)
+        trainer.sync()
+        trainer.step(x, y)
+        trainer.sync()
+        change(model, optimizer)
+        for refused in (trainer.step, trainer.evaluate):
+            with pytest.raises(torchedge.InputError, match=f"{name}.* was written to in main memory"):
+                refused(x, y)
+        trainer.load()
+        assert trainer.step(x, y) == pytest.approx(F.mse_loss(model(x), y).item(), rel=1e-4)
+
+
+def test_marks_cover_large_weights_in_turn():
+    weight = torch.zeros(1_000, 100)
+    marks = HostMarks({"weight": weight})
+    assert not any(marks.changed() for _ in range(8))
+    weight.data[-1, -1] = 1.0
+    assert "weight" in [marks.changed() for _ in range(4)]
+
+
+HOOKED = {
+    "gradient": lambda m, o: m.inner.layer.weight.register_hook(lambda gradient: gradient * 2),
+    "accumulated gradient": lambda m, o: m.inner.layer.weight.register_post_accumulate_grad_hook(print),
+    "optimizer": lambda m, o: o.register_step_post_hook(lambda *_: None),
+    "every optimizer": lambda m, o: register_optimizer_step_pre_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKED)
+def test_hooks_that_no_step_runs_are_refused_between_steps(hook):
+    model, x, y = model_with([1.5]), torch.randn(8, 4), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # wraps the optimizer's step
+    with torchedge.Trainer(model, x, y, loss=F.mse_loss, optimizer=optimizer) as trainer:
+        trainer.step(x, y)
+        handle = HOOKED[hook](model, optimizer)
+        with pytest.raises(torchedge.InputError, match="has a hook, which a captured step does not run"):
+            trainer.step(x, y)
+        handle.remove()
+        trainer.step(x, y)
+        optimizer.step = lambda: None
+        with pytest.raises(torchedge.InputError, match="the optimizer has a hook"):
+            trainer.step(x, y)

@@ -11,7 +11,7 @@ import pytest
 from msgspec import Meta
 
 from torchedge.errors import InputError, ProfileError
-from torchedge.storage.codecs import DERIVED, OUTSIDE, REQUIRED, Codec, Key
+from torchedge.storage.codecs import DERIVED, OUTSIDE, REQUIRED, Codec, Key, Text
 from torchedge.storage.documents import MAX_DEPTH, parse_json
 
 
@@ -41,6 +41,9 @@ class Tree:
     by_number: Annotated[Mapping[int, Leaf], REQUIRED] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     free: Mapping[str, object] = field(default_factory=dict)
+    code: Text = "a"
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    exact: bool = False
 
 
 CODEC = Codec(Tree, "Tree")
@@ -80,7 +83,19 @@ def test_defaults_are_omitted_where_they_are_not_required():
         ({"by_number": [[7, {"size": 1, "double": 3}]]}, r"x: by_number\[0\]\.double is 3"),
         ({"by_number": [[7, SMALL], [7, SMALL]]}, "x: by_number names a number twice"),
         ({"leaf": {"size": -1, "double": -2}}, r"x: leaf\.size is -1; expected a whole number of at least 0"),
+        ({"leaf": {**SMALL, "size": 1.0}}, r"x: leaf\.size is 1.0; expected a whole number of at least 0"),
+        ({"leaf": {**SMALL, "size": True}}, r"x: leaf\.size is True; expected a whole number"),
+        ({"leaf": {}}, "x: leaf has no 'size'; expected size, double"),
+        ({"leaf": {**SMALL, "colour": "green"}}, r"x: leaf\.colour is 'green'; expected one of red, blue"),
+        ({"leaf": 3}, "x: leaf is 3; expected an object with the keys size, colour, double"),
+        ({"all": {}}, r"x: all is \{\}; expected a list"),
+        ({"pair": [3]}, r"x: pair is \[3\]; expected a list of 2 entries"),
+        ({"by_name": []}, r"x: by_name is \[\]; expected an object"),
+        ({"code": "a\nb"}, r"x: code is 'a\\nb'; expected printable text of 1 to 1000 characters"),
+        ({"share": 1.5}, "x: share is 1.5; expected a number from 0 to 1"),
+        ({"exact": 1}, "x: exact is 1; expected true or false"),
         ({"size": 1}, "x: the tree has the unknown key 'size'; expected 'sizes'"),
+        ({"fi\x1brst": 1}, r"x: the tree has the unknown key 'fi\\x1brst'; expected 'first'"),
     ],
 )
 def test_an_error_names_the_place(change, message):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from oracles.eager_steps import TOLERANCE, classes, double, feed_classes, held_equals, images, train
+from oracles.eager_steps import TOLERANCE, classes, double, feed_classes, follow, held_equals, images, train
 from oracles.step_interpreter import Interpreter
 from oracles.step_networks import SmallCNN
 from torch.nn import functional as F
@@ -46,20 +46,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_equal_pytorch_s(name, monkeypatch):
     monkeypatch.setattr(sys.modules[torch.optim.NAdam.__module__], "_get_scalar_dtype", lambda: torch.float64)
-    model = double(SmallCNN)
-    eager = copy.deepcopy(model)
-    optimizer = OPTIMIZERS[name](eager.parameters())
-    feed = feed_classes(8)
-    args, targets = feed()
-    captured = capture_step(
-        model, args, targets=targets, loss=F.cross_entropy, optimizer=OPTIMIZERS[name](model.parameters())
-    )
-    interpreter = Interpreter(captured.tensors)
-    for _ in range(4):
-        args, targets = feed()
-        interpreter.run(captured.step, *args, *targets)
-        train(eager, optimizer, F.cross_entropy, (args, targets))
-    held_equals(interpreter, eager, optimizer)
+    follow(double(SmallCNN), lambda model: OPTIMIZERS[name](model.parameters()), feed_classes(8))
 
 
 @pytest.mark.parametrize(

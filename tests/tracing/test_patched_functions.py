@@ -26,7 +26,12 @@ class Layers(nn.Module):
     def forward(self, x):
         y = self.dropout(imported_relu(self.layers(x)) + F.softmax(x, -1)).exp()
         y = y + F.relu(x) * torch.sigmoid(x) + torch.einsum("ij,kj->ik", x, x).sum()
-        return y + self.pool(x.view(1, 1, -1, 6)).sum() * x.norm() + torch.softmax(y, -1) + x.clone().relu_()
+        return (
+            y
+            + self.pool(x.view(1, 1, -1, 6)).sum() * x.norm()
+            + torch.softmax(y, -1)
+            + x.clone().relu_().float()
+        )
 
 
 def scaled(function):
@@ -67,8 +72,8 @@ WRAPPERS = {
 PLACES = [
     *[(F, name) for name in ("relu", "softmax", "layer_norm", "max_pool2d", "dropout", "linear")],
     *[(torch, name) for name in ("sigmoid", "softmax", "einsum", "relu_", "rsqrt", "amax")],
-    *[(torch.Tensor, name) for name in ("exp", "norm", "relu_", "sum", "__add__")],
-    *[(nn.ReLU, "forward"), (nn.Linear, "__call__"), (torch.functional, "norm")],
+    *[(torch.Tensor, name) for name in ("exp", "float", "norm", "relu_", "sum", "__add__")],
+    *[(nn.ReLU, "forward"), (nn.Linear, "__call__"), (nn.Module, "__call__"), (torch.functional, "norm")],
 ]
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from torchedge.bundles.manifests import (
     MANIFESTS,
     MAX_PLAN_BYTES,
     ONNX,
-    PLAN,
     PROGRAM,
     SOURCE,
     WEIGHTS,
@@ -30,11 +29,12 @@ from torchedge.bundles.manifests import (
     Port,
     kernel_file,
     memory_of,
+    memory_of_schedules,
     ports_of,
     read_manifest,
 )
 from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
-from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
+from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove_programs
 from torchedge.bundles.weights import check_weights, packed_weights, read_header
 from torchedge.devices import find_device
 from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path, did_you_mean
@@ -50,6 +50,7 @@ from torchedge.storage.documents import Document, open_file, parse_json, read_by
 from torchedge.storage.locks import PROCESS, cached_property
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
+from torchedge.streaming.repeating import plan_in_turn
 from torchedge.streaming.schedules import StreamingSchedule, schedule_for
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from torchedge.runtime import Executor, LaunchTime
     from torchedge.runtime.measured_runs import MeasuredRun
     from torchedge.runtime.weight_sources import Reads, WeightSource
+    from torchedge.streaming.program_costs import ProgramPrediction
     from torchedge.streaming.schedules import StreamingSchedule
 
 MEBIBYTE = 2**20
@@ -80,8 +82,8 @@ class Bundle:
 
     path: its folder. manifest: what it says of itself. programs: what runs, by name; the first one is that of
     `run` without a method. header: where weights lie in the file. weights_state: its bytes and time of
-    change (ns) before it was checked. plan: the streaming plan with its instance, and
-    schedule: the copies it makes, None where all weights stay on the device.
+    change (ns) before it was checked. plans: the streaming plan of each program with its instance, and
+    schedules: the copies that it makes; none where all weights stay on the device.
     """
 
     path: Path
@@ -89,21 +91,35 @@ class Bundle:
     programs: Mapping[str, Program]
     header: Header
     weights_state: tuple[int, int]
-    plan: PlanFile | None = None
-    schedule: StreamingSchedule | None = None
+    plans: Mapping[str, PlanFile] = field(default_factory=dict)
+    schedules: Mapping[str, StreamingSchedule] = field(default_factory=dict)
+
+    def predict(self, device: str | Path | Device | None = None) -> ProgramPrediction:
+        """Predict memory and time of a step on a device, by default the one it was exported for.
+
+        Raises DeviceError for a device without a profile, or whose profile says too little.
+        """
+        from torchedge.devices import Device
+        from torchedge.streaming.program_costs import predict_program
+
+        chosen = device if isinstance(device, Device) else find_device(device or self.manifest.target.name)
+        return predict_program(self.program, chosen)
 
     @classmethod
-    def open(cls, path: str | Path, *, trust: bool = False) -> Bundle:
+    def open(cls, path: str | Path, *, trust: bool = False, prove: bool = False) -> Bundle:
         """Read a bundle and check everything in it: hashes, sizes, schemas, indices, layouts, the arena.
 
         Its programs, kernels included, have to be those that its source is lowered to. trust: they need not;
-        they then run as they are, as programs do.
+        they then run as they are, as programs do. prove: the source is lowered now, even where the user's
+        cache folder says that it was before.
 
         Raises:
             InputError: it is no bundle, or something in it is missing, changed or out of range.
             ProfileError: a file cannot be read or is damaged, or leads out of the folder.
         """
         folder = check_path("path", path)
+        if trust and prove:
+            raise InputError("trust and prove are both true; expected one: trust omits what prove asks for")
         if not _is_bundle(folder):
             raise InputError(
                 f"{path}: is no bundle; expected a folder with a {MANIFEST}, which torchedge.export makes"
@@ -124,23 +140,32 @@ class Bundle:
         }
         if not trust:
             deciding = [f"{name} {manifest.files[name].sha256}" for name in sorted(contents)]
-            prove(folder / SOURCE, contents[SOURCE], [*programs.values()], deciding)
+            prove_programs(folder / SOURCE, contents[SOURCE], [*programs.values()], deciding, anew=prove)
         header = read_header(weights)
         check_weights(weights, header, [*programs.values()])
-        plan: PlanFile | None = None
-        schedule: StreamingSchedule | None = None
-        if PLAN in contents:
-            document = parse_json(folder / PLAN, contents[PLAN])
-            program = programs[manifest.mode]
-            plan, schedule = read_schedule(folder / PLAN, document, program, header.places)
-        _check_same(folder, manifest, programs, schedule)
+        plans, schedules = dict[str, PlanFile](), dict[str, StreamingSchedule]()
+        for name, written in manifest.plans.items():
+            document = parse_json(folder / written, contents[written])
+            read = read_schedule(folder / written, document, programs[name], header.places)
+            plans[name], schedules[name] = read
+        _check_same(folder, manifest, programs, schedules)
         state = (status.st_size, status.st_mtime_ns)
-        return cls(folder.resolve(), manifest, programs, header, state, plan, schedule)
+        return cls(folder.resolve(), manifest, programs, header, state, plans, schedules)
 
     @property
     def program(self) -> Program:
         """The program of `run` without a method, and of `train_step`."""
         return next(iter(self.programs.values()))
+
+    @property
+    def plan(self) -> PlanFile | None:
+        """The streaming plan of `program`; None where all weights stay on the device."""
+        return next(iter(self.plans.values()), None)
+
+    @property
+    def schedule(self) -> StreamingSchedule | None:
+        """The copies that a streaming run of `program` makes; None where all weights stay on the device."""
+        return next(iter(self.schedules.values()), None)
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -204,43 +229,39 @@ class Bundle:
         from torchedge.opencl import open_context
 
         chosen = open_context(device).device
-        schedule = self.schedule if memory_limit is None else self.schedule_within(memory_limit, chosen)
+        schedules = self.schedules if memory_limit is None else self.schedules_within(memory_limit, chosen)
         return Runner(
-            self, chosen, schedule=schedule, reads=reads, loading=loading, profile=profile, checks=checks
+            self, chosen, schedules=schedules, reads=reads, loading=loading, profile=profile, checks=checks
         )
 
-    def schedule_within(
+    def schedules_within(
         self, memory_limit: Amount, device: ClDevice | None = None
-    ) -> StreamingSchedule | None:
-        """Return how the bundle runs within a limit: None with all weights on the device, else by streaming.
+    ) -> Mapping[str, StreamingSchedule]:
+        """Return how programs run within a limit: by streaming, or (none) with all weights on the device.
 
-        The exported schedule is taken if it stays within the limit; otherwise the program is planned again,
-        with the profile that it was exported for. device: the OpenCL device that runs it.
+        The exported schedules are taken if they stay within the limit; otherwise the programs are planned
+        again, a single inference with the profile that it was exported for. device: the OpenCL device that
+        runs it.
 
         Raises:
-            InputError: the bundle trains or has several methods. LimitError: no plan stays within the limit.
+            LimitError: no plan stays within the limit.
             DeviceError: the device's profile is not there, or lacks a figure.
         """
-        if self.trains:
-            raise InputError(
-                f"{self.path}: is a bundle that trains, whose weights stay on the device; expected one for "
-                "inference: export it without mode='train'"
-            )
-        if self.manifest.methods:
-            raise InputError(
-                f"{self.path}: has {len(self.methods)} methods, whose weights stay on the device; expected a "
-                "bundle of one for a memory_limit: export the method alone"
-            )
         limit = bytes_of(memory_limit, "memory_limit")
-        program, schedule = self.program, self.schedule
+        programs, schedules = dict(self.programs), dict(self.schedules)
         if device is not None:
-            program = placed_for(program, device, ALIGNMENT)
-            schedule = None if schedule is None else schedule_for(schedule, device)
-        if memory_of([program]).total_bytes <= limit:
-            return None
-        if schedule is not None and schedule.memory.total_bytes <= limit:
-            return schedule
-        return schedule_apart(program, self.device, limit, self.header.places)
+            programs = {name: placed_for(program, device, ALIGNMENT) for name, program in programs.items()}
+            schedules = {name: schedule_for(schedule, device) for name, schedule in schedules.items()}
+        methods = bool(self.manifest.methods)
+        if memory_of([*programs.values()], methods=methods).total_bytes <= limit:
+            return {}
+        if schedules and memory_of_schedules([*schedules.values()]).total_bytes <= limit:
+            return schedules
+        if methods or self.trains:
+            plans = plan_in_turn([*programs.values()], limit)
+            return dict(zip(programs, [plan.schedule for plan in plans], strict=True))
+        name, program = next(iter(programs.items()))
+        return {name: schedule_apart(program, self.device, limit, self.header.places)}
 
     @property
     def device(self) -> Device:
@@ -338,8 +359,9 @@ class Bundle:
 
         Streamed weights that are indices are checked meanwhile, once for all runs.
         """
-        states = _names(self.program, {"state"})
-        indices = {t.name for t in self.program.tensors if t.indices and t.role in RESIDENT_ROLES}
+        tensors = [tensor for program in self.programs.values() for tensor in program.tensors]
+        states = {tensor.name for tensor in tensors if tensor.role == "state"}
+        indices = {tensor.name for tensor in tensors if tensor.indices and tensor.role in RESIDENT_ROLES}
         for name, packed in self.packed(states | indices):
             if name in states:
                 yield name, packed
@@ -388,9 +410,9 @@ class Runner:
     The arena is planned again where the device does not take its allocations (`placed_for`). Threads may
     share a runner: its steps run one after the other.
 
-    kept: tokens that the caches of a language model hold.
-    device, profile, checks: as Executor takes them. schedule: copies of a streaming run on this device; None:
-    all weights are loaded before the first run. reads, loading: see `Bundle.place`.
+    kept: tokens that the caches of a language model hold. streams: whether weights are loaded in every run.
+    device, profile, checks: as Executor takes them. schedules: copies of streaming runs on this device, by
+    program; none: all weights are loaded before the first run. reads, loading: see `Bundle.place`.
 
     Raises:
         DeviceError: there is no such device, or it does not take what the program needs.
@@ -403,7 +425,7 @@ class Runner:
         bundle: Bundle,
         device: ClDevice | str | int | None = None,
         *,
-        schedule: StreamingSchedule | None = None,
+        schedules: Mapping[str, StreamingSchedule] | None = None,
         reads: Reads = "plain",
         loading: LoadingWay = "copy",
         profile: bool = False,
@@ -414,45 +436,42 @@ class Runner:
         from torchedge.runtime import Executor
 
         self._lock = threading.RLock()
-        self.bundle, self._schedule = bundle, schedule
+        self.bundle, self.streams = bundle, bool(schedules)
         self.batches = 0
         self.kept: tuple[int, ...] = ()
         context = open_context(device)
-        if schedule is not None:
-            executor = Executor(
-                schedule_for(schedule, context.device),
+        self.executors: dict[str, Executor] = {}
+        placed: dict[str, Program | StreamingSchedule] = {}
+        for name, program in bundle.programs.items():
+            if schedules:
+                placed[name] = schedule_for(schedules[name], context.device)
+            else:
+                placed[name] = placed_for(program, context.device, ALIGNMENT)
+        arenas = [(p if isinstance(p, Program) else p.program).arena for p in placed.values()]
+        in_turn = bool(bundle.manifest.methods) or (self.streams and len(arenas) > 1)
+        roles = RESIDENT_ROLES if in_turn else bundle.manifest.shared
+        for name, each in placed.items():
+            self.executors[name] = Executor(
+                each,
                 context.device,
-                source=bundle.open_source(reads),
+                source=bundle.open_source(reads) if schedules else None,
                 loading=loading,
                 profile=profile,
                 checks=checks,
+                shared=[*self.executors.values()],
+                shared_roles=roles,
+                in_turn=arenas if in_turn else (),
             )
-            executor.load_packed(bundle.packed_states())
-            self.executors = {bundle.methods[0]: executor}
-        else:
-            self.executors = {}
-            placed = {
-                name: placed_for(program, context.device, ALIGNMENT)
-                for name, program in bundle.programs.items()
-            }
-            arenas = [program.arena for program in placed.values()] if bundle.manifest.methods else []
-            for name, program in placed.items():
-                self.executors[name] = Executor(
-                    program,
-                    context.device,
-                    profile=profile,
-                    checks=checks,
-                    shared=[*self.executors.values()],
-                    shared_roles=bundle.manifest.shared,
-                    in_turn=arenas,
-                )
         self._owners: dict[str, list[Executor]] = {}
         taken = set[str]()
         for executor in self.executors.values():
             for name in sorted(_names(executor.program, RESIDENT_ROLES) - taken):
                 self._owners.setdefault(name, []).append(executor)
-            taken |= _names(executor.program, bundle.manifest.shared)
-        if schedule is None:
+            taken |= _names(executor.program, roles)
+        if schedules:
+            for name, packed in bundle.packed_states():
+                self._owner(name).load_packed([(name, packed)])
+        else:
             self._load(self._owners)
         self._last = self.executor
         for name, value in bundle.manifest.hyperparameters.items():
@@ -555,11 +574,6 @@ class Runner:
         names = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
         return {name: self.read(name) for name in names}
 
-    @property
-    def streams(self) -> bool:
-        """Whether weights are loaded in every run."""
-        return self._schedule is not None
-
     @serialised
     def timings(self) -> list[LaunchTime]:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
@@ -568,12 +582,12 @@ class Runner:
     @serialised
     def measured(self) -> MeasuredRun:
         """Return times and memory of the last streaming run; raises InputError without one or `profile`."""
-        return self.executor.measured()
+        return self._last.measured()
 
     @serialised
     def close(self) -> None:
         """Give the device's memory back."""
-        for executor in self.executors.values():
+        for executor in reversed(self.executors.values()):  # the first one has what they share
             executor.close()
 
     def __enter__(self) -> Runner:
@@ -583,15 +597,16 @@ class Runner:
         self.close()
 
 
-def load_bundle(path: str | Path, *, trust: bool = False) -> Bundle:
+def load_bundle(path: str | Path, *, trust: bool = False, prove: bool = False) -> Bundle:
     """Read a bundle that `export` wrote, and check everything in it; see `Bundle.run` and `train_step`.
 
-    Its kernels are those that its source is lowered to, or it is refused. trust: they may be others, such as
-    those of another version; they run as any program does.
+    Its kernels are those that its source is lowered to, or it is refused: it is lowered once by each version
+    of torchedge, and that is noted in your cache folder. prove: lower it now, whatever is noted. trust: its
+    kernels may be others, such as those of another version; they run as any program does.
 
     Raises InputError and ProfileError for what is missing, damaged, changed or hostile.
     """
-    return Bundle.open(path, trust=trust)
+    return Bundle.open(path, trust=trust, prove=prove)
 
 
 def _names(program: Program, roles: Collection[str]) -> set[str]:
@@ -606,7 +621,7 @@ def _read_files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
 
     What is returned is what was hashed: they are not read twice. Weights are hashed again when they are used.
     """
-    most = {SOURCE: MAX_SOURCE_BYTES, PLAN: MAX_PLAN_BYTES}
+    most = {SOURCE: MAX_SOURCE_BYTES, **dict.fromkeys(manifest.plans.values(), MAX_PLAN_BYTES)}
     most |= dict.fromkeys(manifest.programs.values(), MAX_FILE_BYTES)
     large = (WEIGHTS, ONNX, f"{ONNX}.data", CHECK)  # hashed alone
     contents = {}
@@ -641,14 +656,20 @@ def _check_same(
     folder: Path,
     manifest: Manifest,
     named: Mapping[str, Program],
-    schedule: StreamingSchedule | None,
+    schedules: Mapping[str, StreamingSchedule],
 ) -> None:
     """Check that the manifest describes the programs, and that programs keep what they share in one way."""
     programs = [*named.values()]
     program = programs[0]
     memory = memory_of(programs, methods=bool(manifest.methods))
-    if schedule is not None:
-        memory = memory_of([schedule.program], schedule.staging_bytes)
+    if schedules:
+        memory = memory_of_schedules([*schedules.values()])
+        sizes = {schedule.staging_bytes for schedule in schedules.values()}
+        if len(sizes) > 1 or schedules.keys() != named.keys():
+            raise InputError(
+                f"{folder}: has {len(schedules)} streaming plans for {len(named)} programs, with "
+                f"{len(sizes)} sizes of staging memory; expected one each, and one size: export it again"
+            )
     pairs: list[tuple[str, object, object]] = [
         ("hyperparameters", set(manifest.hyperparameters), set(program.hyperparameters)),
         ("memory", manifest.memory, memory),

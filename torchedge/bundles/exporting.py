@@ -22,7 +22,6 @@ from torchedge.bundles.manifests import (
     MAX_METHODS,
     METHOD_NAME,
     ONNX,
-    PLAN,
     SOURCE,
     WEIGHTS,
     BundleFile,
@@ -33,6 +32,8 @@ from torchedge.bundles.manifests import (
     Plain,
     kernel_file,
     memory_of,
+    memory_of_schedules,
+    plan_path,
     ports_of,
     program_file,
     write_manifest,
@@ -60,11 +61,14 @@ from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
-from torchedge.storage.amounts import Amount
+from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
+from torchedge.streaming.budgets import Budgeted
+from torchedge.streaming.far_uses import whole_name
 from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import PLANS
+from torchedge.streaming.repeating import plan_in_turn
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.objectives import as_arguments
 from torchedge.tracing.steps import CapturedStep, capture_step, check_step
@@ -125,8 +129,11 @@ def make_bundle(
     *,
     force: bool = False,
     progress: Callable[[str], object],
+    trust: bool = False,
 ) -> Bundle:
     """Export a model for a device into the folder `out`, and read the bundle back.
+
+    trust: do not lower it again to prove what was just written.
 
     Raises the errors that `torchedge.export` lists.
     """
@@ -160,15 +167,16 @@ def make_bundle(
     source = _source(steps, lowered_for, request)
     programs = source.lower()
     program = programs[0]
-    plan = _planned(request, program, device)
-    running = programs if plan is None else [plan.schedule.program]
-    staging = 0 if plan is None else plan.schedule.staging_bytes
-    memory = memory_of(running, staging, methods=len(calls) > 1)
+    plans = _planned(request, programs, device)
+    running = [plan.schedule.program for plan in plans] or programs
+    memory = memory_of(programs, methods=len(calls) > 1)
+    if plans:
+        memory = memory_of_schedules([plan.schedule for plan in plans])
     _check_memory(running, memory, limits)
     with new_folder(target) as folder:
         progress("write")
         write_json(folder / SOURCE, SOURCES.document(source))
-        files = {SOURCE: _file(folder / SOURCE), **_write_programs(folder, calls, programs, steps, plan)}
+        files = {SOURCE: _file(folder / SOURCE), **_write_programs(folder, calls, programs, steps, plans)}
         if not onnx:
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
@@ -176,16 +184,17 @@ def make_bundle(
             leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             ports = (names[: len(leaves)], captured.output_names)
             streaming = None
-            if plan is not None:
-                streaming = (_loading_order(plan), json.dumps(PLANS.document(plan.plan), sort_keys=True))
+            if plans:
+                order, written = _loading_order(plans), PLANS.document(plans[0].plan)
+                streaming = (order, json.dumps(written, sort_keys=True))
             onnx = write_onnx(folder / ONNX, call.model, args, kwargs, ports, expected, streaming)
             files |= {
                 name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
             }
-        if plan is not None:
-            places = read_header(folder / WEIGHTS).places
-            write_json(folder / PLAN, PLAN_FILES.document(plan_file(plan, places)))
-            files[PLAN] = _file(folder / PLAN)
+        for name, each, plan in zip(_program_files(calls, programs), programs, plans, strict=False):
+            places, path = read_header(folder / WEIGHTS).places, plan_path(name)
+            write_json(folder / path, PLAN_FILES.document(plan_file(plan, each, places)))
+            files[path] = _file(folder / path)
         checked = BundleTarget(
             device.name,
             device.title,
@@ -197,7 +206,7 @@ def make_bundle(
         manifest = _manifest(request, steps, programs, memory, checked, notes, onnx, files)
         write_manifest(folder, manifest)
         progress("check")
-        bundle = Bundle.open(folder)
+        bundle = Bundle.open(folder, trust=trust)
         if request.check:
             write_json(folder / CHECK, CHECKS.document(record_check(bundle)))
             write_manifest(folder, replace(manifest, files={**files, CHECK: _file(folder / CHECK)}))
@@ -205,8 +214,9 @@ def make_bundle(
     return replace(bundle, path=target)
 
 
-def _planned(request: Request, program: Program, device: Device) -> StreamingPlan | None:
-    """Return the request's streaming plan of this very program; None where all weights stay loaded."""
+def _planned(request: Request, programs: Sequence[Program], device: Device) -> Sequence[Budgeted]:
+    """Return the streaming plan of each of these very programs; none where all weights stay loaded."""
+    program = programs[0]
     if request.plan is not None:
         if request.plan.program.digest != program.digest:
             raise InputError(
@@ -214,10 +224,14 @@ def _planned(request: Request, program: Program, device: Device) -> StreamingPla
                 f"program {program.digest[:12]}: the model, example, device or precision differ; pass those "
                 "of the plan, or memory_limit= to plan this program"
             )
-        return request.plan
+        return [request.plan]
     if request.memory_limit is None:
-        return None
-    return plan_program(program, device, memory_limit=request.memory_limit)
+        return []
+    if request.train or len(programs) > 1:
+        limit = bytes_of(request.memory_limit, "memory_limit")
+        fits = memory_of(programs, methods=not request.train).total_bytes <= limit
+        return [] if fits else plan_in_turn(programs, limit)
+    return [plan_program(program, device, memory_limit=request.memory_limit)]
 
 
 def _check_memory(programs: Sequence[Program], memory: Memory, limits: Limits) -> None:
@@ -264,18 +278,14 @@ def _check_request(request: Request) -> None:
     check_choice("mode", request.mode, get_args(Mode))
     check_choice("precision", request.precision, get_args(Precision))
     check_step(request.step, "export")
-    streaming = [name for name in ("plan", "memory_limit") if getattr(request, name) is not None]
-    if streaming and request.train:
-        raise InputError(
-            f"{streaming[0]} is given with mode='train'; the weights of a training step stay on the device: "
-            "expected it for an inference alone"
-        )
+    if request.plan is not None and request.train:
+        raise InputError("plan is given with mode='train'; expected memory_limit for a training step")
     if request.tuner == "measured":
         raise InputError(
             "tuner is 'measured'; expected 'fixed' or 'model' for a bundle, whose device need not be here: "
             "Trainer and torch.compile measure on the device they run on"
         )
-    if len(streaming) > 1:
+    if request.plan is not None and request.memory_limit is not None:
         raise InputError("plan and memory_limit are given; expected one of them")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):
         raise InputError(f"plan is {described(request.plan)}; expected what torchedge.plan returns")
@@ -299,7 +309,6 @@ def _check_methods(request: Request) -> None:
     given = {
         "example": request.example,
         "plan": request.plan,
-        "memory_limit": request.memory_limit,
     }
     for name, value in given.items():
         if value is not None:
@@ -373,19 +382,16 @@ def _write_programs(
     calls: Sequence[Call],
     programs: Sequence[Program],
     captured: Sequence[CapturedStep],
-    plan: StreamingPlan | None,
+    plans: Sequence[Budgeted],
 ) -> dict[str, BundleFile]:
-    """Write kernels, programs and weights, those in the order of the plan; return them with their hashes."""
+    """Write kernels, programs and weights, those in the order of the plans; return them with their hashes."""
     files = {}
     (folder / "kernels").mkdir()
     for kernel in {kernel.name: kernel for program in programs for kernel in program.kernels}.values():
         path, text = folder / kernel_file(kernel.name), kernel.source.encode()
         path.write_bytes(text)
         files[kernel_file(kernel.name)] = BundleFile(kernel.digest, len(text))
-    names = [program_file(call.method, place) for place, call in enumerate(calls)]
-    if len(programs) > len(calls):
-        names.append(ACCUMULATING)
-    for name, program in zip(names, programs, strict=True):
+    for name, program in zip(_program_files(calls, programs), programs, strict=True):
         write_json(folder / name, program_document(program, sources=False))
         files[name] = _file(folder / name)
     data = {
@@ -394,15 +400,24 @@ def _write_programs(
         for name, tensor in entry.tensors.items()
         if name not in programs[0].hyperparameters
     }
-    digest = write_weights(folder / WEIGHTS, programs, data, [] if plan is None else _loading_order(plan))
+    digest = write_weights(folder / WEIGHTS, programs, data, _loading_order(plans))
     files[WEIGHTS] = BundleFile(digest, (folder / WEIGHTS).stat().st_size)
     return files
 
 
-def _loading_order(plan: StreamingPlan) -> list[str]:
-    """Return the weights in the order in which a run loads them."""
-    schedule = plan.schedule
-    return [schedule.program.tensors[n].name for n in (*schedule.preload, *schedule.streamed)]
+def _program_files(calls: Sequence[Call], programs: Sequence[Program]) -> list[str]:
+    """Return the file of each program."""
+    names = [program_file(call.method, place) for place, call in enumerate(calls)]
+    return names + [ACCUMULATING] * (len(programs) - len(calls))
+
+
+def _loading_order(plans: Sequence[Budgeted]) -> list[str]:
+    """Return the weights in the order in which runs load them, those that stay first."""
+    schedules = [plan.schedule for plan in plans]
+    loaded = [(s.program.tensors, s.preload) for s in schedules]
+    loaded += [(s.program.tensors, tuple(s.streamed)) for s in schedules]
+    names = [tensors[index].name for tensors, indices in loaded for index in indices]
+    return [*dict.fromkeys(whole_name(name) for name in names)]
 
 
 def _file(path: Path) -> BundleFile:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
@@ -22,6 +22,9 @@ from torchedge.lowering.targets import DeviceClass
 from torchedge.storage import resolve_inside
 from torchedge.storage.codecs import DERIVED, REQUIRED, Codec, Key, OptionalText, Sha256, Text
 from torchedge.storage.documents import read_json, write_json
+
+if TYPE_CHECKING:
+    from torchedge.streaming.schedules import StreamingSchedule
 
 MANIFEST, SOURCE = "manifest.json", "source.json"
 PROGRAM, ACCUMULATING = "program.json", "accumulating.json"
@@ -147,9 +150,20 @@ class Manifest:
         return {self.mode: PROGRAM} | ({"accumulating": ACCUMULATING} if self.accumulation > 1 else {})
 
     @property
+    def plans(self) -> dict[str, str]:
+        """The file of each program's streaming plan; none where all weights stay on the device."""
+        files = {name: plan_path(file) for name, file in self.programs.items()}
+        return {name: file for name, file in files.items() if file in self.files}
+
+    @property
     def shared(self) -> frozenset[str]:
         """Roles of the tensors that programs share by name."""
         return RESIDENT_ROLES if self.methods else SHARED_ROLES
+
+
+def plan_path(program: str) -> str:
+    """Return the file of a program's streaming plan, by the program's file."""
+    return f"{PLAN.removesuffix('.json')}.{program}".replace(".program.", ".")
 
 
 def kernel_file(name: str) -> str:
@@ -180,6 +194,12 @@ def memory_of(programs: Sequence[Program], staging_bytes: int = 0, *, methods: b
     largest = max([staging_bytes, *parts, *resident.values()], default=0)
     live = sum(arena.live_bytes for arena in arenas)
     return Memory(sum(resident.values()), sum(parts), live, largest, staging_bytes)
+
+
+def memory_of_schedules(schedules: Sequence[StreamingSchedule]) -> Memory:
+    """Return the memory of streaming programs that run one at a time, in one arena."""
+    staging = max(schedule.staging_bytes for schedule in schedules)
+    return memory_of([schedule.program for schedule in schedules], staging, methods=True)
 
 
 def ports_of(program: Program, places: Sequence[int], names: Sequence[str]) -> tuple[Port, ...]:
@@ -224,8 +244,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def _check_manifest(manifest: Manifest) -> None:
     if manifest.methods and (manifest.mode != "infer" or manifest.accumulation > 1):
         raise InputError("methods are given with a training step; expected those of inferences")
-    if manifest.methods and PLAN in manifest.files:
-        raise InputError("methods are given with a streaming plan; expected one of them")
     names = [method.name for method in manifest.methods]
     files = [program_file(name, place) for place, name in enumerate(names)]
     if len(set(names)) != len(names) or [method.program for method in manifest.methods] != files:

@@ -14,23 +14,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from torchedge import errors
 from torchedge.bundles.manifests import MAX_PLAN_BYTES
 from torchedge.devices import Device, find_device
 from torchedge.errors import InputError, LimitError, PlanError, TorchedgeError
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program, program_document
-from torchedge.lowering.programs import Arena, Program, Size
+from torchedge.lowering.programs import MAX_ITEMS, Arena, Program, Size
 from torchedge.storage import read_json, write_json
 from torchedge.storage.amounts import with_unit
 from torchedge.storage.codecs import Codec
 from torchedge.streaming.commands import resolve
+from torchedge.streaming.far_uses import Part
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.schedules import Loads, StreamingSchedule, restore_schedule
+from torchedge.streaming.schedules import Loads, StreamingSchedule, parts_of, restore_schedule
 
 if TYPE_CHECKING:
+    from torchedge.streaming.budgets import Budgeted
     from torchedge.streaming.planning import StreamingPlan
 
 _PROGRAM, _PLACES, _PLAN, _ERROR = "program.json", "places.json", "plan.json", "error.json"
@@ -41,7 +45,8 @@ class PlanFile:
     """The streaming plan of a bundle's program, and what a run of it does.
 
     staging_bytes: memory between the file and the device. arena: places of intermediates and of streamed
-    weights. loads: reads of the weights' file, copies, and what waits for what.
+    weights. loads: reads of the weights' file, copies, and what waits for what. parts: of streamed weights,
+    tensors behind those of the program.
     """
 
     plan: OverlapPlan
@@ -49,6 +54,7 @@ class PlanFile:
     staging_bytes: Size
     arena: Arena
     loads: Loads
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_ITEMS)] = ()
 
 
 PLAN_FILES = Codec(
@@ -60,11 +66,11 @@ PLAN_FILES = Codec(
 )
 
 
-def plan_file(plan: StreamingPlan, places: Mapping[str, tuple[int, int]]) -> PlanFile:
-    """Return the file of a plan whose packed weights lie at `places`, (offset, bytes) by name."""
+def plan_file(plan: Budgeted, program: Program, places: Mapping[str, tuple[int, int]]) -> PlanFile:
+    """Return the file of a program's plan; its packed weights lie at `places`, (offset, bytes) by name."""
     schedule = plan.schedule
-    parts = schedule.staging_bytes, schedule.program.arena, resolve(schedule, places)
-    return PlanFile(plan.plan, plan.instance, *parts)
+    rest = schedule.staging_bytes, schedule.program.arena, resolve(schedule, places)
+    return PlanFile(plan.plan, plan.instance, *rest, parts_of(program, plan.instance))
 
 
 def read_schedule(
@@ -87,6 +93,8 @@ def read_schedule(
         schedule = restore_schedule(program, file.instance, file.plan, file.staging_bytes, file.arena)
         if resolve(schedule, places) != file.loads:
             raise PlanError("its reads and copies are not those of its plan")
+        if parts_of(program, file.instance) != file.parts:
+            raise PlanError("its parts of weights are not those of its instance")
     except PlanError as error:
         raise InputError(f"{path}: {error}; export the model again") from error
     return file, replace(schedule, loads=file.loads)
@@ -145,7 +153,9 @@ def main() -> int:
     written: dict[str, Any] = read_json(folder / _PLACES, max_bytes=MAX_FILE_BYTES)
     places = {name: (offset, nbytes) for name, (offset, nbytes) in written.items()}
     try:
-        write_json(folder / _PLAN, PLAN_FILES.document(plan_file(_planned(program, device, limit), places)))
+        write_json(
+            folder / _PLAN, PLAN_FILES.document(plan_file(_planned(program, device, limit), program, places))
+        )
     except TorchedgeError as error:
         works = getattr(error, "works_bytes", None)
         document = {"kind": type(error).__name__, "message": str(error), "works_bytes": works}

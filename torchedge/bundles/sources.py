@@ -260,17 +260,20 @@ def _restored(item: object, inputs: int) -> object:
 # the proof --------------------------------------------------------------------------------------------------
 
 
-def prove(path: Path, content: bytes, programs: Sequence[Program], digests: Sequence[str]) -> None:
+def prove_programs(
+    path: Path, content: bytes, programs: Sequence[Program], digests: Sequence[str], *, anew: bool = False
+) -> None:
     """Raise InputError unless programs are what the source in `content` is lowered to.
 
     path: of the source, named in errors. digests: hashes of all files that decide. What is proved is noted in
-    the user's cache folder, so that each bundle is lowered once by each version of the package.
+    the user's cache folder, so that each bundle is lowered once by each version of the package; anew: it is
+    lowered whatever is noted.
     """
     key = hashlib.sha256("\n".join([code_digest(), *digests]).encode()).hexdigest()
     notes: BinaryCache | None = None
     with contextlib.suppress(InputError):  # no home folder
         notes = BinaryCache(cache_folder() / "proofs")
-    if notes is not None and notes.read(key) == _PROVED:
+    if not anew and notes is not None and notes.read(key) == _PROVED:
         return
     source = SOURCES.parse(path, parse_json(path, content))
     try:

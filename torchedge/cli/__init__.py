@@ -41,6 +41,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "plan": ("planning:plan", "Plan inference of models that are larger than the memory."),
         "export": ("exporting:export", "Write a model as OpenCL kernels and weights for a device."),
         "run": ("running:run", "Run an exported bundle through OpenCL, or several in turn."),
+        "verify": ("verifying:verify", "Lower a bundle's source again, and compare its kernels."),
     },
     "Devices": {
         "devices": ("listing:devices", "List devices, or one with the source of every figure."),

@@ -153,6 +153,12 @@ def print_fit(result: DeviceFit, dataset: Path | None) -> None:
     print_wrapped(
         "error: mean on networks or points held out of the fit; inside: share of them in their 90 % intervals"
     )
+    if result.programs is not None:
+        errors = result.programs
+        print_wrapped(
+            f"programs: a step's latency errs by {number(errors.mean('latency'))} %, its memory by "
+            f"{number(errors.mean('memory'))} % on networks left out; `torchedge predict BUNDLE` uses them"
+        )
     for line in result.missing:
         print_wrapped(line, first="missing: ", rest="  ")
     dropped = [f.name for f in result.figures if not f.written]
@@ -163,7 +169,8 @@ def print_fit(result: DeviceFit, dataset: Path | None) -> None:
         )  # fmt: skip
     for line in result.advice:
         print_wrapped(line, first="to do better: ", rest="  ")
-    written = ", ".join(f"{f.symbol} ({f.verdict})" for f in result.figures if f.written)
+    parts = [f"{f.symbol} ({f.verdict})" for f in result.figures if f.written]
+    written = ", ".join([*parts, *(["programs"] if result.programs is not None else [])])
     print_wrapped(f"written to {result.folder}: {written}")
     for verdict in dict.fromkeys(f.verdict for f in result.figures):
         print_wrapped(f"{verdict}: {MEANINGS[verdict]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -160,34 +161,40 @@ def _summary(device: Device) -> dict[str, Any]:
 def _list_opencl(name: str | None) -> None:
     """Print the OpenCL devices, or the one that `name` chooses, each with the result of its probe."""
     from torchedge.opencl import choose_device, list_opencl_devices
-    from torchedge.opencl.probes import fault_of
+    from torchedge.opencl.probes import fault_of, remark_of
     from torchedge.storage.locks import warnings_ignored
 
     available = list_opencl_devices()
     chosen = None if name is None else choose_device(name, available)
     faults = {device.index: fault_of(device, again=True) for device in available}
+    remarks = {device.index: remark_of(device) for device in available}
     default = None
     try:
         with warnings_ignored(TorchedgeWarning):  # the list shows them
-            default = choose_device(None, available, lambda device: faults[device.index])
+            default = choose_device(None, available, lambda d: faults[d.index], lambda d: remarks[d.index])
     except DeviceError as error:  # a wrong environment variable; where none can be used, the list shows why
         if not all(faults.values()):
             warn(str(error))
 
     def document(device: ClDevice) -> dict[str, Any]:
         properties = {field.name: getattr(device, field.name) for field in fields(device)}
-        return {**properties, "fault": faults[device.index], "default": device == default}
+        verdict = {"fault": faults[device.index], "remark": remarks[device.index]}
+        return {**properties, **verdict, "default": device == default}
 
     if chosen is not None:
-        answer(document(chosen), lambda: print_opencl_device(chosen, faults[chosen.index]))
+        said = faults[chosen.index] or remarks[chosen.index]
+        answer(document(chosen), lambda: print_opencl_device(chosen, said))
     else:
-        answer([*map(document, available)], lambda: print_opencl_devices(available, default, faults))
+        answer([*map(document, available)], lambda: print_opencl_devices(available, default, faults, remarks))
 
 
 def print_opencl_devices(
-    available: list[ClDevice], default: ClDevice | None, faults: Mapping[int, str]
+    available: list[ClDevice],
+    default: ClDevice | None,
+    faults: Mapping[int, str],
+    remarks: Mapping[int, str] = MappingProxyType({}),
 ) -> None:
-    """Print a line for each device, and why a device cannot be used; the default is marked *."""
+    """Print a line for each device, why one cannot be used or what it does wrong; * marks the default."""
     from torchedge.opencl.choosing import remedy
 
     head = ["", "device", "platform", "driver", "type", "OpenCL", "MiB", "probe"]
@@ -200,7 +207,7 @@ def print_opencl_devices(
             device.kind,
             (re.findall(r"\d+\.\d+", device.version) or ["?"])[0],
             f"{device.global_bytes // MIB:,}",
-            "fails" if faults.get(device.index) else "works",
+            "fails" if faults.get(device.index) else "doubtful" if remarks.get(device.index) else "works",
         ]
         for device in available
     ]
@@ -208,6 +215,8 @@ def print_opencl_devices(
     for device in available:
         if fault := faults.get(device.index):
             print_wrapped(f"{fault}; {remedy(device)}", first=f"{device.index}: ", rest="   ")
+        elif remark := remarks.get(device.index):
+            print_wrapped(remark, first=f"{device.index}: ", rest="   ")
 
 
 def print_opencl_device(device: ClDevice, fault: str) -> None:

@@ -31,6 +31,7 @@ _SHOWN = 5
         "torchedge profile --streaming --device 1 --out loads.jsonl",
         "torchedge profile --kernels",
         "torchedge profile --kernels --device gpu --out kernels.jsonl",
+        "torchedge profile my-phone --over adb --runner build/android-arm64/torchedge-run",
     ],
 )
 @click.argument("device", default="local-cpu")
@@ -56,6 +57,12 @@ _SHOWN = 5
     help="With --streaming or --kernels: file that receives the rows. [--kernels: in your own folder]",
 )
 @click.option("--quick", is_flag=True, help="Measure less: the processor in a minute of its time.")
+@click.option(
+    "--over",
+    metavar="WAY",
+    help="Measure a device without Python: local, ssh://[user@]host[:port], adb or adb:SERIAL.",
+)
+@click.option("--runner", type=PATH, metavar="FILE", help="With --over: torchedge-run, built for the device.")
 def profile(
     device: str,
     streaming: bool,
@@ -63,6 +70,8 @@ def profile(
     opencl_device: str | None,
     out: Path | None,
     quick: bool,
+    over: str | None,
+    runner: Path | None,
 ) -> None:
     """Measure this machine's processor, or an OpenCL device for streaming or for its kernels.
 
@@ -74,7 +83,14 @@ def profile(
     launches, as rows for `torchedge fit loads`. With --kernels: caches, bandwidths, registers and arithmetic,
     by which schedules and layouts of kernels are chosen; the coefficients go into the device's profile in
     your own folder. The same command continues an interrupted measurement.
+
+    With --over and --runner, a device that has an OpenCL driver and no Python, called DEVICE from now on: its
+    limits, then kernels, then loads and disk go into its profile in your own folder; --kernels or --streaming
+    measures that part alone. `torchedge campaign run DEVICE --runner` measures training steps there.
     """
+    if over is not None or runner is not None:
+        _profile_over(device, over, runner, opencl_device, out, quick, kernels=kernels, streaming=streaming)
+        return
     if streaming and kernels:
         raise InputError("--streaming and --kernels are given; expected one of them: run the command twice")
     if kernels:
@@ -101,7 +117,7 @@ def profile(
         measured = measure_local_cpu(progress.begin)
     result = None
     try:
-        with _Bars() as bars, bars.kept():
+        with _Bars() as bars, _kept():
             dataset = measure_networks(read_plan("minute" if quick else "quick"), bars, hurry=quick)
         with Progress(2, "fitting") as progress:
             result = fit_machine(dataset, progress)
@@ -112,6 +128,93 @@ def profile(
         return
     document = {**device_document(result.device), "fit": fit_document(result)}
     answer(document, lambda: print_fit(result, None))
+
+
+def _profile_over(
+    name: str, over: str | None, runner: Path | None, opencl: str | None, out: Path | None, quick: bool,
+    *, kernels: bool, streaming: bool,
+) -> None:  # fmt: skip
+    """Make the profile of a device without Python, or parts of it; print what to do next."""
+    from torchedge.devices import LOCAL_DEVICE, find_device
+    from torchedge.devices.device import NAME
+    from torchedge.profiling.campaigns.transports import open_transport
+    from torchedge.profiling.kernel_cases import cases
+    from torchedge.profiling.kernel_fitting import figures_of, fit_kernels
+    from torchedge.profiling.kernel_measuring import RemoteBench, measure_kernels
+    from torchedge.profiling.load_fitting import fit_device_loads
+    from torchedge.profiling.profile_folders import write_profile
+    from torchedge.profiling.remote_devices import ask_device, describe_there
+    from torchedge.profiling.remote_loads import RemoteLoads, measure_loads_there
+    from torchedge.profiling.remote_runs import RemoteRunner
+    from torchedge.storage import cache_folder, user_folder
+    from torchedge.storage.documents import writing
+
+    for option, value in (("--over", over), ("--runner", runner)):
+        if value is None:
+            raise InputError(
+                f"{option} is missing; expected both --over WAY and --runner FILE (docs/android.md)"
+            )
+    if name == LOCAL_DEVICE or not NAME.fullmatch(name):
+        raise InputError(
+            f"the device is called {name[:60]!r}; expected a name of its own in front of --over, as my-phone"
+        )
+    if out is not None and kernels == streaming:
+        raise InputError("--out is given without one of --kernels and --streaming, whose rows it receives")
+    assert over is not None and runner is not None
+    folder = user_folder() / "profiles" / name
+    both = kernels == streaming
+    command = f"torchedge profile {name} --over {over}"
+    with writing(folder, "set TORCHEDGE_HOME to a folder that can be written"):
+        folder.mkdir(parents=True, exist_ok=True)
+    transport = open_transport(over, None, cache_folder() / "device")
+
+    def rows(kind: str) -> Path:
+        path = out or user_folder() / kind / f"{name}{'-quick' * quick}.jsonl"
+        with writing(path.parent, "choose another --out"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    written: dict[str, str] = {}
+    with RemoteRunner(transport, runner, opencl or "") as remote, _kept():
+        there = ask_device(remote)
+        device = describe_there(folder, name, there, command)
+        if kernels or both:
+            bench, file = RemoteBench(remote, there), rows("kernels")
+            with Progress(
+                2 * sum(1 for _ in cases(bench.traits, quick=quick)), "measuring kernels"
+            ) as progress:
+                measure_kernels(file, bench, command=command, quick=quick, step=progress.begin)
+            part = figures_of(fit_kernels(file, device, folder), device)
+            device = write_profile(folder, device, {}, kernels=part)
+            written["kernels"] = str(file)
+        if streaming or both:
+            loads, file = RemoteLoads(remote, there, device), rows("loads")
+            with Progress(sum(1 for _ in loads.tasks(quick)), "measuring loads") as progress:
+                measure_loads_there(file, loads, command, quick=quick, step=progress.begin)
+            device = write_profile(folder, device, {}, loading=fit_device_loads(file, device, folder))
+            written["loads"] = str(file)
+    device = find_device(folder)
+    following = f"torchedge campaign run {name} --plan quick --over {over} --runner {runner} --out {name}" + (
+        f" --opencl {opencl!r}" if opencl else ""
+    )
+
+    def show() -> None:
+        print_device(device)
+        for kind, file in written.items():
+            print_wrapped(f"{kind}: rows in {file}")
+        print_next(following)
+
+    answer({**device_document(device), "rows": written, "next": following}, show)
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Say after an interrupt that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        warn("measurements are kept: the same command continues from here")
+        raise
 
 
 def _profile_streaming(out: Path | None, device: str | None, quick: bool) -> None:
@@ -194,7 +297,7 @@ def campaign() -> None:
 def _show(plan: str) -> None:
     """Print a plan and its size; measure nothing.
 
-    PLAN is quick (30 points), standard (the grid of the perf4sight paper) or a TOML file.
+    PLAN is minute, quick (40 points), small, standard (the grid of the perf4sight paper) or a TOML file.
     """
     from torchedge.profiling.campaigns.plans import read_plan
 
@@ -226,7 +329,9 @@ def _convolutions(text: str) -> int:
 )
 @click.argument("device", metavar="NAME")
 @click.option(
-    "--plan", required=True, help="Plan: quick (30 points), standard (the paper's grid) or a TOML file."
+    "--plan",
+    required=True,
+    help="Plan: quick (40 points), small (280), standard (the paper's grid) or a TOML file.",
 )
 @click.option(
     "--over",
@@ -245,6 +350,17 @@ def _convolutions(text: str) -> int:
     default=0,
     help="On CUDA, also measure the workspaces of N convolutions like the plan's, as 20000.",
 )
+@click.option(
+    "--runner",
+    type=PATH,
+    metavar="FILE",
+    help="For a device without Python: torchedge-run, built for it. Points run there as bundles.",
+)
+@click.option(
+    "--opencl",
+    metavar="TEXT",
+    help="With --runner: part of an OpenCL device's name. [default: the first GPU]",
+)
 @click.option("--retry-failed", is_flag=True, help="Measure failed points again.")
 @click.option("--retry-unsteady", is_flag=True, help="Measure points whose steps differ much again.")
 @click.option("--tables-only", is_flag=True, help="Write the tables; measure nothing.")
@@ -256,6 +372,8 @@ def _run(
     python: str | None,
     processor: str | None,
     convolutions: int,
+    runner: Path | None,
+    opencl: str | None,
     retry_failed: bool,
     retry_unsteady: bool,
     tables_only: bool,
@@ -277,8 +395,10 @@ def _run(
     again = {"failed": retry_failed, "unsteady": retry_unsteady}
     retry = tuple(kind for kind, wanted in again.items() if wanted)
     transport = open_transport(over, python, folder / "device")
-    job = Campaign(folder, chosen, device, over, processor or "", retry, convolutions)
-    with _Bars() as bars, bars.kept():
+    job = Campaign(
+        folder, chosen, device, over, processor or "", retry, convolutions, runner=runner, opencl=opencl or ""
+    )
+    with _Bars() as bars, _kept():
         summary = run_campaign(job, None if tables_only else transport, bars)
     keys = ("points", "measured", "out_of_memory", "unsteady", "left", "failed", "skipped")
     document = {"device": device, "folder": str(folder)} | {key: getattr(summary, key) for key in keys}
@@ -288,8 +408,11 @@ def _run(
 def _print(summary: Summary, device: str, folder: Path) -> None:
     environment = summary.environment or {}
     if environment:
-        title, torch = environment.get("device_name") or "unknown", environment.get("torch")
-        print_wrapped(f"{device}: {title}, torch {torch}; memory by {environment.get('memory_meter')}")
+        title = environment.get("device_name") or "unknown"
+        what = "torch {torch}" if "torch" in environment else "driver {driver}"
+        print_wrapped(
+            f"{device}: {title}, {what.format(**environment)}; memory by {environment.get('memory_meter')}"
+        )
     print_wrapped(
         f"{summary.points} points: {summary.measured} measured, {summary.out_of_memory} out of memory, "
         f"{len(summary.failed)} failed, {summary.left} left"
@@ -307,7 +430,12 @@ def _print(summary: Summary, device: str, folder: Path) -> None:
             "does other work or lowers its clock; measure them again with --retry-unsteady"
         )
     print_wrapped(f"tables in {folder}")
-    if summary.measured and not summary.left:
+    if not summary.fittable:
+        print_wrapped(
+            "too few points for a fit: run the same command with a larger plan, which keeps these, or adapt "
+            "the profile of a measured device with `torchedge fit all --base`"
+        )
+    elif summary.measured and not summary.left:
         print_next(f"torchedge fit all {folder} --device {device}")
 
 
@@ -315,15 +443,6 @@ class _Bars(contextlib.ExitStack):
     """Shows a campaign's progress: one bar after another."""
 
     _progress: Progress
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Say after an interrupt that nothing is lost."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            self.note("measurements are kept: the same command continues from here")
-            raise
 
     def begin(self, label: str, total: int, done: int) -> None:
         """Show another bar."""

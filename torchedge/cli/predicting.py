@@ -48,6 +48,7 @@ _LEAST_MIB = 0.05
         "torchedge predict nets.py:small --memory-limit 4GiB --optimizer adamw --amp bfloat16",
         "torchedge predict model.onnx --mode infer --json",
         "torchedge predict hf:config.json -b 8 --seq-len 512 --optimizer adamw",
+        "torchedge predict training --device my-phone",
         "torchedge predict train.py --device jetson-tx2 -- --epochs 3",
     ],
 )
@@ -83,6 +84,9 @@ def predict(
     Nothing is run: device memory (Γ, of an inference γ) and latency (Φ, φ) come with 90 % intervals. --json
     prints an object for one prediction and a list for several. The exit status is 3 if a run does not fit.
 
+    MODEL may be an exported bundle: its own step is predicted, by the programs that were measured on the
+    device (`torchedge campaign run --runner`). Without --device it is that of the export.
+
     MODEL may be a training script, with its arguments behind --: it runs on the CPU up to its first update,
     and the step that it would run is predicted. Files that it writes up to there stay.
     """
@@ -90,6 +94,8 @@ def predict(
     from torchedge.tracing.capturing import CaptureRequest
     from torchedge.tracing.sequence_lengths import LengthFamily
 
+    if (Path(models[0]) / "manifest.json").is_file():
+        return _predict_bundles(models, device, memory_limit)
     if models[0].endswith(".py") and Path(models[0]).is_file():
         return _predict_script(models, device, operator_us, memory_limit, confidence, trace)
     words = [text for text in models if text.startswith("-")]
@@ -138,6 +144,33 @@ def predict(
     if json_wanted():
         print_json(documents[0] if len(documents) == 1 else documents)
     return 0 if all(row["fits"] for row in documents) else DOES_NOT_FIT
+
+
+def _predict_bundles(folders: Sequence[str], device: str | None, memory_limit: str | None) -> int:
+    """Predict a step of each of some bundles."""
+    from torchedge.bundles.bundle import Bundle
+
+    limit = None if memory_limit is None else mib_of(memory_limit)
+    documents = []
+    for folder in folders:
+        bundle = Bundle.open(folder)
+        p = bundle.predict(device)
+        document = {
+            "model": bundle.manifest.model, "mode": bundle.manifest.mode, "device": p.device,
+            "memory": asdict(p.memory), "latency": asdict(p.latency), "device_bytes": p.device_bytes,
+            "launches": len(p.launches_ms), "provenance": str(p.provenance), "notes": list(p.notes),
+            "fits": limit is None or p.memory.value <= limit,
+        }  # fmt: skip
+        documents.append(document)
+        if not json_wanted():
+            gamma, phi = ("Γ", "Φ") if bundle.trains else ("γ", "φ")
+            print(f"{bundle.manifest.model} on {p.device}, {len(p.launches_ms)} launches ({p.provenance})")
+            print(f"  memory {gamma}   {p.memory}; {number(p.device_bytes / 2**20)} MiB on the device")
+            print(f"  latency {phi}  {p.latency}")
+            print_notes(p.notes)
+    if json_wanted():
+        print_json(documents[0] if len(documents) == 1 else documents)
+    return 0 if all(document["fits"] for document in documents) else DOES_NOT_FIT
 
 
 def _predict_script(

@@ -13,7 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchedge.devices.device import DEVICE_FILE, Device, Figure, Provenance, freeze, read_device, weakest
-from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeWarning, check_path
+from torchedge.errors import (
+    DeviceError,
+    InputError,
+    ProfileError,
+    TorchedgeWarning,
+    check_path,
+    shown,
+)
 from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
 
 LOCAL_DEVICE = "local-cpu"
@@ -65,6 +72,8 @@ def find_device(name: str | Path) -> Device:
         ProfileError: its profile is malformed.
         InputError: `name` is no text, empty or over-long, or can be no path here.
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise InputError(f"device is {shown(name)}; expected a path, or a name of `torchedge devices`")
     if not isinstance(name, str) or any(separator in name for separator in (os.sep, os.altsep or os.sep)):
         return _read_folder(check_path("device", name))
     wanted = name.strip()

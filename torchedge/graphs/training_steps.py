@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
-from torchedge.errors import InputError, check_choice, check_whole, described, did_you_mean
+from torchedge.errors import InputError, check_choice, check_whole, checked_call, described, did_you_mean
 
 OPTIMIZERS = (
     "none", "sgd", "sgd-momentum", "adam", "adamw", "adafactor", "adagrad", "adadelta", "adamax",
@@ -100,7 +100,7 @@ class TrainingStep:
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
-                hint = did_you_mean(name, names, f"a step has {', '.join(names)}")
+                hint = did_you_mean(name, names, f"expected one of {', '.join(names)}")
                 raise InputError(f"there is no argument {name!r}; {hint}")
         asked = cls(**options) if step is None else replace(step, **options)
         if mode != "infer":
@@ -120,7 +120,7 @@ class TrainingStep:
         for name, instead in reasons.items():
             value = getattr(self, name)
             if value not in (None, False):
-                raise InputError(f"{name} is {value!r}, which {function} does not take; {instead}")
+                raise InputError(f"{name} is {value!r}; expected the default in {function}: {instead}")
 
 
 def _as_tuple(targets: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any pytree of tensors
@@ -140,7 +140,8 @@ def _check_optimizer(optimizer: object) -> None:
         )
     elif not getattr(optimizer, "param_groups", None):
         raise InputError(
-            f"optimizer is {described(optimizer)}; expected a name such as 'adam' or a torch.optim object"
+            f"optimizer is {described(optimizer)}; expected an object such as "
+            "torch.optim.Adam(model.parameters()), or for predictions a name such as 'adam'"
         )
 
 
@@ -156,3 +157,9 @@ def check_loss(loss: object) -> None:
             f'loss is {loss!r}; expected a function loss(outputs, *targets), "default" (the loss that the '
             'model returns, or else cross entropy) or "model" (the former alone)'
         )
+
+
+STEP_FIELDS = tuple([field.name for field in fields(TrainingStep)])
+"""Names of a step's fields: keyword arguments of the functions that take one."""
+
+TrainingStep.__init__ = checked_call()(TrainingStep.__init__)  # type: ignore[method-assign]

@@ -17,8 +17,8 @@ from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.index_ranges import index_ranges, zero_divisions
 from torchedge.lowering.joined_rows import join_rows
 from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
-from torchedge.lowering.kernels.pointwise import gather_updates, write_updates
 from torchedge.lowering.kernels.sources import KernelSource
+from torchedge.lowering.kernels.updates import gather_updates, write_updates
 from torchedge.lowering.node_checks import check_nodes
 from torchedge.lowering.nodes import Contraction, Node, Pointwise
 from torchedge.lowering.placement import (

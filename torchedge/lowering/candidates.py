@@ -20,8 +20,6 @@ from torchedge.lowering.schedules import (
     ContractionExtents,
     ContractionSchedule,
     Extents,
-    PointwiseExtents,
-    PointwiseSchedule,
     RowsExtents,
     RowsSchedule,
     Schedule,
@@ -58,7 +56,7 @@ TILES = ((1, 1), (2, 1), (4, 1), (4, 2), (8, 1), (8, 2))
 GROUPS = ((8, 8), (16, 4), (4, 16), (16, 8), (32, 4), (64, 1), (1, 64), (16, 16), (32, 8))
 """Largest work-groups of it, along columns and along rows."""
 SLICES = (1, 2, 4, 8, 16, 32, 64)
-KINDS = ("panel", "local", "register", "RowsSchedule", "PointwiseSchedule")
+KINDS = ("panel", "local", "register", "RowsSchedule")
 FIELDS = 16
 """Columns of `Candidates.table`: a contraction's schedule has the most numbers."""
 
@@ -93,16 +91,17 @@ class Candidates:
 def candidates_of(extents: Extents, target: Target) -> list[Candidates]:
     """Return the candidates of a kernel on a device class, a set for each kind; all are legal."""
     default = default_schedule(extents, target)
-    if isinstance(extents, RowsExtents):
+    sets: list[Any]
+    if isinstance(extents, RowsExtents) and not extents.sum_bytes:
+        sets = [_elements(extents, target)]
+    elif isinstance(extents, RowsExtents):
         assert isinstance(default, RowsSchedule)
-        sets: list[Any] = [
+        sets = [
             *_rows(extents, default, target, extents.along),
             *_rows(extents, default, target, not extents.along),
         ]
         shared = default.members > 1 and len(sets) > 1
         sets = [sets[shared], *[s for s in sets if s is not sets[shared]]]
-    elif isinstance(extents, PointwiseExtents):
-        sets = [_pointwise(extents, target)]
     elif default.kind == "panel":  # type: ignore[union-attr]
         sets = [_panels(extents, target)]
     elif default.kind == "local":  # type: ignore[union-attr]
@@ -185,13 +184,14 @@ def _rows(extents: RowsExtents, default: RowsSchedule, target: Target, along: bo
     return [own, RowsSchedule(vector, along, member, (member * across,), slices=cut)]
 
 
-def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
+def _elements(extents: RowsExtents, target: Target) -> RowsSchedule:
+    """Element-wise work: vectors, those of a work-item, and work-groups."""
     vectors = np.array([n for n in (1, 2, 4, 8, 16) if n <= target.vector])
     sizes = np.array([n for n in (1, 4, 16, 32, 64, 128, 256, 512) if n >= target.least_group])
     vector, items, size = _grid(vectors, np.array([1, 2, 4, 8]), sizes)
-    *others, last = extents.loops or (1,)
+    *others, last = extents.rows or (1,)
     counts: list[Any] = [*others, np.maximum(1, last // (vector * items))]
-    return PointwiseSchedule(vector, items, _filled(counts, size))
+    return RowsSchedule(vector, False, 1, _filled(counts, size), further=items - 1)
 
 
 def _filled(counts: Sequence[Any], sizes: Array) -> tuple[Any, ...]:

@@ -60,13 +60,13 @@ def target_of_device(
 def _processor_bytes(device: Device) -> int:
     """Return the local memory of a processor whose profile gives none: 256 KiB, which most drivers have.
 
-    On this machine its driver is asked, which may have less (rusticl: 32 KiB).
+    On this machine its driver is asked, which may have less (rusticl: 32 KiB), and the default device, which
+    runs the program where none is named (NVIDIA's GPUs: 48 KiB).
     """
     most = 256 << 10
-    if device.name != LOCAL_DEVICE:
-        return most
-    with suppress(DeviceError, MissingExtraError):
-        return min(most, choose_opencl_device("cpu").local_bytes)
+    for query in ("cpu", None) if device.name == LOCAL_DEVICE else ():
+        with suppress(DeviceError, MissingExtraError):
+            most = min(most, choose_opencl_device(query).local_bytes)
     return most
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,12 +13,10 @@ import numpy.typing as npt
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.candidates import Candidates
-from torchedge.lowering.kernels.contractions import joining_slices
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest
-from torchedge.lowering.kernels.pointwise import PointwiseNest
 from torchedge.lowering.kernels.products import Product, last_of, size
-from torchedge.lowering.kernels.rows import RowsNest, joining_nest, joining_schedule
+from torchedge.lowering.kernels.rows import RowsNest, joining_schedule
 from torchedge.lowering.kernels.tilings import Tiling, tiling_of
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.schedules import RowsExtents, ceil_div, launch_sizes
@@ -119,24 +116,20 @@ def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tupl
     count = len(candidates)
     if isinstance(nest, Product):
         tiling = tiling_of(nest, candidates.schedules)
-        slices, of_slices = np.asarray(tiling.schedule.slices), partial(joining_slices, nest)
-        first = _contraction(tiling, count)
-    elif isinstance(nest, RowsNest):
-        shares, cuts = _shares(candidates, nest.extents)
-        slices, of_slices = np.prod(cuts, axis=1), partial(joining_nest, nest)
-        first = _rows(nest, candidates, shares, cuts)
+        slices, first = np.asarray(tiling.schedule.slices), _contraction(tiling, count)
     else:
-        return [(_pointwise(nest, candidates), 1.0)]
+        shares, cuts = _shares(candidates, nest.extents)
+        slices, first = np.prod(cuts, axis=1), _rows(nest, candidates, shares, cuts)
     launches: list[tuple[Sketch, Any]] = [(first, 1.0)]
     for parts in np.unique(slices[slices > 1]).tolist():
-        joining = of_slices(parts)
+        _, joining = nest.sliced(parts)
         same = Candidates(joining_schedule(joining, target), 1)  # for all candidates with these slices
         sketch = _rows(joining, same, *_shares(same, joining.extents))
         launches.append((replace(sketch, parts=parts), slices == parts))
     return launches
 
 
-# element by element -----------------------------------------------------------------------------------------
+# rows -------------------------------------------------------------------------------------------------------
 
 
 def _launch_walk(loops: Sequence[Axis], group: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, ...]:
@@ -160,49 +153,13 @@ def _three(group: Sequence[Any], candidates: int) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _pointwise(nest: PointwiseNest, candidates: Candidates) -> Sketch:
-    schedule = candidates.schedules
-    vector, items = schedule.vector, schedule.items
-    roles, lanes, group = _launch_walk(nest.loops, schedule.group, (vector, 1, 1))
-    last = nest.loops[-1] if nest.loops else None
-    step = (last.extent if last else 1) // items
-    time = (Digit("x", items, step),) if last else ()
-    walked = Walk(roles, time, lanes, {**group, "x": group.get("x", 1) * items})
-    values = [item.value for _, item in nest.stores]
-    extents = [axis.extent for axis in nest.loops]
-    counts = [*extents[:-1], extents[-1] // (vector * items)] if extents else []
-    columns = {
-        "items": _padded(counts, schedule.group) * np.ones(len(candidates)),
-        "group": _three(schedule.group, len(candidates)),
-        "flops": (work_of(values) + 1) * vector * items,
-        "registers": ADDRESSES + 4 * vector * (1 + len(reads_of(*values))) * np.minimum(items, 4),
-        "vector": vector,
-        "chains": items,
-    }
-    reads = [(walked, a) for a in accesses_of(reads_of(*values), last, vector, items)]
-    return Sketch(len(candidates), columns, tuple(reads), _writes(nest.stores, walked, last, vector, items))
-
-
-def _writes(
-    stores: Iterable[Any],
-    walked: Walk,
-    lane: Axis | None,
-    width: Any,  # noqa: ANN401
-    count: Any,  # noqa: ANN401
-) -> tuple[tuple[Walk, Access], ...]:
-    written = [(node, item) for node, item in stores]
-    return tuple(
-        [(walked, Access(node, item.element, node.dtype, lane, width, count)) for node, item in written]
-    )
-
-
-# rows -------------------------------------------------------------------------------------------------------
-
-
 def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) -> Sketch:
-    """Describe reductions: each work-item has rows of its own, or a work-group shares its rows."""
+    """Describe reductions: each work-item has rows of its own, or a work-group shares its rows.
+
+    Element by element a work-item has several vectors of the innermost loop.
+    """
     s, count, extents = candidates.schedules, len(candidates), nest.extents
-    vector, lane = np.asarray(s.vector), nest.lane(s.along)
+    vector, lane, several = np.asarray(s.vector), nest.lane(s.along), 1 + np.asarray(s.further)
     loops = (*nest.rows, *nest.inner)
     weight = {axis.name: vector if axis is lane else 1 for axis in loops}
     rounds = {axis.name: axis.extent // weight[axis.name] for axis in loops}
@@ -223,29 +180,35 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
         roles |= {axis.name: (axis,) for axis in nest.inner}
         group = _three(s.group, count)
         counts = [slices, *[rounds[axis.name] for axis in nest.rows]]  # slices are one more loop
+        counts[-1] = counts[-1] // several
         sizes = (*s.group[: len(nest.rows)], 1, 1)[: min(len(counts), 3)]
         items = _padded(counts, sizes) * np.ones(count)
     own = {a.name: ceil_div(rounds[a.name], share[a.name] * cut[a.name]) for a in nest.inner}
     time = tuple([Digit(a.name, own[a.name], share[a.name] * weight[a.name]) for a in reversed(nest.inner)])
-    walked = Walk(
-        roles, time, lanes, {**covered, **{a.name: ceil_div(a.extent, cut[a.name]) for a in nest.inner}}
-    )
+    covered |= {a.name: ceil_div(a.extent, cut[a.name]) for a in nest.inner}
     times = prod(own.values()) if own else np.ones(count)
     by_element, by_row = nest.split_stores()
+    if not nest.stages:
+        by_element, by_row, times = by_row, [], several
+        if nest.rows:
+            time = (Digit("x", several, nest.rows[-1].extent // several),)
+            covered["x"] = covered["x"] * several
+    walked = Walk(roles, time, lanes, covered)
     values, stages = [item.value for _, item in by_element], len(nest.bodies)
     steps = np.log2(members)
     vectors = 1 if s.along else vector  # of a sum
+    kept = 2 + 2 * stages if stages else (1 + len(reads_of(*values))) * np.minimum(several, 4)
     columns = {
         "items": items,
         "group": group,
-        "flops": (work_of(nest.bodies) + 4 * stages + work_of(values)) * times * vector,
-        "registers": ADDRESSES + 4 * vector * (2 + 2 * stages),
+        "flops": (work_of(nest.bodies) + (4 * stages or 1) + work_of(values)) * times * vector,
+        "registers": ADDRESSES + 4 * vector * kept,
         "local_bytes": np.where(members > 1, np.prod(group, axis=1) * extents.sum_bytes * vectors, 0),
         "local_traffic": np.where(members > 1, 12 * steps * stages, 0),
         "barriers": np.where(members > 1, (1 + steps) * stages, 0),
         "vector": vector,
         # A sum waits for the one before it; compensated sums are four operations in a row.
-        "chains": 0.25,
+        "chains": 0.25 if stages else several,
     }
     reads = [
         (walked, access)
@@ -261,6 +224,9 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
 def _shares(candidates: Candidates, extents: RowsExtents) -> tuple[Array, Array]:
     """Return (N, loops) work-items of a group along each loop, and slices of each loop."""
     s, count = candidates.schedules, len(candidates)
+    if np.max(s.members) == np.max(s.slices) == 1:
+        ones = np.ones((count, len(extents.rows) + len(extents.inner)), int)
+        return ones, ones
     keys = np.stack(
         [np.broadcast_to(c, (count,)) for c in (s.vector, s.members, prod(s.group), s.slices)], axis=1
     )
@@ -299,5 +265,5 @@ def _contraction(t: Tiling, count: int) -> Sketch:
         **t.columns,
         "registers": ADDRESSES * (s.kind != "panel") + t.columns["registers"],
     }
-    writes = _writes(product.stores, walked, last, t.width, times)
-    return Sketch(count, columns, tuple(reads), writes, s.slices)
+    writes = [(walked, Access(n, c.element, n.dtype, last, t.width, times)) for n, c in product.stores]
+    return Sketch(count, columns, tuple(reads), tuple(writes), s.slices)

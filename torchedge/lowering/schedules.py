@@ -1,9 +1,9 @@
 """Schedules: how a kernel spreads its work over work-items, registers, local memory and launches.
 
-One class for each kind of kernel. `default_schedule` returns constants that were found by experiment for each
-device class ("cpu" on PoCL with AVX-512, "gpu" on an NVIDIA H200; those of "mobile" are assumed); the tuner
-(`lowering.tuning`) chooses among `lowering.candidates`. `is_legal` holds for schedules whose kernels are
-correct and fit the device.
+One class for contractions, one for all else: element-wise work is rows of one element. `default_schedule`
+returns constants that were found by experiment for each device class ("cpu" on PoCL with AVX-512, "gpu" on an
+NVIDIA H200; those of "mobile" are assumed); the tuner (`lowering.tuning`) chooses among
+`lowering.candidates`. `is_legal` holds for schedules whose kernels are correct and fit the device.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class RowsExtents:
     rows, inner: extents of the loops over rows and within a row; those of extent 1 are gone. along:
     neighbours in memory belong to one row. searches: a reduction looks for a position (argmax). memory: the
     numbers of all loops, those over rows first, from the fastest in memory to the slowest; () where `along`
-    tells it. slices: a row may be cut into slices. sum_bytes: of all reductions of one row.
+    tells it. slices: a row may be cut into slices. sum_bytes: of all reductions of one row; 0: element-wise
+    work. fetches: neighbouring elements are read at places of their own, which tensors hold.
     """
 
     rows: Sizes
@@ -130,6 +131,7 @@ class RowsExtents:
     memory: Sizes = ()
     slices: bool = False
     sum_bytes: int = 4
+    fetches: bool = False
 
     @property
     def order(self) -> Sizes:
@@ -147,13 +149,14 @@ class RowsExtents:
 
 @dataclass(frozen=True, slots=True)
 class RowsSchedule:
-    """How reductions over rows are computed.
+    """How reductions over rows, and element-wise work, are computed.
 
     along: the `vector` lanes are neighbours in one row, else neighbouring rows. members: work-items that
     share a row through local memory, a power of two. group: the work-group, innermost loop first; where rows
     are shared, a multiple of the members in one number (`lowering.row_shares`). unroll: loops of at most so
     many rounds are unrolled. slices: about so many of each row are reduced by themselves; a second kernel
-    joins them.
+    joins them. further: vectors of a work-item beside its first one, element by element; the first ones of
+    all work-items come first.
     """
 
     vector: int
@@ -162,6 +165,7 @@ class RowsSchedule:
     group: Sizes
     unroll: int = SHORT
     slices: int = 1
+    further: int = 0
 
     def shares(self, extents: RowsExtents) -> Sizes:
         """Return the work-items of a group along each loop; all are 1 where no row is shared."""
@@ -176,40 +180,14 @@ class RowsSchedule:
         return slices_of(items, len(extents.rows), self.shares(extents), self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class PointwiseExtents:
-    """The loops of an element-wise kernel, from the outermost to the innermost one.
-
-    fetches: neighbours read at places of their own, which tensors hold.
-    """
-
-    loops: Sizes
-    fetches: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PointwiseSchedule:
-    """How element-wise work is computed.
-
-    vector: neighbours of the innermost loop computed at once. items: so many vectors belong to one work-item;
-    the first ones of all work-items come first. group: the work-group, innermost loop first.
-    """
-
-    vector: int
-    items: int
-    group: Sizes
-
-
-Extents = ContractionExtents | RowsExtents | PointwiseExtents
-Schedule = ContractionSchedule | RowsSchedule | PointwiseSchedule
+Extents = ContractionExtents | RowsExtents
+Schedule = ContractionSchedule | RowsSchedule
 
 
 def default_schedule(extents: Extents, target: Target) -> Schedule:
     """Return the default schedule of a kernel on a device class; it is legal there."""
     if isinstance(extents, RowsExtents):
         return _rows(extents, target)
-    if isinstance(extents, PointwiseExtents):
-        return _pointwise(extents, target)
     schedules = {"panel": _panels, "local": _locals, "register": _registers}
     return schedules[target.schedule](extents, target)
 
@@ -222,8 +200,6 @@ def is_legal(schedule: Any, extents: Extents, target: Target) -> Any:  # noqa: A
     """
     if isinstance(extents, RowsExtents):
         return _legal_rows(schedule, extents, target)
-    if isinstance(extents, PointwiseExtents):
-        return _legal_pointwise(schedule, extents, target)
     return _legal_contraction(schedule, extents, target)
 
 
@@ -275,11 +251,11 @@ def width_of(extent: int, widest: int) -> int:
 
 
 def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
-    """Return the default of rows: lanes along the memory; a work-group shares a long row."""
+    """Return the default of rows: lanes along the memory, as wide as is read whole; a group shares a row."""
     if extents.along:
         vector = 1 if extents.searches else min(target.vector, power_of_two(extents.inner[-1]))
     else:
-        vector = width_of(extents.rows[-1], target.vector) if extents.rows else 1
+        vector = width_of(extents.rows[-1], target.vector) if extents.rows and not extents.fetches else 1
     items, rows = extents.items(vector, extents.along), len(extents.rows)
     room = 1
     lanes = extents.sum_bytes * (1 if extents.along else vector)
@@ -299,23 +275,6 @@ def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
         least = min(least, room)
 
 
-def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
-    """Return the default of element-wise work: the widest vector that is read whole, one a work-item."""
-    *others, last = extents.loops or (1,)
-    vector = 1 if extents.fetches else width_of(last, target.vector)
-    return PointwiseSchedule(
-        vector, 1, default_group([*others, last // vector] if extents.loops else [], target)
-    )
-
-
-def _legal_pointwise(schedule: Any, extents: PointwiseExtents, target: Target) -> Any:  # noqa: ANN401
-    """Items are whole vectors; the variable of a work-item's loop stays within 31 bits."""
-    *_, last = extents.loops or (1,)
-    whole = last % (schedule.vector * schedule.items) == 0
-    counted = last // schedule.vector + last // (schedule.vector * schedule.items) < 1 << 31
-    return whole & ((schedule.items == 1) | counted) & _legal_group(schedule.group, target)
-
-
 def _legal_group(group: Sequence[Any], target: Target) -> Any:  # noqa: ANN401
     """Return whether a device runs work-groups of these sizes; those of a serial target are loops."""
     if target.serial:
@@ -327,18 +286,24 @@ def _legal_group(group: Sequence[Any], target: Target) -> Any:  # noqa: ANN401
 
 
 def _legal_rows(schedule: Any, extents: RowsExtents, target: Target) -> Any:  # noqa: ANN401
-    """Members share rows in local memory; slices are of rows that can be cut."""
+    """Members share rows in local memory; slices are of rows that can be cut; vectors are whole.
+
+    The variable of a loop over further vectors stays within 31 bits.
+    """
     *_, last = extents.rows or (1,)
     *_, innermost = extents.inner or (1,)
     along, vector = np.asarray(schedule.along), schedule.vector
-    fits = (along & (vector <= innermost)) | (~along & (last % vector == 0))
+    step = vector * (1 + schedule.further)
+    fits = (along & (vector <= innermost)) | (~along & (last % step == 0))
+    single = not extents.sum_bytes and last // vector + last // step < 1 << 31
     room = prod(schedule.group) * extents.sum_bytes * np.where(along, 1, vector) <= target.local_bytes
     whole = _legal_group(schedule.group, replace(target, serial=False))
     shares = (schedule.members == 1) | (room & whole & (not extents.searches))
     slices = (schedule.slices == 1) | extents.slices
     lanes = (vector == 1) | ~along | (not extents.searches)
     loops = (along & bool(extents.inner)) | (~along & bool(extents.rows)) | (vector == 1)
-    return fits & shares & slices & lanes & loops & _legal_group(schedule.group, target)
+    further = (schedule.further == 0) | single
+    return fits & shares & slices & lanes & loops & further & _legal_group(schedule.group, target)
 
 
 def _legal_contraction(schedule: Any, extents: ContractionExtents, target: Target) -> Any:  # noqa: ANN401

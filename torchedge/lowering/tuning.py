@@ -30,7 +30,6 @@ from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernel_work import OperandWorks, sketches_of
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest, beyond_texels, nest_of, write_kernel, written
-from torchedge.lowering.kernels.products import Product
 from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node
 from torchedge.lowering.schedules import RowsSchedule, Schedule
@@ -496,15 +495,13 @@ def _with_one_split(
 
 def _key(nest: Nest, layouts: Mapping[Node, Layout], nodes: Sequence[Node]) -> Any:  # noqa: ANN401
     """Return a key that kernels with the same work share."""
-    bodies = (nest.a, nest.b) if isinstance(nest, Product) else getattr(nest, "bodies", ())
-    values = [item.value for _, item in nest.stores]
-    reads = [(read.tensor, read.indices, read.dtype) for read in reads_of(*bodies, *values)]
+    reads = [(read.tensor, read.indices, read.dtype) for read in reads_of(*nest.scalars)]
     writes = [(node, item.element, node.dtype) for node, item in nest.stores]
     described = [
         (node.shape, dtype, indices, layouts[node], nodes.index(node) if node in nodes else -1)
         for node, indices, dtype in (*reads, *writes)
     ]
-    return nest.extents, work_of([*bodies, *values]), len(reads), tuple(described)
+    return nest.extents, work_of(nest.scalars), len(reads), tuple(described)
 
 
 def _search(tables: Sequence[_Table], counts: Mapping[Node, int]) -> dict[Node, int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from torchedge.errors import DeviceError, TorchedgeWarning
 from torchedge.opencl.drivers import driver_advice, is_added
 from torchedge.opencl.platforms import KINDS, ClDevice, list_opencl_devices
-from torchedge.opencl.probes import fault_of, tried_now
+from torchedge.opencl.probes import fault_of, remark_of, tried_now
 
 DEVICE_VARIABLE = "TORCHEDGE_OPENCL_DEVICE"
 """Environment variable of the default device: a number, a type or a part of a name."""
@@ -22,7 +22,10 @@ Probe = Callable[[ClDevice], str]
 
 
 def choose_device(
-    query: str | int | None = None, devices: Sequence[ClDevice] | None = None, probe: Probe | None = None
+    query: str | int | None = None,
+    devices: Sequence[ClDevice] | None = None,
+    probe: Probe | None = None,
+    remark: Probe | None = None,
 ) -> ClDevice:
     """Return one OpenCL device.
 
@@ -30,7 +33,9 @@ def choose_device(
     None: `$TORCHEDGE_OPENCL_DEVICE`, else the first GPU, else the first accelerator, else the first device.
     devices: those to choose from, by default this machine's. probe: returns why a device cannot be used, or
     an empty text; by default `probes.fault_of` for this machine's devices, and every one of `devices` can.
-    Among those of a type, and where nothing is asked, one that cannot be used is skipped with a warning.
+    remark: returns what a device does wrong, by default `probes.remark_of` or nothing. Among those of a type,
+    and where nothing is asked, one that cannot be used is skipped with a warning, and one with a remark is
+    used where there is no other. A device with a remark is used with a warning.
 
     Raises:
         DeviceError: there is no such device, a name fits several, or none that fits can be used.
@@ -38,14 +43,22 @@ def choose_device(
     """
     known = list_opencl_devices() if devices is None else list(devices)
     usable = probe or (fault_of if devices is None else lambda device: "")
+    doubt = remark or (remark_of if devices is None else lambda device: "")
+    device = _chosen(query, known, usable, doubt)
+    if text := doubt(device):
+        _warn(f"OpenCL device {_named(device)}: {text}; use another device for what matters")
+    return device
+
+
+def _chosen(query: str | int | None, known: Sequence[ClDevice], usable: Probe, remark: Probe) -> ClDevice:
     asked = os.environ.get(DEVICE_VARIABLE) or None if query is None else query
     if asked is None:
-        return _first_usable(sorted(known, key=_merit), usable)
+        return _first_usable(sorted(known, key=_merit), usable, remark)
     wanted = str(asked).strip().casefold()
     if wanted in KINDS:
         matches = sorted((device for device in known if device.kind == wanted), key=_stands_back)
         if matches:
-            return _first_usable(matches, usable)
+            return _first_usable(matches, usable, remark)
     elif re.fullmatch(r"-?\d+", wanted):
         matches = [device for device in known if device.index == int(wanted)]
     else:
@@ -76,29 +89,44 @@ def _stands_back(device: ClDevice) -> tuple[bool, bool]:
     return device.platform in SIMULATORS, is_added(device.platform)
 
 
-_skipped: set[str] = set()  # refusals that a warning named
+_warned: set[str] = set()  # warnings that were given
 
 
-def _first_usable(devices: Sequence[ClDevice], probe: Probe) -> ClDevice:
-    """Return the first device that can be used.
+def _first_usable(devices: Sequence[ClDevice], probe: Probe, remark: Probe) -> ClDevice:
+    """Return the first device that can be used and has no remark, else the first that can be used.
 
     It warns of those before it: when one is tried, and in every process where the device that is used is of
     another type.
     """
     refused: dict[ClDevice, str] = {}
+    doubtful: list[ClDevice] = []
     for device in devices:
-        if not (fault := probe(device)):
-            for other, why in refused.items():
-                if (other.kind != device.kind or tried_now(other)) and why not in _skipped:
-                    _skipped.add(why)
-                    warnings.warn(f"skipped OpenCL device {why}", TorchedgeWarning, stacklevel=3)
-            return device
-        refused[device] = _refusal(device, fault)
-    raise DeviceError(f"no OpenCL device can be used: {'; '.join(refused.values())}")
+        if fault := probe(device):
+            refused[device] = _refusal(device, fault)
+        elif remark(device):
+            doubtful.append(device)
+        else:
+            break
+    else:
+        if not doubtful:
+            raise DeviceError(f"no OpenCL device can be used: {'; '.join(refused.values())}")
+        device = doubtful[0]
+    for other, why in refused.items():
+        if other.kind != device.kind or tried_now(other):
+            _warn(f"skipped OpenCL device {why}")
+    return device
+
+
+def _warn(text: str) -> None:
+    """Warn, once in a process."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, TorchedgeWarning, stacklevel=4)
+
+
+def _named(device: ClDevice) -> str:
+    return f"{device.name} (device {device.index}, driver {device.driver} of {device.platform})"
 
 
 def _refusal(device: ClDevice, fault: str) -> str:
-    return (
-        f"{device.name} (device {device.index}, driver {device.driver} of {device.platform}): {fault}; "
-        f"{remedy(device)}; then try it again by: torchedge devices --opencl"
-    )
+    return f"{_named(device)}: {fault}; {remedy(device)}; then try it again by: torchedge devices --opencl"

@@ -157,6 +157,16 @@ def wait(context: DeviceContext, queue: Any) -> None:
         raise failure(context, queue, status)
 
 
+def drain(context: DeviceContext, *queues: Any) -> None:
+    """Wait until queues have run all their commands; raises the driver's errors.
+
+    Mesa's rusticl 22.3.6 returns from clFinish at once where clFlush came last, with commands still running:
+    so this waits for a command of its own.
+    """
+    for queue in queues:
+        context.cl.enqueue_marker(queue).wait()
+
+
 def upload(
     context: DeviceContext,
     queue: Any,
@@ -234,8 +244,7 @@ class StagingMemory:
         """Give the memory back; nothing may use `bytes` or copy from there any more."""
         if self._map is not None:
             with translated("unmapping memory", device=self.device):
-                self._map.release(self._queue)
-                self._queue.finish()
+                self._map.release(self._queue).wait()
             self._map = self._buffer = None
             self.bytes = np.zeros(0, np.uint8)
 

@@ -3,8 +3,9 @@
 A driver can list a device and fail at every program: PoCL without code for the processor, a library that is
 missing, a compiler that crashes or never ends. So a device is tried before it is used: a kernel with an
 image, a sub-buffer, local memory, a barrier and built-in functions is built and run, and what it wrote is
-compared. The verdict lies in the cache folder, by driver, device, processor and the driver's environment
-variables.
+compared. A second kernel looks for what a driver does wrong in silence at sizes that small kernels do not
+have: llvmpipe (Mesa 22.3) ends all loops of a work-item after 65,535 rounds. The verdict lies in the cache
+folder, by driver, device, processor and the driver's environment variables.
 """
 
 from __future__ import annotations
@@ -58,9 +59,18 @@ __kernel void torchedge_probe(
     barrier(CLK_LOCAL_MEM_FENCE);
     vstore4(exp(row[7 - x]) + sqrt(row[x]), y * 8 + x, to);
 }
+__kernel void torchedge_rounds(__global float *to, const int rounds)
+{
+    float sum = 0;
+    for (int k = 0; k < rounds; k++)
+        sum += to[k & 7];
+    to[8] = sum;
+}
 """
+_ROUNDS = 100_000
+"""Rounds of a loop; the sum of so many ones is a float."""
 
-_faults: dict[str, str] = {}
+_verdicts: dict[str, tuple[str, str]] = {}  # fault and remark
 _tried_now: set[str] = set()  # keys of devices that this process tried
 
 
@@ -69,18 +79,27 @@ def fault_of(device: ClDevice, *, again: bool = False) -> str:
 
     again: try a device again whose probe failed before.
     """
+    return _verdict_of(device, again=again)[0]
+
+
+def remark_of(device: ClDevice) -> str:
+    """Return what a device that can be used does wrong, in one line; empty where nothing was found."""
+    return _verdict_of(device)[1]
+
+
+def _verdict_of(device: ClDevice, *, again: bool = False) -> tuple[str, str]:
     key = _key(device)
     with PROCESS:
-        fault = _faults.get(key)
-        if fault is None:
-            entry = default_cache().read(key)
-            fault = None if entry is None else entry.decode("utf-8", "replace")[:MAX_FAULT]
-        if fault is None or (fault and again):
-            fault = _tried(device)
+        verdict = _verdicts.get(key)
+        if verdict is None and (entry := default_cache().read(key)) is not None:
+            fault, _, remark = entry.decode("utf-8", "replace").partition("\n")
+            verdict = fault[:MAX_FAULT], remark[:MAX_FAULT]
+        if verdict is None or (verdict[0] and again):
+            verdict = _tried(device)
             _tried_now.add(key)
-            default_cache().write(key, fault.encode())
-        _faults[key] = fault
-        return fault
+            default_cache().write(key, "\n".join(verdict).encode())
+        _verdicts[key] = verdict
+        return verdict
 
 
 def tried_now(device: ClDevice) -> bool:
@@ -107,8 +126,8 @@ def _processor() -> str:
     return ""
 
 
-def _tried(device: ClDevice) -> str:
-    """Return the fault that a process of its own finds, or that ends it."""
+def _tried(device: ClDevice) -> tuple[str, str]:
+    """Return the fault and the remark that a process of its own finds, or the fault that ends it."""
     if not sys.executable:
         return probe(handles()[device.index])
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
@@ -122,29 +141,31 @@ def _tried(device: ClDevice) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"its driver has not built and run a small kernel within {PATIENCE_S} s"
+        return f"its driver has not built and run a small kernel within {PATIENCE_S} s", ""
     except OSError:
         return probe(handles()[device.index])
     with suppress(ValueError, IndexError, KeyError, TypeError):
-        return str(json.loads(done.stdout.splitlines()[-1])["fault"])[:MAX_FAULT]
-    said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        said = json.loads(done.stdout.splitlines()[-1])
+        fault, remark = (" ".join(str(said[name]).split())[:MAX_FAULT] for name in ("fault", "remark"))
+        return fault, remark
+    lines = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
     how = f"exit status {done.returncode}"
     with suppress(ValueError):
         how = Signals(-done.returncode).name
-    return f"its driver ends the process ({how}{': ' + said[-1].strip() if said else ''})"[:MAX_FAULT]
+    return f"its driver ends the process ({how}{': ' + lines[-1].strip() if lines else ''})"[:MAX_FAULT], ""
 
 
-def probe(handle: Any) -> str:
-    """Build and run the probe's kernel in this process; return the fault, empty where there is none."""
+def probe(handle: Any) -> tuple[str, str]:
+    """Build and run the probe's kernels in this process; return fault and remark, empty where none is."""
     cl = load_pyopencl()
     try:
         with warnings_ignored(cl.CompilerWarning):
             return _run(cl, handle)
     except cl.Error as error:
-        return driver_message(error)[:MAX_FAULT]
+        return driver_message(error)[:MAX_FAULT], ""
 
 
-def _run(cl: Any, handle: Any) -> str:
+def _run(cl: Any, handle: Any) -> tuple[str, str]:
     images = bool(handle.image_support)
     context = cl.Context([handle])
     queue = cl.CommandQueue(context)
@@ -168,16 +189,25 @@ def _run(cl: Any, handle: Any) -> str:
     result = np.zeros_like(content)
     cl.enqueue_copy(queue, result, whole, src_offset=start)
     expected = np.exp(content[:, ::-1]) + np.sqrt(content)
-    if np.allclose(result, expected, rtol=1e-4, atol=1e-4):
-        return ""
-    worst = float(np.nanmax(np.abs(result - expected), initial=0))
-    return f"a small kernel computes wrong numbers (off by {worst:.3g} of values up to {expected.max():.3g})"
+    if not np.allclose(result, expected, rtol=1e-4, atol=1e-4):
+        worst = float(np.nanmax(np.abs(result - expected), initial=0))
+        off = f"off by {worst:.3g} of values up to {expected.max():.3g}"
+        return f"a small kernel computes wrong numbers ({off})", ""
+    ones = np.ones(9, np.float32)
+    cl.enqueue_copy(queue, whole, ones)
+    loop = cl.Kernel(program, "torchedge_rounds")
+    loop.set_args(whole, np.int32(_ROUNDS))
+    cl.enqueue_nd_range_kernel(queue, loop, (1,), None)
+    cl.enqueue_copy(queue, ones, whole)
+    if (rounds := ones[8]) == _ROUNDS:
+        return "", ""
+    return "", f"its loops end after {rounds:.0f} rounds, without an error: results of large layers are wrong"
 
 
 def main() -> None:
-    """Try the device that the argument names; print the fault and end at once, whatever the driver does."""
-    fault = probe(handles()[device_at(sys.argv[1])])
-    print(json.dumps({"fault": fault}), flush=True)
+    """Try the device that the argument names; print the verdict and end at once, whatever the driver does."""
+    fault, remark = probe(handles()[device_at(sys.argv[1])])
+    print(json.dumps({"fault": fault, "remark": remark}), flush=True)
     os._exit(0)
 
 

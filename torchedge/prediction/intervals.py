@@ -67,6 +67,12 @@ def assumed_errors(half_width: float) -> ErrorModel:
     return ErrorModel(slope, slope)
 
 
+def joined_errors(errors: ErrorModel, half_width: float) -> ErrorModel:
+    """Return errors beside independent ones whose 90 % interval is `half_width` (in log) to both sides."""
+    other = assumed_errors(half_width)
+    return ErrorModel(np.hypot(errors.size, other.size), np.hypot(errors.above, other.above))
+
+
 NO_ERRORS = assumed_errors(0.0)
 """The errors of a model while it is fitted: none."""
 

@@ -58,7 +58,9 @@ body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)
 margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}
 h1{font-size:1.5rem;margin-bottom:0}h2{font-size:1.15rem;margin-top:2rem}p.dim,caption,.key{color:var(--dim)}
 .verdict{font-size:1.1rem;font-weight:600}.good{color:var(--good)}.bad{color:var(--bad)}
-.scroll{overflow:auto;max-height:32rem}table{border-collapse:collapse}
+.scroll{overflow:auto;max-height:32rem;background:linear-gradient(var(--paper),var(--paper)) bottom/100% 2rem
+local no-repeat,linear-gradient(transparent,var(--line)) bottom/100% 1rem scroll no-repeat}
+table{border-collapse:collapse}
 th,td{padding:.15rem .8rem .15rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th.l,td.l{text-align:left}td.l{white-space:normal;overflow-wrap:normal}
 th{position:sticky;top:0;background:var(--paper)}
@@ -72,7 +74,8 @@ margin-right:.3rem}.key i,.bar i,svg{print-color-adjust:exact}
 @media print{
 :root{color-scheme:light;--bar:#0072b2;--ink:#000;--dim:#444;--line:#bbb;--paper:#fff;--bad:#b3261e;
 --good:#00704f}
-body{margin:0;max-width:none;font-size:10pt}.scroll{max-height:none;overflow:visible}th{position:static}
+body{margin:0;max-width:none;font-size:10pt}.scroll{max-height:none;overflow:visible;background:none}
+th{position:static}
 h2{break-after:avoid}.picture,tr{break-inside:avoid}svg{min-width:0}}
 """
 
@@ -430,7 +433,7 @@ def _time_part(p: Prediction) -> list[str]:
     timeline = p.timeline
     if timeline is None or p.device_kind != "gpu":
         return []
-    frame, colours = _Frame(0.0, p.latency.value, 2.0), {"begin": GREY}
+    frame, colours = _Frame(0.0, p.latency.value, 1.5), {"begin": GREY}
     colours |= dict(zip(("forward", "backward", "update"), (BLUE, ORANGE, GREEN), strict=True))
     lanes = {"host": 1.45, "device": 0.6}
     shapes = [

@@ -22,7 +22,7 @@ from torchedge.forests.trees import Forest, feature_hash, read_forests, write_fo
 from torchedge.graphs import Mode
 from torchedge.graphs.training_steps import AMP_DTYPES
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
-from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors
+from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors, joined_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
@@ -41,6 +41,11 @@ MODE_TABLES: Mapping[Mode, str] = MappingProxyType({"train": "training", "infer"
 
 _ASSUMED_CONTEXT = MappingProxyType({"gpu": 600.0, "cpu": 350.0})
 _ASSUMED_MEMORY_ERROR, _ASSUMED_LATENCY_ERROR = 0.25, 0.8
+_COMPILED_ALLOCATED, _COMPILED_RESERVED, _COMPILED_LATENCY = 0.34, 0.29, 0.95
+"""Half-widths in log within which nine of ten steps under torch.compile lie around the same eager step.
+
+As `python benchmarks/accuracy/compiled.py` prints them: 28 steps of 14 networks on an NVIDIA H100. Γ moves as
+much as reserved memory does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +66,20 @@ class StepModels:
     memory_provenance: Provenance
     latency_provenance: Provenance
     notes: tuple[str, ...] = ()
+
+    def of_compiled(self) -> StepModels:
+        """Return the models of steps under torch.compile: those of eager ones, with wider intervals."""
+        memory = replace(
+            self.memory,
+            errors=joined_errors(self.memory.errors, _COMPILED_RESERVED),
+            reserved_errors=joined_errors(self.memory.reserved_errors, _COMPILED_RESERVED),
+            allocated_errors=joined_errors(self.memory.allocated_errors, _COMPILED_ALLOCATED),
+        )
+        times, matrices = self.latency, self.latency.matrices
+        if matrices is not None:
+            matrices = replace(matrices, spread=_COMPILED_LATENCY)
+        times = replace(times, spread=_COMPILED_LATENCY, matrices=matrices)
+        return replace(self, memory=memory, latency=times)
 
     @property
     def provenance(self) -> Provenance:

@@ -210,7 +210,7 @@ def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
     training = np.isin(samples.level, TRAINING_LEVELS) & (samples.strategy != "l1")
     test = ~np.isin(samples.level, TRAINING_LEVELS)
     if protocol == "basis":
-        if set(BASIS) <= set(samples.networks):
+        if set(BASIS) <= set(samples.networks) and test.any():
             yield training & np.isin(samples.network, BASIS), test
     elif protocol == "left-out" and samples.steady:
         for group in network_groups(samples.networks, GROUPS):

@@ -23,7 +23,7 @@ from torchedge.profiling.campaigns.plans import LARGER, parse_plan, read_plan
 from torchedge.profiling.datasets import is_dataset, read_dataset
 from torchedge.profiling.latency_fitting import fit_latency, one_thread
 from torchedge.profiling.memory_fitting import fit_memory
-from torchedge.profiling.profile_folders import KEYS, Accuracy, ModeFit
+from torchedge.profiling.profile_folders import KEYS, Accuracy, ModeFit, PartFit
 from torchedge.profiling.samples import (
     PROTOCOL,
     QUANTITIES,
@@ -34,6 +34,7 @@ from torchedge.profiling.samples import (
     measured_device,
     prepare,
 )
+from torchedge.profiling.step_fitting import StepErrors, fit_device_programs
 from torchedge.profiling.transfer import Adaptation, adapt_mode, base_of, describe_transfer
 from torchedge.profiling.workspace_fitting import fit_device_workspaces
 from torchedge.storage import user_folder
@@ -97,7 +98,7 @@ class DeviceFit:
     """A fitted device: the device as written, its figures with their verdicts, and what to measure next.
 
     missing: a line for each figure that was not fitted, with the reason. notes: other remarks. base: the
-    device whose profile was adapted.
+    device whose profile was adapted. programs: errors of the model of programs, where launches were timed.
     """
 
     device: Device
@@ -107,6 +108,7 @@ class DeviceFit:
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     base: str | None = None
+    programs: StepErrors | None = None
 
     @property
     def folder(self) -> Path:
@@ -117,7 +119,7 @@ class DeviceFit:
     def verdict(self) -> Verdict:
         """The worst verdict on a figure."""
         order: tuple[Verdict, ...] = get_args(Verdict)
-        return max((figure.verdict for figure in self.figures), key=order.index)
+        return max((figure.verdict for figure in self.figures), key=order.index, default="unusable")
 
 
 def fit(
@@ -217,15 +219,35 @@ class _Fitting:
             fitted = self._fit(samples) if self.base is None else self._adapt(samples)
             if fitted is not None:
                 fits[mode] = fitted
+        programs = self._fit_programs()
         advice = self._advice()
-        if not fits:
+        if not fits and programs is None:
             reasons = "; ".join([*self.missing, *map(_sentence, self.figures), *advice])
             raise InputError(f"{self.dataset}: nothing is written: {reasons}")
-        written = profile_folders.write_profile(self.out, self.device, fits, workspaces=workspaces)
+        parts = {"workspaces": workspaces, "programs": None if programs is None else programs[0]}
+        written = profile_folders.write_profile(self.out, self.device, fits, **parts)
         return DeviceFit(
             written, measured.name, tuple(self.figures), tuple(self.missing), advice, tuple(self.notes),
             None if self.base is None else find_device(self.base).name,
+            None if programs is None else programs[1],
         )  # fmt: skip
+
+    def _fit_programs(self) -> tuple[PartFit, StepErrors] | None:
+        """Fit the model of programs, where launches were timed."""
+        self.watcher.begin("programs")
+        try:
+            fitted = fit_device_programs(self.dataset, self.device)
+        except ProfileError as error:
+            self.missing.append(f"the model of programs is not fitted: {error}")
+            return None
+        worst = max(map(fitted[1].mean, ("latency", "memory"))) if fitted is not None else 0.0
+        if worst > USABLE and not self.keep_unusable:
+            self.missing.append(
+                f"the model of programs is not written: it errs by {worst:.0f} %, a usable one by at most "
+                f"{USABLE:.0f} % (--force writes it)"
+            )
+            return None
+        return fitted
 
     def _fit(self, samples: Samples) -> ModeFit | None:
         """Fit one mode from nothing; None where no figure of it can be used."""
@@ -374,8 +396,10 @@ def fit_document(result: DeviceFit) -> Mapping[str, Any]:
     tables = {
         name: result.device.profile[name] for name in MODE_TABLES.values() if name in result.device.profile
     }
+    errors = result.programs
+    programs = None if errors is None else {name: errors.mean(name) for name in ("latency", "memory")}
     return {
         "device": result.device.name, "folder": str(result.folder), "verdict": result.verdict,
         "figures": figures, "missing": list(result.missing), "advice": list(result.advice),
-        "notes": list(result.notes), **tables,
+        "notes": list(result.notes), "programs": programs, **tables,
     }  # fmt: skip

@@ -271,8 +271,9 @@ def _sampled(scores: Scores, wanted: Sequence[int], name: str, among: int) -> li
 
 
 def describe_choice(schedule: Any, layouts: Mapping[Any, Any], options: Mapping[Any, Any]) -> str:  # noqa: ANN401
-    """Return a candidate in one line."""
-    values = [f"{f.name}={getattr(schedule, f.name)}" for f in fields(schedule)]
+    """Return a candidate in one line; fields that are 0 by default are named where they are not."""
+    named = [(f.default, f.name, getattr(schedule, f.name)) for f in fields(schedule)]
+    values = [f"{name}={value}" for default, name, value in named if default != 0 or value]
     stored = [layouts[node] for node in options]
     kinds = [layout.storage if layout.storage == "buffer" else layout.pattern for layout in stored]
     return " ".join([*values, *kinds])

@@ -6,7 +6,7 @@ benchmark's unit (`UNITS`). Real devices run the OpenCL C of `hooks/kernels`; te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -100,6 +100,9 @@ class BenchDevice(Protocol):
     @property
     def traits(self) -> DeviceTraits:
         """What it states about itself."""
+
+    def prepare(self, cases: Sequence[Case]) -> None:
+        """Measure cases together, where that is faster: `measure` is called for each of them next."""
 
     def measure(self, case: Case) -> float:
         """Return the result of a case, in the benchmark's unit."""

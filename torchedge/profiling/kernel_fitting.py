@@ -253,6 +253,29 @@ def fit_waves(waves: Mapping[int, int | None], most: int, warp: int, step: int =
 # the whole fit ----------------------------------------------------------------------------------------------
 
 
+def figures_of(part: PartFit, device: Device) -> PartFit:
+    """Return fitted coefficients with the figures that follow from them and the device's profile lacks."""
+    coefficients: KernelCoefficients = part.model
+    measured = {
+        "peak_fp32_gflops": (max(coefficients.gflops), "GFLOP/s", "multiply-adds"),
+        "bandwidth_gb_s": (coefficients.buffer.main_gb_s, "GB/s", "reads of a large buffer"),
+        "measured_bandwidth_gb_s": (coefficients.buffer.main_gb_s, "GB/s", "reads of a large buffer"),
+        "launch_overhead_us": (max(coefficients.launch_us, 1e-3), "us", "one of many launches"),
+    }
+    source = coefficients.origins["arithmetic"].source
+    figures = {
+        name: {
+            "value": float(f"{value:.4g}"),
+            "unit": unit,
+            "provenance": str(Provenance.MEASURED),
+            "source": f"{source}: {how}",
+        }
+        for name, (value, unit, how) in measured.items()
+        if name not in device.figures or device.figures[name].provenance is not Provenance.MEASURED
+    }
+    return replace(part, figures=figures)
+
+
 class _MeasuredCases:
     """Results of one device by benchmark and parameters."""
 

@@ -92,6 +92,10 @@ class LoadTable:
         """The cases of one operator class."""
         return tuple(case for case in self.cases if case.load_class == load_class)
 
+    def works_of(self, load_class: LoadClassName) -> tuple[LoadedKernel, ...]:
+        """The kernels of one operator class, alone."""
+        return tuple(case.work for case in self.of_class(load_class))
+
 
 def read_loads(file: str | Path) -> LoadTable:
     """Read the rows of `torchedge profile --streaming` or of its forerunner load_probe (also compressed).
@@ -225,7 +229,7 @@ def fit_device_loads(
     described["accuracy"] = {
         name: {key: round(value, 1) for key, value in score.items()} for name, score in scores.items()
     }
-    described[KERNELS] = {name: asdict(fit_rates(table.of_class(name))) for name in THRESHOLDS}
+    described[KERNELS] = {name: asdict(fit_rates(table.works_of(name))) for name in THRESHOLDS}
     if table.ways:
         described[WAY] = min(table.ways, key=lambda way: table.ways[way])
         described["slowed_by"] = {way: round(100 * (exp(mean) - 1), 1) for way, mean in table.ways.items()}
@@ -289,9 +293,8 @@ _OVERHEADS_US = np.array([0.0, *np.geomspace(0.1, 100, 31)])
 _RATES = np.geomspace(0.1, 1e6, 141)
 
 
-def fit_rates(cases: Sequence[LoadCase]) -> KernelRates:
+def fit_rates(works: Sequence[LoadedKernel]) -> KernelRates:
     """Return the rates that give the latencies alone of a class with the least squares of logarithms."""
-    works = [case.work for case in cases]
     flops = np.array([work.flops for work in works])[:, None, None]
     moved = np.array([work.input_bytes + work.output_bytes for work in works])[:, None, None]
     target = np.log([work.latency_ms for work in works])[:, None, None]

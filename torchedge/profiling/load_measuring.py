@@ -18,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -44,7 +44,7 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.memory import upload, upload_call
+from torchedge.opencl.memory import drain, upload, upload_call
 from torchedge.runtime.executors import Executor
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
@@ -218,8 +218,7 @@ class LoadBench:
         for _ in range(count):
             self.load(way, nbytes, bound)
         self.queue.flush()
-        self.second.finish()
-        self.queue.finish()
+        drain(self.context, self.second, self.queue)
         return 1e3 * (time.perf_counter() - begun) / count
 
     def bind(self, program: Program) -> _Bound:
@@ -272,13 +271,14 @@ class LoadBench:
         return 1e6 * shortest
 
 
-def _rounded(ms: float) -> float:
+def rounded(ms: float) -> float:
+    """Return a time as rows hold it."""
     return float(f"{ms:.5g}")
 
 
 # the rows ---------------------------------------------------------------------------------------------------
 
-_Key = tuple[str, tuple[int, ...]]
+Key = tuple[str, tuple[int, ...]]
 
 
 def count_rows(*, quick: bool = False) -> int:
@@ -306,11 +306,20 @@ def measure_loads(
     """
     context = open_context(device)
     bench = LoadBench(context, target_for(context.device), _POOL_BYTES // 4 if quick else _POOL_BYTES)
-    environment = _environment(bench, quick)
+    return loads_measured(out, _environment(bench, quick), _tasks(bench, out.absolute().parent, quick), step)
+
+
+def loads_measured(
+    out: Path, environment: Row, tasks: Iterable[tuple[Key, Callable[[], Row]]], step: Callable[[str], Any]
+) -> int:
+    """Measure what a journal lacks of some rows; return their number.
+
+    Larger sizes of a kernel are skipped where a round of loads takes over half a second.
+    """
     new, slow = 0, set[str]()
     fixed = ("probe", "device", "target", "texture", "quick")
     with continued(out, environment, fixed, _key_of) as (journal, done):
-        for key, measure in _tasks(bench, out.absolute().parent, quick):
+        for key, measure in tasks:
             step(" ".join(map(str, (key[0], *key[1]))))
             row = done.get(key)
             if row is None and key[0] not in slow:
@@ -322,7 +331,7 @@ def measure_loads(
     return new
 
 
-def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, Callable[[], Row]]]:
+def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[Key, Callable[[], Row]]]:
     """Yield the key of each row and its measurement."""
     for case in cases(quick=quick):
         yield (case.kernel, case.size), partial(measure_case, bench, case, quick=quick)
@@ -331,7 +340,7 @@ def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, 
             size = min(nbytes, bench.most_together)
             yield (f"copy by {way}", (size,)), partial(_copy_row, bench, way, size)
     yield ("disk", ()), partial(disk_row, folder)
-    yield ("launch", ()), lambda: {"row": "launch", "us": _rounded(bench.launch_us())}
+    yield ("launch", ()), lambda: {"row": "launch", "us": rounded(bench.launch_us())}
     yield ("host", ()), partial(_host_row, bench.context)
 
 
@@ -346,7 +355,7 @@ def _environment(bench: LoadBench, quick: bool) -> Row:
     }  # fmt: skip
 
 
-def _key_of(row: Row) -> _Key:
+def _key_of(row: Row) -> Key:
     if "row" in row:
         return str(row["row"]), ()
     name = f"copy by {row['way']}" if row["kernel"] == "copy" else str(row["kernel"])
@@ -383,7 +392,7 @@ def _loads_of(bench: LoadBench, bound: _Bound, *, quick: bool) -> dict[str, Any]
             "output_bytes": work.output_bytes, "global": list(bound.global_size),
             "local": list(bound.local_size or [1]),
             "loads": [
-                [nbytes, _rounded(statistics.median(t)), _rounded(min(t))]
+                [nbytes, rounded(statistics.median(t)), rounded(min(t))]
                 for nbytes, t in zip(loads, times, strict=True)
             ],
             "runs": runs,
@@ -395,7 +404,7 @@ def _loads_of(bench: LoadBench, bound: _Bound, *, quick: bool) -> dict[str, Any]
             for way in ways:
                 bench.together_ms(way, near, 1, bound)
             rounds = [[bench.together_ms(way, near, count, bound) for way in ways] for _ in range(3)]
-            shortest = [_rounded(min(ms)) for ms in zip(*rounds, strict=True)]
+            shortest = [rounded(min(ms)) for ms in zip(*rounds, strict=True)]
             row["ways"] = {"bytes": near, **dict(zip(ways, shortest, strict=True))}
     return row
 
@@ -410,7 +419,7 @@ def _copy_row(bench: LoadBench, way: str, nbytes: int) -> Row:
         if way == "kernel"
         else [1]
     )
-    shortest, median = _rounded(min(times)), _rounded(statistics.median(times))
+    shortest, median = rounded(min(times)), rounded(statistics.median(times))
     return {
         "kernel": "copy", "way": way, "size": [nbytes], "local": local, "ms": median, "least_ms": shortest,
         "runs": len(times),
@@ -446,12 +455,12 @@ def disk_row(folder: Path, nbytes: int = _DISK_BYTES) -> dict[str, Any]:
             f"{folder}: reading a temporary file of {nbytes >> 20} MiB failed ({error.strerror or error}); "
             "make room, or choose another --out"
         ) from error
-    return {"row": "disk", "bytes": nbytes, "ms": _rounded(statistics.median(times)), "direct": bool(direct)}
+    return {"row": "disk", "bytes": nbytes, "ms": rounded(statistics.median(times)), "direct": bool(direct)}
 
 
 def _host_row(context: DeviceContext) -> Row:
     launch, transfer = host_us(context)
-    return {"row": "host", "launch_us": _rounded(launch), "transfer_us": _rounded(transfer)}
+    return {"row": "host", "launch_us": rounded(launch), "transfer_us": rounded(transfer)}
 
 
 def host_us(context: DeviceContext) -> tuple[float, float]:

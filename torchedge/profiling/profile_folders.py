@@ -40,6 +40,9 @@ from torchedge.storage.folders import staged_name
 from torchedge.storage.replacing import side_folder, sync_folder
 from torchedge.streaming.capacities import FILE as LOADING_FILE
 from torchedge.streaming.capacities import write_load_model
+from torchedge.streaming.program_costs import FILE as PROGRAMS_FILE
+from torchedge.streaming.program_costs import TABLE as PROGRAMS
+from torchedge.streaming.program_costs import write_program_forests
 from torchedge.streaming.rates import TABLE as LOADING
 from torchedge.textures.coefficients import COEFFICIENTS_FILE, write_coefficients
 from torchedge.textures.coefficients import TABLE as KERNELS
@@ -113,7 +116,7 @@ def score_all(
         try:
             scores[name, protocol] = measure()
         except ProfileError as error:
-            problems.append(f"{name}, {protocol}: not scored ({error})")
+            problems.append(f"{name}, {protocol}: not scored, as {error}")
         step()
 
     for quantity in quantities:
@@ -137,6 +140,7 @@ _PARTS: Mapping[str, tuple[str, str, Callable[[Path, Any], str]]] = {
     "loading": (LOADING, LOADING_FILE, write_load_model),
     "kernels": (KERNELS, COEFFICIENTS_FILE, write_coefficients),
     "kinds": (KINDS_TABLE, KINDS_FILE, write_kinds),
+    "programs": (PROGRAMS, PROGRAMS_FILE, write_program_forests),
 }
 """The parts of a profile beside modes: the table in `[profile]`, the file, its writer."""
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.bundles.manifests import MANIFEST
+from torchedge.bundles.manifests import MANIFEST, Manifest
 from torchedge.errors import DeviceError, InputError
-from torchedge.profiling.campaigns.transports import MAX_FILE_BYTES, Transport, explain_end
+from torchedge.profiling.campaigns.transports import (
+    KILLED,
+    MAX_FILE_BYTES,
+    SIGNALS,
+    Transport,
+    explain_end,
+)
 from torchedge.storage.documents import parse_json
 from torchedge.storage.tensors import read_tensors, write_tensors
 
@@ -24,6 +30,14 @@ if TYPE_CHECKING:
 
 RUNNER = "torchedge-run"
 CACHE = "kernels"
+
+
+class RunError(DeviceError):
+    """A run ended on the device, which is still there; killed: by the system, for its memory."""
+
+    def __init__(self, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,103 @@ class RemoteRun:
     losses: tuple[float, ...]
     figures: Mapping[str, Any]
     pushed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What the runner printed: the loss of each step of a training, and its JSON document."""
+
+    losses: tuple[float, ...]
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RemoteRunner:
+    """`torchedge-run`, built for a device, behind the way to it.
+
+    device: a part of "PLATFORM DEVICE VENDOR" there; "": the first GPU, else the first device.
+
+    Raises:
+        InputError: `program` is no file.
+    """
+
+    transport: Transport
+    program: Path
+    device: str = ""
+    own: str = field(default_factory=lambda: f"runs/{secrets.token_hex(8)}")
+
+    def __post_init__(self) -> None:
+        if not self.program.is_file():
+            raise InputError(
+                f"{self.program}: is no file; expected torchedge-run, built for the device (docs/runner.md)"
+            )
+
+    def push(self, place: str, folder: Path, names: Iterable[str]) -> list[str]:
+        """Copy the runner, and files of a bundle to a place there; return the names that differed."""
+        files = {f"{place}/{name}": folder / name for name in names}
+        return self.transport.push({RUNNER: self.program, **files})
+
+    def run(
+        self,
+        place: str,
+        manifest: Manifest,
+        words: Sequence[str] = (),
+        heard: Callable[[float], None] = lambda _: None,
+    ) -> RunReport:
+        """Run a bundle that lies at a place there to its end; `words`: more options.
+
+        Raises:
+            RunError: the runner refused, failed or was killed.
+            DeviceError: the device cannot be reached, or does not start the runner.
+        """
+        command = [self.transport.place(place), "--sha256", manifest.sha256]
+        command += ["--cache", self.transport.place(CACHE)]
+        command += [*(("--device", self.device) if self.device else ()), *words]
+        losses: list[float] = []
+        document: list[str] = []
+        with self.transport.start_program(RUNNER, command) as run:
+            for line in run.lines():
+                match line.split():
+                    case ["step", _, "loss", value]:
+                        with contextlib.suppress(ValueError):
+                            losses.append(float(value))
+                            heard(losses[-1])
+                    case _ if document or line.startswith("{"):
+                        document.append(line)
+            status, error = run.wait(), run.last_error
+        if status:
+            message = f"{self.transport.name}: {explain_end(status, error)}"
+            if (status == 2 and error.startswith("error: ")) or status in SIGNALS:
+                raise RunError(message, killed=status in KILLED)
+            raise DeviceError(message)
+        return RunReport(
+            tuple(losses), parse_json(f"figures of {self.transport.name}", "".join(document).encode())
+        )
+
+    def measure(
+        self, folder: Path, manifest: Manifest, words: Sequence[str], *, inputs: Path | None = None
+    ) -> Mapping[str, Any]:
+        """Copy a bundle into this runner's own folder there, run it, and return its figures.
+
+        A bundle replaces the one before: only files that differ are copied.
+        """
+        place = f"{self.own}/bundle"
+        self.push(place, folder, (MANIFEST, *manifest.files))
+        if inputs is not None:
+            self.transport.push({f"{self.own}/{inputs.name}": inputs})
+            words = [*words, "--inputs", self.transport.place(f"{self.own}/{inputs.name}")]
+        return self.run(place, manifest, words).document
+
+    def close(self) -> None:
+        """Remove this runner's own folder there, if the device can be reached."""
+        with contextlib.suppress(DeviceError):
+            self.transport.remove(self.own)
+
+    def __enter__(self) -> RemoteRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def run_there(
@@ -63,19 +174,15 @@ def run_there(
         InputError: the runner is no file, or a file's name has a line break.
         DeviceError: the device cannot be reached, or the run failed there.
     """
-    if not runner.is_file():
-        raise InputError(
-            f"{runner}: is no file; expected torchedge-run, built for the device (docs/runner.md)"
-        )
-    place = f"bundles/{bundle.path.name}"
-    names = (MANIFEST, *bundle.manifest.files)
-    pushed = transport.push({RUNNER: runner, **{f"{place}/{name}": bundle.path / name for name in names}})
-    words = [transport.place(place), "--steps", str(steps), "--sha256", bundle.manifest.sha256, "--figures"]
-    words += ["--cache", transport.place(CACHE), *(("--device", device) if device else ())]
+    place, manifest = f"bundles/{bundle.path.name}", bundle.manifest
+    remote = RemoteRunner(transport, runner, device)
+    pushed = remote.push(place, bundle.path, (MANIFEST, *manifest.files))
+    words = ["--steps", str(steps), "--figures"]
     words += ["--memory-limit", str(memory_limit)] if memory_limit is not None else []
     for name, value in (settings or {}).items():
         words += ["--set", f"{name}={value!r}"]
-    with tempfile.TemporaryDirectory() as own, _folder(transport) as there:
+    with tempfile.TemporaryDirectory() as own, remote:
+        there = remote.own
         inputs, outputs, state = (
             Path(own) / f"{kind}.safetensors" for kind in ("inputs", "outputs", "state")
         )
@@ -84,7 +191,7 @@ def run_there(
         words += ["--inputs", transport.place(f"{there}/{inputs.name}")]
         words += ["--outputs", transport.place(f"{there}/{outputs.name}")]
         words += ["--save", transport.place(f"{there}/{state.name}")] if save is not None else []
-        losses, figures = _run(transport, words, heard)
+        report = remote.run(place, manifest, words, heard)
         transport.pull(f"{there}/{outputs.name}", outputs)
         if save is not None:
             transport.pull(f"{there}/{state.name}", save)
@@ -95,36 +202,12 @@ def run_there(
                 raise DeviceError(
                     f"{transport.name}: gave no output {port.name} of its shape; build this version's runner"
                 )
-        return RemoteRun(tuple(np.array(array) for array in last), tuple(losses), figures, tuple(pushed))
+        arrays_back = tuple(np.array(array) for array in last)
+        return RemoteRun(arrays_back, report.losses, report.document, tuple(pushed))
 
 
 @contextlib.contextmanager
-def _folder(transport: Transport) -> Iterator[str]:
-    """Yield a name of a folder there for one run; it is removed at the end, if the device can be reached."""
-    name = f"runs/{secrets.token_hex(8)}"
-    try:
-        yield name
-    finally:
-        with contextlib.suppress(DeviceError):
-            transport.remove(name)
-
-
-def _run(
-    transport: Transport, words: Sequence[str], heard: Callable[[float], None]
-) -> tuple[list[float], dict[str, Any]]:
-    """Run the runner there to its end; return losses and figures."""
-    losses: list[float] = []
-    document: list[str] = []
-    with transport.start_program(RUNNER, words) as run:
-        for line in run.lines():
-            match line.split():
-                case ["step", _, "loss", value]:
-                    with contextlib.suppress(ValueError):
-                        losses.append(float(value))
-                        heard(losses[-1])
-                case _ if document or line.startswith("{"):
-                    document.append(line)
-        status = run.wait()
-        if status:
-            raise DeviceError(f"{transport.name}: {explain_end(status, run.last_error)}")
-    return losses, dict(parse_json(f"figures of {transport.name}", "".join(document).encode()))
+def scratch_bundle() -> Iterator[Path]:
+    """Yield a path for a bundle that is made for one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "bundle"

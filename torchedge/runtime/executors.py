@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from torchedge.lowering.arenas import common_arena, total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
 from torchedge.lowering.limits import check_limits, limits_of
-from torchedge.lowering.programs import Arena, Program
+from torchedge.lowering.programs import Arena, Program, StoredTensor
 from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.build_processes import TrialRun
@@ -43,7 +43,13 @@ from torchedge.runtime.memory import (
     check_same,
 )
 from torchedge.runtime.weight_sources import WeightSource
-from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore, WeightStream
+from torchedge.runtime.weight_stores import (
+    PRELOADED,
+    StreamingStore,
+    StreamTurns,
+    WeightStore,
+    WeightStream,
+)
 from torchedge.storage.locks import cached_property
 from torchedge.streaming.commands import Slot, resolve, slots_of
 from torchedge.streaming.schedules import Loads, StreamingSchedule
@@ -82,6 +88,7 @@ class Executor:
     checks: memory that no launch has written holds NaN, the arena's plan is verified, and the reports of
     kernels made with checks are read after each launch. shared: executors on the same device whose tensors of
     the same names are used instead of own ones, the first one's first; `profile` is the same as there.
+    Where the first one streams, its staging memory is used, and weights that are there are not loaded again.
     shared_roles: roles of those tensors. in_turn: arenas of all programs, this one's among them, that run one
     at a time in the memory that the first of `shared` allocates. placed: memory by tensor name to use instead
     of own memory (see `place`). whole_arena: launches get the arena as one buffer with the offsets of its
@@ -119,7 +126,7 @@ class Executor:
     ) -> None:
         schedule = program if isinstance(program, StreamingSchedule) else None
         self.program = program if isinstance(program, Program) else program.program
-        _check_source(schedule, source, shared)
+        _check_source(schedule, source)
         self._placed = dict(placed or {})
         owners = (shared,) if isinstance(shared, Executor) else tuple(shared or ())
         self._theirs = {name: held for each in reversed(owners) for name, held in each._tensors.items()}
@@ -155,12 +162,15 @@ class Executor:
             streamed = {} if schedule is None else schedule.streamed
             check_arena(self.program, self.context.device.base_alignment, streamed)
         theirs = owner._arena if owner and self._common else None
-        self._admit(staging, 0 if theirs else total_bytes(self._common or self.program.arena))
+        turns = owner._store.turns if owner and isinstance(owner._store, StreamingStore) else None
+        arena = 0 if theirs else total_bytes(self._common or self.program.arena)
+        self._admit(0 if turns else staging, arena)
         queue = None if owner else self.context.new_queue(self._profile)
         self.memory: DeviceMemory = owner.memory if owner else DeviceMemory(self.context, queue)
         self._queue: Any = self.memory.queue
         loads, slots = None, dict[int, Slot]()
         if schedule is not None and source is not None:
+            schedule = self._without_loaded(schedule, source.places)
             loads = schedule.loads if loading == "copy" else None
             loads = loads or resolve(schedule, source.places, by_kernels=loading != "copy")
             slots = slots_of(self.program, loads) if loading == "slot" else {}
@@ -180,7 +190,7 @@ class Executor:
             self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
         self._calls = self._bind(compiled, kernels, slots)
         if schedule is not None and source is not None and loads is not None:
-            self._preload(schedule, source, loads, loading, slots)
+            self._preload(schedule, source, loads, loading, slots, turns)
         names = self._names
         self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in names(self.program.outputs)]
@@ -210,6 +220,23 @@ class Executor:
         beside = outputs + max((tensor.nbytes for tensor in own), default=0)
         admit(self.context.device, needed, beside, f"program {self.program.name}")
 
+    def _without_loaded(self, schedule: StreamingSchedule, places: Collection[str]) -> StreamingSchedule:
+        """Return a schedule that preloads only what no other executor has loaded.
+
+        places: names of what the source has; constants that it lacks are written as without a schedule.
+        """
+        tensors = schedule.program.tensors
+        theirs = {name for name, held in self._theirs.items() if held.written}
+        mine = [
+            index
+            for index in schedule.preload
+            if not (tensors[index].role in self._shared_roles and tensors[index].name in theirs)
+            and not (tensors[index].role == "constant" and tensors[index].name not in places)
+        ]
+        if len(mine) == len(schedule.preload):
+            return schedule
+        return replace(schedule, preload=tuple(mine), loads=None)
+
     def _preload(
         self,
         schedule: StreamingSchedule,
@@ -217,10 +244,11 @@ class Executor:
         loads: Loads,
         loading: LoadingWay,
         slots: Mapping[int, Slot],
+        turns: StreamTurns | None,
     ) -> None:
         """Make the store of a schedule, and load what stays from run to run."""
         targets = {index: self._memory_of(index) for index in (*schedule.preload, *schedule.streamed)}
-        stream = WeightStream(schedule, source, targets, self.memory, self._profile)
+        stream = WeightStream(schedule, source, targets, self.memory, self._profile, turns)
         bound = {}
         for position, slot in slots.items():
             launch = self.program.launches[position]
@@ -468,6 +496,34 @@ class Executor:
         return sizes
 
     @property
+    def schedule(self) -> StreamingSchedule | None:
+        """The schedule by which weights are streamed, if any."""
+        return self._store.schedule if isinstance(self._store, StreamingStore) else None
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of device memory that it allocated, staging memory included."""
+        theirs = {id(held) for held in self._theirs.values()}
+        sizes = [int(held.memory.size) for held in self._tensors.values() if id(held) not in theirs]
+        store = self._store
+        staging = store.staging_bytes if isinstance(store, StreamingStore) and store.owns else 0
+        return sum(sizes) + staging + (self.arena_bytes if self.owns_arena else 0)
+
+    @property
+    def owns_arena(self) -> bool:
+        """Whether its arena is no other executor's."""
+        return self._arena is not None and self._arena.owner is None
+
+    @property
+    def held(self) -> list[StoredTensor]:
+        """The tensors outside the arena."""
+        return [held.tensor for held in self._tensors.values()]
+
+    def missing(self) -> list[str]:
+        """Return the names of tensors that were never loaded."""
+        return [held.tensor.name for held in self._awaited if not held.written]
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes of device memory of all tensors but the intermediates."""
         return sum(tensor.memory.size for tensor in self._tensors.values())
@@ -610,7 +666,7 @@ class Executor:
     def _check_ready(self) -> None:
         self._check_open()
         if self._awaited:
-            missing = [t.tensor.name for t in self._awaited if not t.written]
+            missing = self.missing()
             if missing:
                 more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
                 raise InputError(
@@ -631,12 +687,10 @@ class Executor:
         return self._tensors[name]
 
 
-def _check_source(schedule: StreamingSchedule | None, source: WeightSource | None, shared: object) -> None:
+def _check_source(schedule: StreamingSchedule | None, source: WeightSource | None) -> None:
     if (schedule is None) != (source is None):
         what = "a source without a schedule" if schedule is None else "a schedule without a source"
         raise InputError(f"the executor got {what}; pass a StreamingSchedule and a source= of its weights")
-    if schedule is not None and shared:
-        raise InputError("a streaming executor shares no tensors; omit shared=")
 
 
 def _sources(program: Program, kernels: Sequence[OffsetKernel], slots: Mapping[int, Slot]) -> dict[str, str]:

@@ -86,13 +86,12 @@ class StagingBuffers:
     def clear(self) -> None:
         """Unmap all buffers."""
         for number in list(self._maps):
-            self.hand_over(number, self._queue)
+            self.hand_over(number, self._queue)[0].wait()
 
     def release(self) -> None:
         """Give the memory back."""
-        self.clear()
         with translated("unmapping staging buffers", device=self._device):
-            self._queue.finish()
+            self.clear()
         self.buffers = []
 
 
@@ -116,7 +115,7 @@ class KernelStore(StreamingStore):
         self._begin_at = 0  # the byte of its buffer at which they begin
         self._staged: dict[int, tuple[int, Any]] = {}  # (byte, event) of copies whose launch is to come
 
-    def _new_pool(self, memory: DeviceMemory) -> StagingBuffers:
+    def _new_pool(self, memory: DeviceMemory, uploads: Any) -> StagingBuffers:
         return StagingBuffers(memory.context, self.staging_bytes)
 
     # around launches ---------------------------------------------------------------------------------------
@@ -155,7 +154,7 @@ class KernelStore(StreamingStore):
     def end(self) -> None:
         """Check that the weights were the right ones."""
         super().end()
-        self._awaited = [*self._awaited, *self._launched[-1:]]
+        self.turns.awaited = [*self.turns.awaited, *self._launched[-1:]]
 
     # reads and copies --------------------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError
+from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError, checked_call, described
 from torchedge.graphs import SHARED_ROLES, WEIGHT_ROLES
 from torchedge.graphs.steps import Step
-from torchedge.graphs.training_steps import Loss, TrainerOptions, TrainingStep
+from torchedge.graphs.training_steps import STEP_FIELDS, Loss, TrainerOptions, TrainingStep
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
@@ -26,8 +26,11 @@ from torchedge.notices import noticed, stage
 from torchedge.opencl import ClDevice, open_context
 from torchedge.opencl.sharing import serialised
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
+from torchedge.runtime.host_marks import HostMarks
 from torchedge.runtime.kernel_times import CachedTimes
+from torchedge.runtime.limited_memory import LimitedMemory, array_of
 from torchedge.runtime.program_caches import CaptureCache, lowered
+from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
 from torchedge.tracing.objectives import as_arguments, as_tuple
@@ -49,7 +52,8 @@ MAX_STATES = 4
 class TrainerMemory:
     """Bytes that a Trainer holds on the device.
 
-    arena: what the intermediates of all its programs take; other: constants, inputs and outputs.
+    arena: what the intermediates of all its programs take, and streamed weights; other: constants, inputs and
+    outputs. staging: memory through which weights are streamed.
     """
 
     parameters: int
@@ -57,11 +61,12 @@ class TrainerMemory:
     optimizer: int
     arena: int
     other: int
+    staging: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.parameters + self.buffers + self.optimizer + self.arena + self.other
+        return self.parameters + self.buffers + self.optimizer + self.arena + self.other + self.staging
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class _Training:
     """Programs for one shape of batches: the one that updates, and the one that only adds up gradients."""
 
     updating: Executor
-    accumulating: Executor | None
+    accumulating: Executor | None = None
 
 
 @dataclass(frozen=True)
@@ -91,16 +96,20 @@ class Trainer:
     its learning rates are read at each step, so that PyTorch's schedulers work), accumulation (batches whose
     gradients are averaged before one update). device: as in `torchedge devices --opencl`. seed: of dropout,
     by default `torch.initial_seed()`. profile: measure the times of kernels for `report`. tuner: what chooses
-    the schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md).
+    the schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md). memory_limit: of all that is
+    held on the device, in MiB or as "500MiB": frozen weights beyond it are streamed from a file in the cache
+    folder, for the forward and again for the backward.
 
     What the model's code reads is checked at each step (attributes, globals, closures, hooks, modes, patched
     functions, PyTorch's flags): where it has changed, the model is captured again.
-    The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls.
+    The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls;
+    what other code writes to them is refused at the next step, until `load` or `sync`.
     Threads may share a trainer: its steps run one after the other.
     Raises InputError, CaptureError, LoweringError (operators without a kernel, by name), DeviceError,
     DeviceMemoryError, MissingExtraError.
     """
 
+    @checked_call(STEP_FIELDS)
     def __init__(
         self,
         model: torch.nn.Module,
@@ -112,9 +121,16 @@ class Trainer:
         seed: int | None = None,
         profile: bool = False,
         tuner: Tuner | None = None,
+        memory_limit: Amount | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
         self._lock = threading.RLock()
+        weights = dict(checked_model(model).named_parameters())
+        _batch_of(example_inputs)
+        if step is None and "optimizer" not in options:
+            raise InputError(
+                "Trainer has no optimizer; expected optimizer=, such as torch.optim.Adam(model.parameters())"
+            )
         asked = TrainingStep.of(step, options)
         check_step(asked, "Trainer")
         check_kind(asked.optimizer)
@@ -124,7 +140,11 @@ class Trainer:
         self._device = context.device
         self._target = target_for(context.device, tuner)
         self._timer = CachedTimes(context) if tuner == "measured" else None
-        check_tensors(dict(checked_model(model).named_parameters()), type(model).__name__)
+        self._limited: LimitedMemory | None = None
+        if memory_limit is not None:
+            limit = bytes_of(memory_limit, "memory_limit")
+            self._limited = LimitedMemory(limit, context.device, profile=profile)
+        check_tensors(weights, type(model).__name__)
         self._settings = OptimizerSettings(self._optimizer)
         self._example = _batch_of(example_inputs, asked.targets or targets)
         roots = {"model": unwrapped(model), "loss": self._loss}
@@ -135,9 +155,9 @@ class Trainer:
         self._first: Executor | None = None
         self.batches = 0
         self._closed = False
-        self._held = self._named_weights()
+        self._mark()
         self._first = self._trained_on(self._example).updating
-        self._roles = {tensor.name: tensor.role for tensor in self._first.program.tensors}
+        self._roles = {tensor.name: tensor.role for tensor in self._first.held}
 
     # training and inference --------------------------------------------------------------------------------
 
@@ -210,14 +230,17 @@ class Trainer:
                 tensor.copy_(torch.from_numpy(first.read(name)))
         if self.steps:
             take_states(self._optimizer, self._settings, self._parameters(), self._states(), first.read)
+        self._mark()
 
     @serialised
     def load(self) -> None:
         """Copy weights, buffers and the optimizer's state to the device: after `load_state_dict`, say."""
         first = self._opened()
-        self._held = self._named_weights()
+        self._mark()
+        if self._limited is not None:
+            self._limited.check_frozen(self._weights())
         states = states_of(self._optimizer, self._settings, self._parameters(), self._states())
-        first.load({name: _array_of(tensor) for name, tensor in {**self._tensors(), **states}.items()})
+        first.load({name: array_of(tensor) for name, tensor in {**self._tensors(), **states}.items()})
 
     # what there is -----------------------------------------------------------------------------------------
 
@@ -226,14 +249,17 @@ class Trainer:
     def memory(self) -> TrainerMemory:
         """What is held on the device, in bytes."""
         executors = self._executors()
-        own = [t for e in executors for t in e.program.tensors if t.role in ("constant", "input", "output")]
-        shared = {t.name: t for e in executors for t in e.program.tensors if t.role in SHARED_ROLES}
+        held = [tensor for executor in executors for tensor in executor.held]
+        own = [tensor for tensor in held if tensor.role in ("constant", "input", "output")]
+        shared = {tensor.name: tensor for tensor in held if tensor.role in SHARED_ROLES}
         by_role = dict.fromkeys(SHARED_ROLES, 0)
         for tensor in shared.values():
             by_role[tensor.role] += tensor.nbytes
-        arena = sum(executor.arena_bytes for executor in executors)
+        arena = sum(executor.arena_bytes for executor in executors if executor.owns_arena)
+        staging = 0 if self._first is None else self._first.allocated["staging"]
         other = sum(tensor.nbytes for tensor in own)
-        return TrainerMemory(by_role["parameter"], by_role["buffer"], by_role["state"], arena, other)
+        kinds = by_role["parameter"], by_role["buffer"], by_role["state"]
+        return TrainerMemory(*kinds, arena, other, staging)
 
     @serialised
     def report(self) -> tuple[ProgramReport, ...]:
@@ -243,8 +269,10 @@ class Trainer:
     @serialised
     def close(self) -> None:
         """Give the device's memory back; the model keeps what the last `sync` left there."""
-        for executor in self._executors():
+        for executor in reversed(self._executors()):  # the first one has what they share
             executor.close()
+        if self._limited is not None:
+            self._limited.close()
         self._training, self._inferences, self._rates = {}, {}, {}
         self._first, self._closed = None, True
 
@@ -263,6 +291,7 @@ class Trainer:
     def _trained_on(self, batch: _Batch) -> _Training:
         self._check_open()
         _check_form(batch, self._example)
+        self._check_host()
         key = (self._state.check(), batch.shapes)
         programs = self._training.get(key)
         if programs is None:
@@ -277,8 +306,7 @@ class Trainer:
         known = cache.read() if cache else []
         weights = self._weights()
         if known and _fit(known, weights):
-            updating = self._opened_on(known[0], weights, None)
-            return _Training(updating, self._opened_on(known[1], weights, updating) if known[1:] else None)
+            return _Training(*self._opened_on(known, weights))
         stage("capturing the model")
         with self._settings.as_captured(), _keywords_named(batch):
             captured = capture_step(
@@ -293,15 +321,17 @@ class Trainer:
                 seed=self._seed,
             )
         self._check_weights(captured.step)
-        updating = self._executor(captured.step, captured.tensors, self._first)
-        accumulating, steps = None, [(captured.step, _shared_layouts(None))]
+        owner = None if self._first is None else self._first.program
+        steps = [(captured.step, _shared_layouts(None))]
+        programs = [self._lowered(captured.step, owner)]
         if captured.accumulating is not None:
-            owner = self._first or updating
-            accumulating = self._executor(captured.accumulating, captured.tensors, owner)
+            owner = owner or programs[0]
             steps.append((captured.accumulating, _shared_layouts(owner)))
+            programs.append(self._lowered(captured.accumulating, owner))
+        training = _Training(*self._opened_on(programs, captured.tensors))
         if cache is not None and set(captured.tensors) <= {*weights, *captured.step.hyperparameters}:
             cache.write(steps)
-        return _Training(updating, accumulating)
+        return training
 
     def _capture_cache(self, batch: _Batch) -> CaptureCache | None:
         """Return the cache of what the capture on a batch leads to; None where too much decides about it."""
@@ -329,6 +359,7 @@ class Trainer:
 
     def _inference_on(self, batch: _Batch, loss: Loss | None) -> _Inference:
         self._opened()
+        self._check_host()
         key = (self._state_in_eval.check(), batch.form, batch.shapes, loss is None)
         inference = self._inferences.get(key)
         if inference is None:
@@ -352,23 +383,27 @@ class Trainer:
                 keep=frozenset(all_rules()),
             )
         self._check_weights(captured.step)
-        executor = self._executor(captured.step, captured.tensors, self._first)
-        return _Inference(executor, captured.rebuild)
+        program = self._lowered(captured.step, self._opened().program)
+        return _Inference(self._opened_on([program], captured.tensors)[0], captured.rebuild)
 
-    def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
-        """Return the executor of a step, which shares weights and states with `owner`."""
+    def _lowered(self, step: Step, owner: Program | None) -> Program:
+        """Return the program of a step, which shares weights and states with that of `owner`."""
         layouts = _shared_layouts(owner)
-        program, _ = lowered(step, self._target, layouts, timer=self._timer, device=self._device)
-        return self._opened_on(program, tensors, owner)
+        return lowered(step, self._target, layouts, timer=self._timer, device=self._device)[0]
 
-    def _opened_on(
-        self, program: Program, tensors: Mapping[str, torch.Tensor], owner: Executor | None
-    ) -> Executor:
-        """Return the executor of a program, loaded with what it does not share with `owner`."""
-        executor = Executor(program, self._device, profile=self._profile, shared=owner)
-        names = {tensor.name for tensor in program.tensors}.difference(_shared_layouts(owner))
-        executor.load({name: _array_of(tensor) for name, tensor in tensors.items() if name in names})
-        return executor
+    def _opened_on(self, programs: Sequence[Program], tensors: Mapping[str, torch.Tensor]) -> list[Executor]:
+        """Return the executors of programs, loaded with what they do not share with the first of all."""
+        if self._limited is not None:
+            return self._limited.open(programs, tensors)
+        opened: list[Executor] = []
+        for program in programs:
+            owner = self._first or next(iter(opened), None)
+            executor = Executor(program, self._device, profile=self._profile, shared=owner)
+            shared = _shared_layouts(None if owner is None else owner.program)
+            names = {tensor.name for tensor in program.tensors}.difference(shared)
+            executor.load({name: array_of(tensor) for name, tensor in tensors.items() if name in names})
+            opened.append(executor)
+        return opened
 
     def _check_weights(self, step: Step) -> None:
         """Raise InputError where a changed model reads or trains what the first program does not hold."""
@@ -391,6 +426,35 @@ class Trainer:
                 f"{f', as {changed} changed' if changed else ''}; call sync() and make another Trainer"
             )
 
+    def _mark(self) -> None:
+        """Note the model's and the optimizer's tensors in main memory: device and host agree now."""
+        self._held, self._kept = self._named_weights(), self._kept_states()
+        self._marks = HostMarks({**self._held, **self._kept})
+
+    def _check_host(self) -> None:
+        """Raise InputError where code has written to tensors in main memory since `_mark`."""
+        states = self._kept_states()
+        replaced = len(states) != len(self._kept) or any(
+            tensor is not self._kept.get(name) for name, tensor in states.items()
+        )
+        changed = "the optimizer's state" if replaced else self._marks.changed()
+        if changed is not None:
+            raise InputError(
+                f"{changed} was written to in main memory, and the Trainer trains the copy on the device; call "
+                "load() to train on with the model and the optimizer as they are in main memory, or sync() "
+                "to overwrite them (before such a write: sync())"
+            )
+
+    def _kept_states(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the optimizer's state in main memory, by parameter and kind."""
+        entries = enumerate(self._optimizer.state.values())
+        return {
+            f"the optimizer's {kind} of parameter {number}": item
+            for number, entry in entries
+            for kind, item in entry.items()
+            if isinstance(item, torch.Tensor)
+        }
+
     def _forget_states(self, number: int, programs: dict[Any, Any] | None = None) -> None:
         """Close the programs of Python states other than `number` and the latest MAX_STATES before it."""
         programs = self._training if programs is None else programs
@@ -407,6 +471,8 @@ class Trainer:
                 for executor in executors:
                     self._rates.pop(executor, None)
                     executor.close()
+                    if self._limited is not None:
+                        self._limited.forget(executor)
 
     def _check_room(self, programs: Sequence[Any], batch: _Batch) -> None:
         if len(programs) >= MAX_SHAPES:
@@ -471,11 +537,9 @@ class Trainer:
         return frozenset(name for name, role in self._roles.items() if role == "state")
 
 
-def _shared_layouts(owner: Executor | None) -> dict[str, Layout]:
-    """Return the layouts of the tensors that other programs share with an executor's, by name."""
-    return (
-        {} if owner is None else {t.name: t.layout for t in owner.program.tensors if t.role in SHARED_ROLES}
-    )
+def _shared_layouts(owner: Program | None) -> dict[str, Layout]:
+    """Return the layouts of the tensors that other programs share with a program, by name."""
+    return {} if owner is None else {t.name: t.layout for t in owner.tensors if t.role in SHARED_ROLES}
 
 
 def _fit(programs: Sequence[Program], weights: Mapping[str, torch.Tensor]) -> bool:
@@ -501,7 +565,7 @@ class _Batch:
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Return the tensors as arrays in main memory."""
-        return [_array_of(tensor) for tensor in self.tensors]
+        return [array_of(tensor) for tensor in self.tensors]
 
 
 def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
@@ -518,10 +582,10 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))
     tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
-    if not tensors:
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
         raise InputError(
-            f"inputs are a {type(inputs).__name__} without tensors; expected a tensor, a tuple of arguments, "
-            "or a dict of keyword arguments"
+            f"the inputs are {described(inputs)} without tensors; expected a batch: a tensor, a tuple of "
+            "arguments, or a dict of keyword arguments"
         )
     marks = [str(leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
     shapes = tuple([tuple(tensor.shape) for tensor in tensors])
@@ -556,12 +620,6 @@ def _check_form(batch: _Batch, example: _Batch) -> None:
         f"the batch is {passed}; the Trainer expects {wanted}; convert it (.to(dtype), .unsqueeze()), or "
         "create another Trainer"
     )
-
-
-def _array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor of any device as an array in main memory."""
-    array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
-    return array
 
 
 def _described(batch: _Batch) -> str:

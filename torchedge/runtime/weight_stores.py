@@ -16,7 +16,7 @@ from typing import Any
 
 from torchedge.errors import OpenCLError, ProfileError, TorchedgeError
 from torchedge.opencl.contexts import clock_offset, translated
-from torchedge.opencl.memory import upload_call
+from torchedge.opencl.memory import drain, upload_call
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.staging import Readers, StagingPool, StagingRing
 from torchedge.runtime.weight_sources import WeightSource
@@ -71,7 +71,8 @@ class LoadLog:
 class WeightStream:
     """The weights of a schedule, where they come from, and the buffers and images that they go to by tensor.
 
-    memory: allocates the staging pool; its queue is that of the launches. profile: measure copies.
+    memory: allocates the staging pool; its queue is that of the launches. profile: measure copies. turns:
+    of another program that runs in the same arena, one at a time; they share its staging memory.
     """
 
     schedule: StreamingSchedule
@@ -79,6 +80,22 @@ class WeightStream:
     targets: Mapping[int, Any]
     memory: DeviceMemory
     profile: bool
+    turns: StreamTurns | None = None
+
+
+@dataclass(slots=True, eq=False)
+class StreamTurns:
+    """What programs that run one at a time share: the queue of copies, staging memory, and when it is free.
+
+    awaited: events of the last copies of the pass before. launched: of its last launch. shared: another
+    program may have run since.
+    """
+
+    uploads: Any
+    pool: StagingPool
+    shared: bool = False
+    awaited: list[Any] = field(default_factory=list)
+    launched: Any = None
 
 
 class StreamingStore(WeightStore):
@@ -94,22 +111,26 @@ class StreamingStore(WeightStore):
         self._targets = dict(stream.targets)
         self._program, self._source, self._context = schedule.program, stream.source, memory.context
         self._profile = stream.profile
-        self._queue, self._uploads = memory.queue, memory.context.new_queue(stream.profile, own=True)
-        self._pool = self._new_pool(memory)
+        self._queue, self.owns = memory.queue, stream.turns is None
+        self.turns = stream.turns or self._new_turns(memory)
+        self.turns.shared |= not self.owns
+        self._uploads, self._pool = self.turns.uploads, self.turns.pool
         self._loads, self._waits = loads, loads.waits
         self._stream = _numbered(loads.run)
         begins = [max(copy.after - 1, 0) for copy, _ in self._stream]
         self._allowed = [bisect_right(begins, launch) for launch in range(len(loads.waits))]
         self._starts: list[Callable[..., Any]] = []  # the copies of a run, but for what they wait for
-        self._awaited: list[Any] = []  # events of the pass before, after which its staging memory is free
-        self._previous: Any = None  # the last launch of the run before
         self._readers: Readers | None = Readers(stream.source, self._pool)
         self._start_pass(running=False)
         self.preload_log = self.log
 
-    def _new_pool(self, memory: DeviceMemory) -> StagingPool:
+    def _new_turns(self, memory: DeviceMemory) -> StreamTurns:
+        uploads = memory.context.new_queue(self._profile, own=True)
+        return StreamTurns(uploads, self._new_pool(memory, uploads))
+
+    def _new_pool(self, memory: DeviceMemory, uploads: Any) -> StagingPool:
         """Return the staging pool."""
-        return StagingRing(memory.allocate_staging(self.staging_bytes, self._uploads))
+        return StagingRing(memory.allocate_staging(self.staging_bytes, uploads))
 
     def _start_pass(self, *, running: bool) -> None:
         """Begin the loads of a run or of the initialisation; its reads are not submitted yet."""
@@ -129,14 +150,17 @@ class StreamingStore(WeightStore):
         self._submit()
         with translated("preloading weights", device=self._context.device):
             self._advance(len(self._copies), wait=True)
-            self._uploads.finish()
+            drain(self._context, self._uploads)
         self.log.end_ns = time.perf_counter_ns()
-        self._awaited = []
+        self.turns.awaited = []
 
     # a run -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the first reads."""
+        if self.turns.shared:
+            with translated("beginning a run", device=self._context.device):
+                self.turns.launched = self._context.cl.enqueue_marker(self._queue)
         self._start_pass(running=True)
         self._submit()
 
@@ -157,9 +181,9 @@ class StreamingStore(WeightStore):
 
     def end(self) -> None:
         """Check that the weights were the right ones."""
-        self._awaited = self._copied[-1:]
+        self.turns.awaited = self._copied[-1:]
         if self._launched:
-            self._previous = self._launched[-1]
+            self.turns.launched = self._launched[-1]
         self._source.check()
 
     def abort(self) -> None:
@@ -168,9 +192,9 @@ class StreamingStore(WeightStore):
             with translated("ending a run", device=self._context.device):
                 self._flush()
                 self._readers.cancel()
-                self._uploads.finish()
+                drain(self._context, self._uploads)
         self._pool.clear()
-        self._awaited, self._previous = [], None
+        self.turns.awaited, self.turns.launched = [], None
 
     def close(self) -> None:
         """Give staging memory and source back."""
@@ -178,9 +202,10 @@ class StreamingStore(WeightStore):
             self._flush()
             self._readers.close()
         self._readers = None
-        self._launched, self._copied, self._awaited, self._previous = [], [], [], None
-        self._starts, self._targets = [], {}
-        self._pool.release()
+        self._launched, self._copied, self._starts, self._targets = [], [], [], {}
+        if self.owns:
+            self.turns.awaited, self.turns.launched = [], None
+            self._pool.release()
         self._source.close()
 
     # reads and copies --------------------------------------------------------------------------------------
@@ -199,7 +224,7 @@ class StreamingStore(WeightStore):
     def _freeing(self, count: int) -> list[Any] | None:
         """Return the events after which the first `count` copies have ended; None: not all are enqueued."""
         if count == 0:
-            return self._awaited
+            return self.turns.awaited
         return self._copied[count - 1 : count] or None
 
     def _advance(self, count: int, *, wait: bool) -> None:
@@ -275,7 +300,7 @@ class StreamingStore(WeightStore):
             return None
         self._waited = copy.after
         if copy.after == 0:
-            return None if self._previous is None else [self._previous]
+            return None if self.turns.launched is None else [self.turns.launched]
         return [self._launched[copy.after - 1]]
 
 

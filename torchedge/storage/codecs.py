@@ -177,6 +177,8 @@ class Codec(Generic[Noun]):
         """
         try:
             struct = msgspec.convert(document, self._struct)
+            if self.tag is not None and "schema" not in document:  # msgspec asks for no tag
+                raise msgspec.ValidationError
         except (msgspec.ValidationError, UnicodeError):
             raise self.error(f"{source}: {self._complaint(document)}; {self.remedy}") from None
         try:

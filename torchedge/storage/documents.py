@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
-from torchedge.errors import ProfileError, TorchedgeError, clipped
+from torchedge.errors import ProfileError, TorchedgeError, clipped, described
 from torchedge.storage.replacing import new_file
 
 if sys.version_info >= (3, 11):
@@ -160,7 +160,8 @@ def parse_json(source: str | Path, data: bytes) -> Document:
         raise ProfileError(f"{source}: is not valid JSON ({_reason(error)}); correct the file") from error
     if not isinstance(document, dict):
         raise ProfileError(
-            f"{source}: holds a JSON {type(document).__name__}, expected an object; correct the file"
+            f"{source}: holds {'null' if document is None else described(document)}, expected a JSON object; "
+            "correct the file"
         )
     if _is_sound(document):
         return document

@@ -181,8 +181,8 @@ class Budget:
         budgeted = Budgeted(self.instance, plan, schedule, problems=problems)
         if self.limit is not None and budgeted.total_bytes > self.limit:
             raise LimitError(
-                f"{self.instance.name} as {name} plans it takes {_mib(budgeted.total_bytes)} MiB, more than "
-                f"{_mib(self.limit)} MiB; raise the memory limit, or plan by the solver"
+                f"{self.instance.name} as {name} plans it takes {in_mib(budgeted.total_bytes)} MiB, more "
+                f"than {in_mib(self.limit)} MiB; raise the memory limit, or plan by the solver"
             )
         return budgeted
 
@@ -226,17 +226,17 @@ def _relaxed(instance: Instance, factor: float) -> Instance:
 
 def _too_small(least: Budgeted, limit: float) -> LimitError:
     """Name the smallest limit: the memory of the plan that takes the least."""
-    works, memory = _rounded_up(least.total_bytes), least.schedule.memory
+    works, memory = rounded_up(least.total_bytes), least.schedule.memory
     return LimitError(
-        f"{least.instance.name} does not run within {_mib(limit)} MiB, whatever is streamed. The smallest "
-        f"memory limit that works is {works}: {_mib(memory.ports_bytes)} MiB of inputs and outputs, "
-        f"{_mib(memory.preloaded_bytes)} MiB of weights of the first launch, {_mib(memory.arena_bytes)} MiB "
-        f"of intermediates and streamed weights, {_mib(memory.staging_bytes)} MiB of staging buffers",
+        f"{least.instance.name} does not run within {in_mib(limit)} MiB, whatever is streamed. The smallest "
+        f"memory limit that works is {works}: {in_mib(memory.ports_bytes)} MiB of inputs and outputs, "
+        f"{in_mib(memory.preloaded_bytes)} MiB of weights of the first launch, {in_mib(memory.arena_bytes)} "
+        f"MiB of intermediates and streamed weights, {in_mib(memory.staging_bytes)} MiB of staging buffers",
         works_bytes=bytes_of(works),
     )
 
 
-def _rounded_up(nbytes: int) -> str:
+def rounded_up(nbytes: int) -> str:
     """Return at least so many bytes in few digits, as `bytes_of` reads them."""
     if nbytes < MEBIBYTE:
         return f"{max(1, -(-nbytes // 1024))}KiB"
@@ -244,6 +244,7 @@ def _rounded_up(nbytes: int) -> str:
     return f"{math.ceil(10**digits * nbytes / MEBIBYTE) / 10**digits:.{digits}f}MiB"
 
 
-def _mib(nbytes: float) -> str:
+def in_mib(nbytes: float) -> str:
+    """Return bytes in MiB, as messages have them."""
     mib = nbytes / MEBIBYTE
     return f"{mib:,.1f}" if mib >= 1 or not mib else f"{mib:.2g}"

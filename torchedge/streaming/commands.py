@@ -19,6 +19,7 @@ from torchedge.errors import InputError, LoweringError
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.kernels.loading import VECTOR_BYTES, destination_of, with_slot
 from torchedge.lowering.programs import Kernel, Program, StoredTensor
+from torchedge.streaming.far_uses import whole_name
 from torchedge.streaming.rates import REQUEST_BYTES
 from torchedge.streaming.schedules import Copy, FileRead, Loads, StreamingSchedule, Transfer, weight_uses
 from torchedge.textures.layouts import LANES, PAGE_BYTES
@@ -93,7 +94,8 @@ def plan_reads(
     for launch, transfers in groups:
         for transfer in transfers:
             tensor = program.tensors[transfer.tensor]
-            base, stored = places.get(tensor.name, (0, None))
+            own = tensor.name if tensor.name in places else whole_name(tensor.name)
+            base, stored = places.get(own, (0, None))
             if stored != packed_bytes(tensor):
                 size = "no place" if stored is None else f"{stored} bytes"
                 raise InputError(

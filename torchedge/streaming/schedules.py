@@ -23,6 +23,7 @@ from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.programs import MAX_ITEMS, Arena, LoadClassName, Program, Size
 from torchedge.opencl.platforms import ClDevice
+from torchedge.streaming.far_uses import Part, divided, launches_using, parts_named, whole_name
 from torchedge.streaming.instances import Instance, Weight
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.verification import verify_plan
@@ -144,12 +145,7 @@ class StreamingSchedule:
 
 def weight_uses(program: Program) -> dict[int, tuple[int, int]]:
     """Return the first and the last launch that use each weight; weights without a use are omitted."""
-    uses: dict[int, tuple[int, int]] = {}
-    for position, launch in enumerate(program.launches):
-        for index in launch.tensors:
-            if program.tensors[index].role in WEIGHT_ROLES:
-                uses[index] = (uses.get(index, (position,))[0], position)
-    return uses
+    return {index: (launches[0], launches[-1]) for index, launches in launches_using(program).items()}
 
 
 def fixed_tensors(program: Program) -> set[int]:
@@ -161,21 +157,26 @@ def fixed_tensors(program: Program) -> set[int]:
     return fixed
 
 
+def parts_of(program: Program, instance: Instance) -> tuple[Part, ...]:
+    """Return the parts of a program's weights that are weights of an instance."""
+    return parts_named(program, {weight.name: weight.first_use - 1 for weight in instance.weights})
+
+
 def make_schedule(
     program: Program, instance: Instance, plan: OverlapPlan, staging_bytes: int
 ) -> StreamingSchedule:
     """Return the schedule of a plan whose layer l is launch l - 1 of the program.
 
-    Weights of the instance are tensors of the program by name; others are preloaded. The plan may exceed
-    capacities and memory limits of the instance, as those of `STRATEGIES` do. staging_bytes: size of the
-    pool, a multiple of 4,096.
+    Weights of the instance are tensors of the program by name, or parts of them (`far_uses`), all of which
+    are streamed; other weights are preloaded. The plan may exceed capacities and memory limits of the
+    instance, as those of `STRATEGIES` do. staging_bytes: size of the pool, a multiple of 4,096.
 
     Raises:
         PlanError: the instance or the plan is of another program, the plan breaks its rules, or the pool is
             too small.
     """
     _check_staging(staging_bytes)
-    preload, transfers = _transfers(program, instance, plan)
+    program, preload, transfers = _transfers(program, instance, plan)
     lifetimes = _lifetimes(program, transfers)
     return StreamingSchedule(planned(program, ALIGNMENT, lifetimes), preload, transfers, staging_bytes)
 
@@ -189,7 +190,7 @@ def restore_schedule(
         PlanError: as `make_schedule` does, or the arena does not hold the run.
     """
     _check_staging(staging_bytes)
-    preload, transfers = _transfers(program, instance, plan)
+    program, preload, transfers = _transfers(program, instance, plan)
     schedule = StreamingSchedule(replace(program, arena=arena), preload, transfers, staging_bytes)
     check_arena(schedule.program, 1, schedule.streamed)
     return schedule
@@ -209,7 +210,7 @@ def least_memory(program: Program, instance: Instance, plan: OverlapPlan, stagin
 
     `arena_bytes` is the most that is alive at once. Raises what `make_schedule` raises of the plan.
     """
-    preload, transfers = _transfers(program, instance, plan)
+    program, preload, transfers = _transfers(program, instance, plan)
     return _memory(program, preload, live_bytes(program, _lifetimes(program, transfers)), staging_bytes)
 
 
@@ -238,13 +239,14 @@ def _lifetimes(program: Program, transfers: tuple[tuple[Transfer, ...], ...]) ->
 
 def _transfers(
     program: Program, instance: Instance, plan: OverlapPlan
-) -> tuple[tuple[int, ...], tuple[tuple[Transfer, ...], ...]]:
-    """Return the preloaded weights by first use, and the copies beside each launch by first use."""
+) -> tuple[Program, tuple[int, ...], tuple[tuple[Transfer, ...], ...]]:
+    """Return the program in parts, its preloaded weights, and the copies beside each launch, by first use."""
     if plan.program not in ("", program.digest):
         raise PlanError(
             f"the plan is of program {plan.program[:12]}, with other kernels, shapes or precision than "
             f"{program.name}, program {program.digest[:12]}; plan this program itself"
         )
+    program = divided(program, parts_of(program, instance))
     uses = weight_uses(program)
     number = _numbers(program, instance, uses)
     verified = verify_plan(instance, plan, limits=False)
@@ -263,11 +265,12 @@ def _transfers(
             beside[load.layer - 1].append(Transfer(index, start, end))
             streamed.add(index)
     _check_read_only(program, streamed)
+    _check_whole(program, streamed)
     for transfers in beside:
         transfers.sort(key=lambda t: (uses[t.tensor][0], t.tensor, t.start))
     weights = [i for i, t in enumerate(program.tensors) if t.role in WEIGHT_ROLES and i not in streamed]
     weights.sort(key=lambda index: uses.get(index, (len(program.launches), 0))[0])
-    return tuple(weights), tuple([tuple(transfers) for transfers in beside])
+    return program, tuple(weights), tuple([tuple(transfers) for transfers in beside])
 
 
 def _numbers(program: Program, instance: Instance, uses: Mapping[int, tuple[int, int]]) -> dict[str, int]:
@@ -298,6 +301,18 @@ def _check_read_only(program: Program, streamed: Set[int]) -> None:
             f"weight {program.tensors[index].name!r} is written or returned by {program.name} and cannot be "
             "streamed; omit it from the instance"
         )
+
+
+def _check_whole(program: Program, streamed: Set[int]) -> None:
+    """Raise PlanError for a part of a weight that is preloaded: the others would be loaded in vain."""
+    number = {tensor.name: index for index, tensor in enumerate(program.tensors)}
+    for index, tensor in enumerate(program.tensors):
+        whole = number.get(whole_name(tensor.name), index)
+        if whole != index and not {whole, index} <= streamed:
+            raise PlanError(
+                f"a part of weight {program.tensors[whole].name!r} is preloaded, and others are streamed; "
+                "expected all of them streamed: plan again, or preload it whole"
+            )
 
 
 # launches as layers of the overlap problem, and the weights that they use -----------------------------------
@@ -358,10 +373,11 @@ SMALL_SHARE = 0.01
 """Of the bytes of all weights: small ones that are not streamed take at most so many."""
 
 
-def weights_of(program: Program, chunk_bytes: int) -> tuple[Weight, ...]:
+def weights_of(program: Program, chunk_bytes: int, *, small: bool = False) -> tuple[Weight, ...]:
     """Return the weights that are worth streaming, by first use: those that launches read and none writes.
 
     The smallest ones, such as biases, are left out: each would cost a transfer and save next to no memory.
+    small: they are not.
     """
     fixed = fixed_tensors(program)
     weights = []
@@ -370,14 +386,14 @@ def weights_of(program: Program, chunk_bytes: int) -> tuple[Weight, ...]:
         if index not in fixed and tensor.nbytes:
             chunks = -(-tensor.nbytes // chunk_bytes)
             weights.append(Weight(tensor.name, tensor.nbytes, chunks, first + 1, last + 1))
-    left = int(SMALL_SHARE * sum(weight.nbytes for weight in weights))
-    small = set()
+    left = -1 if small else int(SMALL_SHARE * sum(weight.nbytes for weight in weights))
+    left_out = set()
     for weight in sorted(weights, key=lambda weight: weight.nbytes):
         left -= weight.nbytes
         if left < 0 or weight.nbytes > SMALL_BYTES:
             break
-        small.add(weight.name)
-    return tuple([weight for weight in weights if weight.name not in small])
+        left_out.add(weight.name)
+    return tuple([weight for weight in weights if weight.name not in left_out])
 
 
 def activations_of(program: Program) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def checked_model(model: object) -> torch.nn.Module:
     lazy = next((p for p, v in parameters.items() if isinstance(v, torch.nn.UninitializedParameter)), None)
     if lazy is not None:
         raise CaptureError(
-            f"{name} has a lazy layer without weights ({lazy}); run the model once on an example first"
+            f"{name} has a lazy layer without weights ({lazy}); expected weights: call it once on an example"
         )
     check_tensors(parameters, name, values=False)
     return model
@@ -327,9 +327,10 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
     tracing, exporting = failures["trace"], failures["export"]
     reasons = [str(error).partition(" raised ")[2] or str(error) for error in (tracing, exporting)]
     step = _next_step(request) if " raised " in str(tracing) else ""
-    if "DataDependent" in reasons[1] and not step:
+    by_values = "DataDependent" in reasons[1] and not step
+    if by_values and "torch.where" not in str(tracing):
         step = "; use torch.where, or make the choice an argument of the model"
-    if reasons[0] == reasons[1] or step.startswith(";"):
+    if reasons[0] == reasons[1] or by_values:
         raise CaptureError(f"{call.name} cannot be captured: {str(tracing).rstrip('.')}{step}") from tracing
     raise CaptureError(
         f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: "
@@ -443,7 +444,10 @@ def _by(method: str, call: ForwardCall) -> ForwardGraph:
         raise
     except Exception as error:
         if isinstance(error, TypeError) and "required" in str(error) and "argument" in str(error):
-            raise InputError(f"{first_line(error)}; pass every input of {call.name} with example=") from error
+            raise InputError(
+                f"{first_line(error)}; pass every input of {call.name} with example=, or in a shell name a "
+                "training script (train.py)"
+            ) from error
         raise CaptureError(f"the forward pass raised {type(error).__name__}: {first_line(error)}") from error
 
 

@@ -60,6 +60,11 @@ def build_from_config(path: Path, architecture: str = "") -> torch.nn.Module:
         MissingExtraError: transformers is not installed.
     """
     file = path / "config.json" if check_path("the model", path).is_dir() else path
+    if not file.exists():
+        raise InputError(
+            f"hf:{path}: there is no file {file}, and nothing is downloaded; expected a config.json of "
+            f"transformers: AutoConfig.from_pretrained({str(path)!r}).save_pretrained(FOLDER) writes one"
+        )
     try:
         document = read_json(file)
     except ProfileError as error:

@@ -247,7 +247,7 @@ class Interceptor(TorchFunctionMode):
                 return answers[0]
             raise CaptureError(
                 f"the forward pass reads the value of a tensor ({target.kind}{where()}), which is not known "
-                "before running"
+                "before running; use torch.where, or make the choice an argument of the model"
             )
         return func(*args, **kwargs)
 

@@ -16,6 +16,7 @@ import torch.fx.traceback
 from torch._decomp import decompositions as rules
 from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import TorchFunctionMetadataMode
 from torch.nn import _reduction
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import PROCESS
 from torchedge.tracing.decompositions import Table
-from torchedge.tracing.torch_calls import called_function, for_users_alone, patches
+from torchedge.tracing.torch_calls import called_function, for_users_alone, imported, patches
 
 LOSS_SCOPE = "loss"
 
@@ -156,7 +157,13 @@ def tracing(*, seen: bool) -> Iterator[None]:
             mode = TorchFunctionMetadataMode
             _replace(mode, "__torch_function__", _of_called(mode.__torch_function__))
             for home, name, patch in patches():
-                _replace(home, name, for_users_alone(home, name, patch))
+                _replace(home, name, for_users_alone(patch, imported(home, name)))
+                if home is torch.Tensor and name in vars(FunctionalTensor):  # it converts by itself
+                    own = vars(FunctionalTensor)[name]
+                    _replace(FunctionalTensor, name, for_users_alone(patch, own))
+            call = torch.nn.Module.__call__
+            if call.__globals__ is not vars(torch.fx._symbolic_trace):  # the wrapper of another trace
+                _replace(torch.fx._symbolic_trace, "_orig_module_call", call)
         _tracing.append(thread)
     try:
         yield

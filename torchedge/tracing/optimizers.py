@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from torchedge.errors import InputError, described
 from torchedge.graphs.steps import GraphBuilder, Ref
@@ -72,11 +73,16 @@ def check_kind(optimizer: object) -> None:
 
 
 def check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Raise InputError for hooks on gradients or on the optimizer's step: no captured step runs them."""
+    """Raise InputError for hooks on gradients or on the optimizer's step: no captured step runs them.
+
+    A method in place of the optimizer's `step` counts as a hook, unless it is a scheduler's.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     places = [f"a parameter of shape {tuple(p.shape)}" for p in parameters if _hooked(p, _PARAMETER_HOOKS)]
-    if _hooked(optimizer, _OPTIMIZER_HOOKS):
+    if _hooked(optimizer, _OPTIMIZER_HOOKS) or not _is_own(optimizer.step):
         places.append("the optimizer")
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        places.append("every optimizer (register_optimizer_step_pre_hook or _post_hook)")
     if places:
         raise InputError(
             f"{places[0]} has a hook, which a captured step does not run; remove it, or train in a loop of "
@@ -86,6 +92,16 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 def _hooked(item: object, kinds: Iterable[str]) -> bool:
     return any(getattr(item, kind, None) for kind in kinds)
+
+
+def _is_own(step: Any) -> bool:
+    """Return whether a method is PyTorch's own, and so is everything that it wraps."""
+    while step is not None:
+        function = getattr(step, "__func__", step)
+        if not str(getattr(function, "__globals__", {}).get("__name__")).startswith("torch."):
+            return False
+        step = getattr(function, "__wrapped__", None)
+    return True
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -378,8 +394,9 @@ class OptimizerSettings:
     def rates(self) -> dict[str, float]:
         """Return the present learning rates by hyperparameter.
 
-        Raises InputError if another setting, or what is trained, has changed since the capture.
+        Raises InputError if another setting, or what is trained, has changed since the capture, or for hooks.
         """
+        check_hooks(self._optimizer)
         if self._trains_now() != self._trains:
             raise InputError(
                 "the optimizer's parameters, or which of them require a gradient, have changed since the "
@@ -415,12 +432,12 @@ class OptimizerSettings:
         start = float(self._states.get(parameter, {}).get("step", 0.0))
         return f"{SCOPE}.step" if start == 0 else f"{SCOPE}.step.from_{start:g}"
 
-    def _trains_now(self) -> list[list[bool]]:
-        return [[p.requires_grad for p in group["params"]] for group in self._optimizer.param_groups]
+    def _trains_now(self) -> list[list[tuple[int, bool]]]:
+        return [[(id(p), p.requires_grad) for p in group["params"]] for group in self._optimizer.param_groups]
 
     def _now(self) -> list[dict[str, Any]]:
         return [
-            {k: v for k, v in group.items() if k not in _OF_THE_LOOP}
+            {k: tuple(v) if isinstance(v, list) else v for k, v in group.items() if k not in _OF_THE_LOOP}
             for group in self._optimizer.param_groups
         ]
 

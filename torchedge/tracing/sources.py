@@ -156,6 +156,10 @@ def _from_name(text: str, weights: bool) -> torch.nn.Module:
             "torchvision", extra="vision", purpose=f"building the model {name} by name"
         )
     hint = did_you_mean(name, [*PAPER_MODELS, *known], "correct the name", most=3)
+    if name.endswith(".json"):
+        hint = f"did you mean hf:{name}?"
+    elif check_path("the model", name).is_dir():
+        hint = f"it is a folder: did you mean hf:{name}, a model's of transformers, or a file in it?"
     raise InputError(f"no model is called {name!r}, expected {_FORMS}; {hint}")
 
 
@@ -202,6 +206,8 @@ def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Modul
             f"{label} cannot be built: {type(error).__name__}: {first_line(error)}; correct the function "
             "that builds it"
         ) from error
+    if inspect.iscoroutine(model):
+        model.close()
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"{label} returns {described(model)}; expected a torch.nn.Module: return the model")
     return model

@@ -215,6 +215,10 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
     if isinstance(error, TypeError) and "argument" in reason:
         text = reason.replace("NoneType", "None")
         return InputError(f"{text}; expected inputs and targets that {name} and its loss take")
+    if ".numpy() is not supported" in reason:
+        return CaptureError(
+            f"{part} leaves PyTorch by .numpy(), where a capture cannot follow; expected tensor operations"
+        )
     if "entirely functional graph" in reason:
         return CaptureError(
             f"{part} writes into a tensor that is neither a parameter nor a buffer; register it "

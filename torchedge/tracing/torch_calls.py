@@ -245,12 +245,17 @@ def patches() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def for_users_alone(home: Any, name: str, patch: Any) -> Callable[..., Any]:
+def imported(home: Any, name: str) -> Callable[..., Any]:
+    """Return the function of PyTorch in whose place user code has put another one."""
+    function: Callable[..., Any] = _AS_IMPORTED[_OFTEN_PATCHED.index(home)][name]
+    return function
+
+
+def for_users_alone(patch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a patch that PyTorch's own rules of a trace do not see: they call the function that it replaced.
 
     Eager PyTorch runs no such rule. Its layers, and functions written in Python, call the patch there too.
     """
-    original = _AS_IMPORTED[_OFTEN_PATCHED.index(home)][name]
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -34,6 +34,8 @@ typedef struct {
   void (*progress)(void *context, int done, int total); /* called while kernels are compiled; NULL: not */
   void *context;            /* passed on to progress */
   uint32_t hints;           /* some of those below; 0: what the driver does by itself */
+  int time_launches;        /* most runs of each launch, one after the other, whose shortest time the figures give,
+                               with that of reading the weights file; what a step computes is of no use then */
 } torchedge_options;
 
 /* Hints for drivers, each without effect where the device does not list the extension: high clocks and priority

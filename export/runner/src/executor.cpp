@@ -94,6 +94,7 @@ Status Executor::open(const Settings& settings) {
     if (large && !program.loads) split_arena(program, static_cast<int64_t>(device_.allocation), static_cast<int64_t>(device_.base_alignment));
   }
   TE_CHECK(check_limits(settings));
+  time_launches_ = settings.time_launches;
   TE_CHECK(open_queue(settings.hints));
   std::vector<Kernel> kernels;
   std::set<std::string> names;
@@ -123,6 +124,9 @@ Status Executor::open(const Settings& settings) {
   TE_CHECK(load_weights());
   for (const auto& [name, value] : bundle_.hyperparameters) TE_CHECK(set(name, value));
   figures_.load_ms = now_ms() - start;
+  for (const Call& call : placed_[0].calls)
+    if (figures_.warp == 0) cl_.GetKernelWorkGroupInfo(call.kernel, device_.handle, kWarp, sizeof figures_.warp, &figures_.warp, nullptr);
+  if (time_launches_ > 0) figures_.disk_ms = bundle_.weights.uncached_ms();
   return {};
 }
 
@@ -138,10 +142,10 @@ Status Executor::open_queue(uint32_t hints) {
   context_ = cl_.CreateContext(properties.data(), 1, &device_.handle, nullptr, nullptr, &code);
   if (context_ == nullptr) context_ = cl_.CreateContext(plain, 1, &device_.handle, nullptr, nullptr, &code);
   if (context_ == nullptr) return failed("creating a context", code);
-  const cl_ulong priority[] = {0x1096, fast ? cl_ulong{1} : cl_ulong{4}, 0};
+  const cl_ulong flags = time_launches_ > 0 ? kProfiling : 0, priority[] = {0x1096, fast ? cl_ulong{1} : cl_ulong{4}, 0x1093, flags, 0};
   if (hinted && device_.has("cl_khr_priority_hints") && cl_.CreateCommandQueueWithProperties != nullptr)
     queue_ = cl_.CreateCommandQueueWithProperties(context_, device_.handle, priority, &code);
-  if (queue_ == nullptr) queue_ = cl_.CreateCommandQueue(context_, device_.handle, 0, &code);
+  if (queue_ == nullptr) queue_ = cl_.CreateCommandQueue(context_, device_.handle, flags, &code);
   return queue_ == nullptr ? Status(failed("creating a queue", code)) : Status();
 }
 
@@ -153,7 +157,7 @@ Status Executor::record(Placed& placed) {
   if (recorded_ == nullptr) recorded_ = cl_.CreateCommandQueue(context_, device_.handle, kRecordable, &code);
   if (recorded_ != nullptr) placed.recording = cl_.NewRecordingQCOM(recorded_, &code);
   if (placed.recording == nullptr) return failed("recording a step", code);
-  for (size_t position = 0; position < placed.calls.size(); ++position) TE_CHECK(launch(placed, position, recorded_));
+  for (size_t position = 0; position < placed.calls.size(); ++position) TE_CHECK(launch(placed, position, recorded_, false));
   code = cl_.EndRecordingQCOM(placed.recording);
   return code == 0 ? Status() : Status(failed("recording a step", code));
 }
@@ -613,24 +617,48 @@ Status Executor::set(const std::string& name, double value) {
   return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
 }
 
-Status Executor::launch(const Placed& placed, size_t position, cl_queue queue) {
+/// Enqueue a launch, or run it for its time.
+Status Executor::launch(const Placed& placed, size_t position, cl_queue queue, bool timed) {
   const Launch& launch = *placed.calls[position].launch;
   const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
-  cl_int code = cl_.EnqueueNDRangeKernel(queue, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, nullptr);
+  auto start = [&](cl_event* ended) {
+    return cl_.EnqueueNDRangeKernel(queue, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, ended);
+  };
+  if (timed) figures_.launch_ns.resize(placed.calls.size(), UINT64_MAX);
+  cl_int code = timed ? time_launch(start, figures_.launch_ns[position]) : start(nullptr);
   if (code == 0) return {};
   const std::string& name = placed.program->kernels[launch.kernel].name;
   return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
 }
 
+/// Run a launch several times in a row: three times, or for 30 ms and no more often than asked.
+cl_int Executor::time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const {
+  cl_ulong spent = 0;
+  for (int run = 0; run < time_launches_ && (run < 3 || spent < 30'000'000); ++run) {
+    cl_event ended = nullptr;
+    cl_ulong from = 0, to = 0;
+    cl_int code = start(&ended);
+    if (code == 0) code = cl_.WaitForEvents(1, &ended);
+    if (code == 0) code = cl_.GetEventProfilingInfo(ended, kStart, sizeof from, &from, nullptr);
+    if (code == 0) code = cl_.GetEventProfilingInfo(ended, kEnd, sizeof to, &to, nullptr);
+    if (ended != nullptr) cl_.ReleaseEvent(ended);
+    if (code != 0) return code;
+    const cl_ulong ns = to > from ? to - from : 1;
+    shortest = std::min(shortest, ns);
+    spent += ns;
+  }
+  return 0;
+}
+
 /// Enqueue all launches of a step, and the copies that each waits for.
 Status Executor::enqueue(const Placed& placed, const std::function<Status(int64_t)>& observe) {
-  if (placed.recording != nullptr && !observe) {
+  if (placed.recording != nullptr && !observe && time_launches_ == 0) {
     cl_int code = cl_.EnqueueRecordingQCOM(queue_, placed.recording, 0, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, nullptr);
     return code == 0 ? Status() : Status(failed("a recorded step", code));
   }
   for (size_t position = 0; position < placed.calls.size(); ++position) {
     if (placed.program->loads) TE_CHECK(advance(placed, placed.program->loads->waits[position]));
-    TE_CHECK(launch(placed, position, queue_));
+    TE_CHECK(launch(placed, position, queue_, time_launches_ > 0 && &placed == &placed_[0] && !observe));
     if (observe) {
       TE_CHECK(observe(position));
       continue;

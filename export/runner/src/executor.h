@@ -16,7 +16,8 @@ namespace torchedge {
 struct Settings {
   std::string device, library, cache;
   int64_t memory_limit = 0;  // bytes; 0: what the device has
-  uint32_t hints = 0;  // TORCHEDGE_FAST, ...
+  uint32_t hints = 0;        // TORCHEDGE_FAST, ...
+  int time_launches = 0;     // most runs of each launch for its time
   Progress progress;
 };
 
@@ -27,6 +28,9 @@ struct Figures {
   int64_t streamed_bytes = 0;  // by the last step
   int64_t built_peak_bytes = 0;  // the process's largest resident set when all kernels were built
   double build_ms = 0, load_ms = 0, step_ms = 0, total_step_ms = 0;
+  size_t warp = 0;           // work-items in lock-step, of the first launch's kernel
+  double disk_ms = 0;        // of a read of the weights file past the page cache
+  std::vector<cl_ulong> launch_ns;  // shortest time of each launch of the whole step, by the device's clock
   std::vector<double> recent_ms;  // times of the last kRecentSteps, in no order
 };
 
@@ -100,7 +104,7 @@ class Executor {
   Status place_arena(Placed& placed, const ArenaMemory& memory);
   Status bind(Placed& placed, const Built& built);
   Status open_queue(uint32_t hints);
-  Status launch(const Placed& placed, size_t position, cl_queue queue);
+  Status launch(const Placed& placed, size_t position, cl_queue queue, bool timed);
   Status record(Placed& placed);
   Status load_weights();
   Status preload();
@@ -110,6 +114,7 @@ class Executor {
   void end_copies();
   /// Enqueue a step's launches; `observe` is called after each, where it is given, and flags are not read then.
   Status enqueue(const Placed& placed, const std::function<Status(int64_t position)>& observe = nullptr);
+  cl_int time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const;
   Status fill(const Tensor& tensor, Memory& memory);
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
@@ -143,6 +148,7 @@ class Executor {
   std::vector<cl_event> copied_;
   int64_t batches_ = 0;
   std::vector<int64_t> tokens_;  // those whose keys and values the caches hold
+  int time_launches_ = 0;
   Figures figures_;
 };
 

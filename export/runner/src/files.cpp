@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #if defined(TORCHEDGE_LIBCRYPTO)
@@ -148,6 +150,22 @@ Status File::read(int64_t offset, void* data, size_t size) const {
     size -= count;
   }
   return {};
+}
+
+double File::uncached_ms() const {
+  constexpr size_t kRequest = size_t{4} << 20, kPage = 4096;
+  const std::string self = "/proc/self/fd/" + std::to_string(descriptor_);
+  int descriptor = ::open(self.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  if (descriptor < 0) descriptor = ::open(self.c_str(), O_RDONLY | O_CLOEXEC);  // a file system without direct reads
+  if (descriptor < 0) return 0;
+  ::fsync(descriptor);  // pages that were not written yet stay in the cache
+  ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+  std::unique_ptr<void, void (*)(void*)> pages(std::aligned_alloc(kPage, kRequest), std::free);
+  auto begun = std::chrono::steady_clock::now();
+  int64_t at = 0;
+  for (ssize_t count = 1; pages != nullptr && count > 0 && at < size_; at += count) count = std::max<ssize_t>(::pread(descriptor, pages.get(), kRequest, at), 0);
+  ::close(descriptor);
+  return at < size_ ? 0 : std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count();
 }
 
 Result<std::string> File::read_all(int64_t most) const {

@@ -49,6 +49,8 @@ class File {
   int64_t size() const { return size_; }
   /// Read exactly so many bytes at an offset.
   Status read(int64_t offset, void* data, size_t size) const;
+  /// The time that reading all of it takes past the page cache, in ms; 0 where it cannot be opened so.
+  double uncached_ms() const;
   /// Read all of it; more than `most` bytes are refused before.
   Result<std::string> read_all(int64_t most) const;
 

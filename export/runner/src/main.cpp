@@ -42,6 +42,7 @@ Run an exported bundle through OpenCL. Without --inputs and --prompt-ids, descri
                        first that is off; the exit status is 1 then. For bundles exported with check=True
   --json               with --check: print the result as JSON
   --figures            print times and memory as JSON at the end
+  --times N            run each launch up to N times in a row; --figures gives the shortest time of each
 
 The OpenCL library is $TORCHEDGE_OPENCL, else libOpenCL.so.1 or the vendors' places on Android.
 )";
@@ -52,7 +53,7 @@ struct Arguments {
   double temperature = 0, top_p = 0;
   uint64_t new_tokens = 64, top_k = 0, seed = 0;
   std::vector<std::pair<std::string, double>> settings;
-  uint64_t steps = 0, memory_limit = 0;
+  uint64_t steps = 0, times = 0, memory_limit = 0;
   uint32_t hints = 0;
   bool figures = false, check = false, json = false;
 };
@@ -95,7 +96,7 @@ Result<Arguments> parse(int count, char** words) {
       {"--method", &arguments.method}};
   std::map<std::string, std::vector<int64_t>*> lists = {{"--prompt-ids", &arguments.prompt}, {"--stop", &arguments.stop}};
   std::map<std::string, double*> shares = {{"--temperature", &arguments.temperature}, {"--top-p", &arguments.top_p}};
-  std::map<std::string, uint64_t*> counts = {{"--steps", &arguments.steps}, {"--memory-limit", &arguments.memory_limit}, {"--top-k", &arguments.top_k},
+  std::map<std::string, uint64_t*> counts = {{"--steps", &arguments.steps}, {"--memory-limit", &arguments.memory_limit}, {"--times", &arguments.times}, {"--top-k", &arguments.top_k},
                                              {"--max-new-tokens", &arguments.new_tokens}, {"--seed", &arguments.seed}};
   for (int k = 1; k < count; ++k) {
     std::string word = words[k];
@@ -130,7 +131,7 @@ Result<Arguments> parse(int count, char** words) {
       TE_TRY(share, number(word, value, 0, 1e6));
       *shares[word] = share;
     } else {
-      TE_TRY(amount, number(word, value, word == "--seed" ? 0 : 1, 1e15));
+      TE_TRY(amount, number(word, value, word == "--seed" ? 0 : 1, word == "--times" ? 1e6 : 1e15));
       *counts[word] = static_cast<uint64_t>(amount);
     }
   }
@@ -277,6 +278,7 @@ int main(int count, char** words) {
   options.sha256 = chosen.sha256.c_str();
   options.memory_limit = chosen.memory_limit;
   options.hints = chosen.hints;
+  options.time_launches = static_cast<int>(chosen.times);
   if (isatty(STDERR_FILENO)) options.progress = show_progress;
   torchedge_bundle* handle = nullptr;
   int code = torchedge_open(chosen.bundle.c_str(), &options, &handle);

@@ -53,6 +53,9 @@ ClDevice describe(const ClLibrary& cl, cl_platform platform, cl_device handle) {
   device.local_bytes = value_of<cl_ulong>(cl, handle, 0x1023, 0);
   device.base_alignment = std::max<cl_uint>(value_of<cl_uint>(cl, handle, 0x1019, 8) / 8, 1);
   device.work_group = value_of<size_t>(cl, handle, 0x1004, 1);
+  device.compute_units = value_of<cl_uint>(cl, handle, 0x1002, 1);
+  device.clock_mhz = value_of<cl_uint>(cl, handle, 0x100C, 0);
+  device.unified = value_of<cl_uint>(cl, handle, 0x1035, 0);
   size_t sizes[16] = {1, 1, 1};
   if (cl.GetDeviceInfo(handle, 0x1005, sizeof sizes, sizes, nullptr) == 0) std::copy(sizes, sizes + 3, device.work_item_sizes);
   if (value_of<cl_uint>(cl, handle, 0x1016, 0)) {
@@ -99,7 +102,7 @@ Result<ClLibrary> open_opencl(const std::string& path) {
   TE_LOAD(CreateProgramWithBinary), TE_LOAD(BuildProgram), TE_LOAD(GetProgramInfo), TE_LOAD(GetProgramBuildInfo);
   TE_LOAD(CreateKernel), TE_LOAD(GetKernelInfo), TE_LOAD(SetKernelArg), TE_LOAD(EnqueueNDRangeKernel);
   TE_LOAD(EnqueueReadBuffer), TE_LOAD(EnqueueWriteBuffer), TE_LOAD(EnqueueReadImage), TE_LOAD(EnqueueWriteImage);
-  TE_LOAD(Flush), TE_LOAD(Finish), TE_LOAD(WaitForEvents), TE_LOAD(ReleaseEvent), TE_LOAD(ReleaseKernel), TE_LOAD(ReleaseProgram), TE_LOAD(ReleaseMemObject);
+  TE_LOAD(Flush), TE_LOAD(Finish), TE_LOAD(WaitForEvents), TE_LOAD(GetEventProfilingInfo), TE_LOAD(GetKernelWorkGroupInfo), TE_LOAD(ReleaseEvent), TE_LOAD(ReleaseKernel), TE_LOAD(ReleaseProgram), TE_LOAD(ReleaseMemObject);
   TE_LOAD(ReleaseCommandQueue), TE_LOAD(ReleaseContext);
   const std::string needed = missing;
   TE_LOAD(CreateCommandQueueWithProperties), TE_LOAD(NewRecordingQCOM), TE_LOAD(EndRecordingQCOM), TE_LOAD(EnqueueRecordingQCOM), TE_LOAD(ReleaseRecordingQCOM);

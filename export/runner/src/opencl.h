@@ -67,6 +67,8 @@ struct ClLibrary {
   cl_int (*Flush)(cl_queue);
   cl_int (*Finish)(cl_queue);
   cl_int (*WaitForEvents)(cl_uint, const cl_event*);
+  cl_int (*GetEventProfilingInfo)(cl_event, cl_uint, size_t, void*, size_t*);
+  cl_int (*GetKernelWorkGroupInfo)(cl_kernel, cl_device, cl_uint, size_t, void*, size_t*);
   cl_int (*ReleaseEvent)(cl_event);
   cl_int (*ReleaseKernel)(cl_kernel);
   cl_int (*ReleaseProgram)(cl_program);
@@ -93,7 +95,8 @@ struct ClDevice {
   std::string name, vendor, version, driver, platform_name, platform_version, extensions;
   cl_ulong type = 0, memory = 0, allocation = 0, local_bytes = 0, base_alignment = 1;
   size_t work_group = 1, work_item_sizes[3] = {1, 1, 1}, image_width = 0, image_height = 0;
-  cl_uint pitch_alignment = 0;
+  cl_uint pitch_alignment = 0, compute_units = 1, clock_mhz = 0;
+  bool unified = false;  // memory of its own, or the host's
 
   bool gpu() const { return type & 4; }
   bool has(const std::string& extension) const { return (" " + extensions + " ").find(" " + extension + " ") != std::string::npos; }
@@ -108,7 +111,8 @@ Result<ClDevice> choose_device(const ClLibrary& cl, const std::string& query);
 std::string error_name(cl_int code);
 
 constexpr cl_uint kFalse = 0, kTrue = 1, kRgba = 0x10B5, kFloat = 0x10DE, kHalfFloat = 0x10DD, kImage2d = 0x10F1;
-constexpr cl_ulong kReadWrite = 1, kRecordable = 1 << 30;
+constexpr cl_ulong kReadWrite = 1, kProfiling = 2, kRecordable = 1 << 30;
 constexpr cl_uint kRegion = 0x1220, kNumArgs = 0x1191, kBuildLog = 0x1183, kBinarySizes = 0x1165, kBinaries = 0x1166;
+constexpr cl_uint kStart = 0x1282, kEnd = 0x1283, kWarp = 0x11B3;
 
 }  // namespace torchedge

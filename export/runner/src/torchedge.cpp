@@ -29,6 +29,16 @@ Json ports_json(const std::vector<Port>& ports) {
 }
 
 Json report(const Executor& executor);
+Json limits_json(const Executor& executor) {
+  const ClDevice& device = executor.device();
+  return {{"name", device.name}, {"vendor", device.vendor}, {"platform", device.platform_name}, {"opencl", device.version},
+          {"type", device.type}, {"unified", device.unified}, {"compute_units", device.compute_units}, {"clock_mhz", device.clock_mhz},
+          {"memory_bytes", device.memory}, {"allocation_bytes", device.allocation}, {"local_bytes", device.local_bytes},
+          {"base_alignment", device.base_alignment}, {"work_group", device.work_group}, {"work_item_sizes", device.work_item_sizes},
+          {"image_width", device.image_width}, {"image_height", device.image_height}, {"pitch_alignment", device.pitch_alignment},
+          {"image_from_buffer", device.image_from_buffer()}, {"half", device.has("cl_khr_fp16")}, {"double", device.has("cl_khr_fp64")},
+          {"warp", executor.figures().warp}};
+}
 
 std::string describe(const Executor& executor) {
   const Bundle& bundle = executor.bundle();
@@ -47,6 +57,7 @@ std::string describe(const Executor& executor) {
                    {"device", executor.device().title()},
                    {"driver", executor.device().driver},
                    {"methods", methods},
+                   {"limits", limits_json(executor)},
                    {"inputs", ports_json(bundle.methods[0].inputs)},
                    {"outputs", ports_json(bundle.methods[0].outputs)},
                    {"state", state},
@@ -69,7 +80,7 @@ Json report(const Executor& executor) {
   const Figures& figures = executor.figures();
   std::vector<double> times = figures.recent_ms;
   std::sort(times.begin(), times.end());
-  return Json{{"device", executor.device().title()},
+  Json document = {{"device", executor.device().title()},
                    {"driver", executor.device().driver},
                    {"steps", figures.steps},
                    {"step_ms", figures.step_ms},
@@ -85,6 +96,11 @@ Json report(const Executor& executor) {
                    {"peak_bytes", peak_resident_bytes()},
                    {"programs", figures.programs},
                    {"programs_from_cache", figures.programs_from_cache}};
+  if (!figures.launch_ns.empty()) {
+    document["launch_ns"] = figures.launch_ns;
+    document["disk"] = {{"bytes", executor.bundle().weights.size()}, {"ms", figures.disk_ms}};
+  }
+  return document;
 }
 
 /// Run a function of the executor; its error, or that of memory that ran out, is the handle's.
@@ -119,7 +135,7 @@ int torchedge_open(const char* folder, const torchedge_options* options, torched
   try {
     const torchedge_options chosen = options == nullptr ? torchedge_options{} : *options;
     Settings settings{given(chosen.device), given(chosen.library), given(chosen.cache),
-                      static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), chosen.hints, nullptr};
+                      static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), chosen.hints, chosen.time_launches, nullptr};
     if (chosen.progress != nullptr)
       settings.progress = [chosen](int done, int total) { chosen.progress(chosen.context, done, total); };
     auto bundle = open_bundle(given(folder), given(chosen.sha256));

@@ -14,7 +14,7 @@ from torchedge.errors import LoweringError
 from torchedge.lowering.building import contraction, elementwise
 from torchedge.lowering.fusion import form_groups
 from torchedge.lowering.kernels.loading import TURN, loading_size, slot_numbers, with_slot
-from torchedge.lowering.kernels.pointwise import write_updates
+from torchedge.lowering.kernels.updates import write_updates
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.programs import Arena, Kernel, Program, StoredTensor
 from torchedge.lowering.schedules import NARROW, SMALL, TILE, ContractionSchedule

@@ -21,8 +21,6 @@ from torchedge.lowering.nodes import Stored, nodes_below
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.schedules import (
     ContractionSchedule,
-    PointwiseExtents,
-    PointwiseSchedule,
     RowsExtents,
     RowsSchedule,
     is_legal,
@@ -39,16 +37,16 @@ GPU = TARGETS["gpu"]
 @pytest.mark.parametrize(
     "schedule",
     [
-        PointwiseSchedule(1, 1, (8, 3)),
-        PointwiseSchedule(4, 1, (4, 1)),
-        PointwiseSchedule(2, 8, (2, 3)),
-        PointwiseSchedule(4, 2, (16, 8)),
+        RowsSchedule(1, False, 1, (8, 3)),
+        RowsSchedule(4, False, 1, (4, 1)),
+        RowsSchedule(2, False, 1, (2, 3), further=7),
+        RowsSchedule(4, False, 1, (16, 8), further=1),
     ],
 )
 def test_elements(schedule):
     x, shift = Stored((4, 6, 32), "float32", "x", 0), Stored((32,), "float32", "shift", 1)
     data = {n.name: np.random.default_rng(n.index).normal(size=n.shape).astype("f") for n in (x, shift)}
-    assert is_legal(schedule, PointwiseExtents((24, 32)), GPU)
+    assert is_legal(schedule, RowsExtents((24, 32), (), False, sum_bytes=0), GPU)
     node = elementwise(lambda a, b: (a + b) * 2, x, shift, dtype="float32")
     (found,) = run_nodes([node], data, "gpu", schedule, inputs=[x, shift])
     np.testing.assert_allclose(found, (data["x"] + data["shift"]) * 2, rtol=1e-6)
@@ -86,8 +84,10 @@ def test_tiles(group, unroll, storage):
 
 def test_predicates_hold_for_arrays_of_candidates():
     vectors = np.array([1, 2, 4, 8])
-    schedules = PointwiseSchedule(vectors, 2, (np.array([64, 64, 2048, 64]),))
-    assert is_legal(schedules, PointwiseExtents((5, 8)), GPU).tolist() == [True, True, False, False]
+    schedules = RowsSchedule(vectors, False, 1, (np.array([64, 64, 2048, 64]),), further=1)
+    elements = RowsExtents((5, 8), (), False, sum_bytes=0)
+    assert is_legal(schedules, elements, GPU).tolist() == [True, True, False, False]
+    assert not is_legal(schedules, replace(elements, sum_bytes=4), GPU).any()
     along = RowsSchedule(vectors, np.array([True, False, True, False]), 1, (64,))
     assert is_legal(along, RowsExtents((6,), (4,), True), GPU).tolist() == [True, True, True, False]
     searching = is_legal(along, RowsExtents((6,), (4,), True, searches=True), GPU)

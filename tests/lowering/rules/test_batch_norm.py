@@ -19,19 +19,6 @@ def tensors(shape, affine=True):
     return x, *((weight, bias) if affine else (None, None)), mean, var
 
 
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_forward(shape, training, affine):
-    given = tensors(shape, affine)
-    check(aten._native_batch_norm_legit_functional.default, *given, training, 0.1, 1e-5)
-    if training:
-        check(aten._native_batch_norm_legit.no_stats, *given[:3], True, 0.1, 1e-5)
-    else:
-        check(aten._native_batch_norm_legit_no_training.default, *given, 0.1, 1e-5)
-        check(aten.native_batch_norm.default, *given, False, 0.1, 1e-5)
-
-
 @pytest.mark.parametrize("mask", [[True, True, True], [False, True, True], [True, False, False]], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -54,10 +41,3 @@ def test_statistics_of_a_channel_are_one_node():
     parts = nodes[1:]
     assert all(isinstance(p, RowsResult) for p in parts) and len({p.rows for p in parts}) == 1
     assert isinstance(parts[0].rows, Rows) and len(parts[0].rows.stages) == 3
-
-
-@pytest.mark.parametrize("name", ["weight", "bias"])
-def test_either_parameter_alone(name):
-    x, weight, bias, mean, var = tensors((4, 3, 5))
-    given = (weight, None) if name == "weight" else (None, bias)
-    check(aten._native_batch_norm_legit_functional.default, x, *given, mean, var, True, 0.1, 1e-5)

@@ -100,32 +100,6 @@ def test_write(case):
     check(*case, device=True)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
-@pytest.mark.parametrize("include_self", [False, True])
-def test_scatter_reduce(reduce, include_self):
-    index = places(5, 4, 6, low=0)
-    for x, src in ((tensor(4, 5), tensor(4, 6)), (places(9, 4, 5), places(9, 4, 6))):
-        check(aten.scatter_reduce.two, x, 1, index, src, reduce, include_self=include_self, device=True)
-
-
-@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
-@pytest.mark.parametrize("include_self", [False, True])
-def test_index_reduce(reduce, include_self):
-    x, index, source = tensor(4, 5, 3), places(5, 6, low=0), tensor(4, 6, 3)
-    check(aten.index_reduce.default, x, 1, index, source, reduce, include_self=include_self)
-
-
-@pytest.mark.parametrize("reduce", ["add", "multiply"])
-def test_scatter_with_a_reduction(reduce):
-    check(aten.scatter.reduce, tensor(4, 5), 1, places(5, 4, 6, low=0), tensor(4, 6), reduce=reduce)
-    check(aten.scatter.value_reduce, tensor(4, 5), 1, places(5, 4, 6, low=0), 1.5, reduce=reduce)
-
-
-def test_scatter_adds_alpha_times():
-    check(aten.index_add.default, tensor(4, 3), 0, places(4, 5, low=0), tensor(5, 3), alpha=-0.5)
-
-
 def test_no_index_changes_nothing():
     empty, x = torch.tensor([], dtype=torch.int64), tensor(4, 3)
     check(aten.scatter_add.default, x, 0, empty, tensor(0))

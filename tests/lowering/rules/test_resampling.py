@@ -19,65 +19,25 @@ def tensor(*shape):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-SIZES = [
-    ((4, 5), (8, 10)),
-    ((4, 5), (7, 3)),
-    ((3, 3), (3, 3)),
-    ((1, 5), (4, 1)),
-    ((7, 2), (5, 9)),
-    ((2, 6), (6, 15)),
-]
-FACTORS = [(2.0, 2.0), (2.05, 1.0), (1.7, 0.6), (1.5, 3.0), (2.3, 1.1)]
-
-
-def both(kind, space, shape, made, *rest, scales=(), device=False):
-    name = f"{kind}{space}d"
-    forward, backward = getattr(aten, name), getattr(aten, f"{name}_backward")
-    x, grad = tensor(*shape), tensor(*shape[:-space], *made)
-    nodes = check(forward.default, x, list(made), *rest, *scales, rtol=1e-6, atol=1e-6, device=device)
-    check(
-        backward.default, grad, list(made), list(shape), *rest, *scales, rtol=1e-6, atol=1e-6, device=device
-    )
-    return nodes
-
-
-@pytest.mark.parametrize(("size", "made"), SIZES)
-@pytest.mark.parametrize("kind", ["upsample_nearest", "_upsample_nearest_exact"])
-def test_nearest(size, made, kind):
-    both(kind, 2, (2, 3, *size), made)
-    both(kind, 1, (2, 3, size[0]), made[:1])
-
-
-@pytest.mark.parametrize(("size", "made"), SIZES)
-@pytest.mark.parametrize("kind", ["upsample_bilinear", "upsample_bicubic"])
-@pytest.mark.parametrize("align_corners", [False, True])
-def test_in_between(size, made, kind, align_corners):
-    both(kind, 2, (2, 3, *size), made, align_corners)
-
-
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("factors", FACTORS)
 @pytest.mark.parametrize(
-    ("kind", "rest"),
+    ("kind", "shape", "sizes", "rest"),
     [
-        ("upsample_nearest", ()),
-        ("_upsample_nearest_exact", ()),
-        ("upsample_bilinear", (False,)),
-        ("upsample_bicubic", (False,)),
+        *(("upsample_nearest2d", (2, 3, 4, 5), sizes, ()) for sizes in ((8, 10), (7, 3))),
+        *(("_upsample_nearest_exact2d", (2, 3, 7, 2), sizes, ()) for sizes in ((5, 9), (7, 2))),
+        *((f"upsample_{kind}2d", (2, 3, 4, 5), (7, 9), (corners,))
+          for kind in ("bilinear", "bicubic") for corners in (False, True)),
+        ("upsample_bilinear2d", (1, 2, 9, 7), (15, 4), (False, 1.7, 0.6)),
+        ("upsample_nearest1d", (2, 3, 5), (9,), ()),
+        ("upsample_linear1d", (2, 3, 5), (9,), (True,)),
+        ("upsample_nearest3d", (1, 2, 3, 4, 2), (6, 8, 4), ()),
+        ("upsample_trilinear3d", (1, 2, 3, 4, 2), (5, 4, 6), (False,)),
     ],
-)
-def test_factors(factors, kind, rest):
-    size = (9, 7)
-    made = [int(n * f) for n, f in zip(size, factors, strict=True)]
-    both(kind, 2, (1, 2, *size), made, *rest, scales=factors, device=True)
-
-
-@pytest.mark.parametrize("align_corners", [False, True])
-def test_one_and_three_dimensions(align_corners):
-    both("upsample_linear", 1, (2, 3, 5), (9,), align_corners)
-    both("upsample_trilinear", 3, (1, 2, 3, 4, 2), (5, 4, 6), align_corners)
-    both("upsample_nearest", 3, (1, 2, 3, 4, 2), (6, 8, 4))
-    both("_upsample_nearest_exact", 3, (1, 2, 3, 4, 2), (5, 9, 4))
+)  # fmt: skip
+def test_forward_and_gradient(kind, shape, sizes, rest):
+    forward, backward = getattr(aten, kind).default, getattr(aten, f"{kind}_backward").default
+    grad = tensor(*shape[: -len(sizes)], *sizes)
+    check(forward, tensor(*shape), list(sizes), *rest, rtol=1e-6, atol=1e-6)
+    check(backward, grad, list(sizes), list(shape), *rest, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1.3, 1.7, 2.9, 0.3, 1 / 3, 3.1415])
@@ -90,7 +50,7 @@ def test_nearest_rounds_as_single_precision_does(factor):
 
 
 def test_whole_factors_need_no_arithmetic_on_values():
-    (node,) = both("upsample_nearest", 2, (1, 4, 3, 3), (6, 9))
+    (node,) = check(aten.upsample_nearest2d.default, tensor(1, 4, 3, 3), [6, 9])
     assert isinstance(node, Pointwise) and isinstance(node.body, Read)
     (load,) = reads_of(node.body)
     assert not any(isinstance(a, Fetched) for i in load.indices for a in atoms_of(i))

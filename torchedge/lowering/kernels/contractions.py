@@ -10,27 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES
-from torchedge.expressions.indices import Axis, flatten, of
+from torchedge.expressions.indices import Axis
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Guarded, Local, Read, Scalar, constant, reads_of
+from torchedge.expressions.scalars import Guarded, Scalar, constant
 from torchedge.expressions.sizes import argument, digits, quotient
-from torchedge.lowering.fusion import ACCUMULATED, Computed, FusionGroup
+from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loading import TURN
-from torchedge.lowering.kernels.loops import in_loops, work_of, write_all
+from torchedge.lowering.kernels.loops import work_of, write_all
 from torchedge.lowering.kernels.products import Product, last_of, places, size
-from torchedge.lowering.kernels.rows import RowsNest, joined_slices, write_joining
-from torchedge.lowering.kernels.sources import Arguments, Body, KernelSource, arguments_of, declared
+from torchedge.lowering.kernels.sources import Arguments, Body, KernelSource, declared
 from torchedge.lowering.kernels.tilings import Operand, Tiling, tiling_of
-from torchedge.lowering.nodes import Contraction, Node, Stage, Stored
+from torchedge.lowering.nodes import Contraction
 from torchedge.lowering.schedules import ContractionSchedule
 from torchedge.lowering.targets import Kind, Target
-from torchedge.textures.layouts import LANES, Layout, row_major
-
-SLICE = Axis("part", 1 << 16)
-"""The loop over the slices of a split-K contraction."""
+from torchedge.textures.layouts import LANES
 
 LOCAL_WORDS = 1 << 13
 """Smallest local memory of a "panel", in elements; larger ones have four times as many, and so on.
@@ -45,57 +41,11 @@ UNROLL = "#pragma unroll"
 
 
 def write_contraction(
-    group: FusionGroup,
-    product: Product,
-    layouts: Mapping[Node, Layout],
-    schedule: ContractionSchedule,
-    target: Target,
-) -> tuple[KernelSource, ...]:
-    """Return the kernels of a group whose host is a contraction: one, or two where it is split (split-K).
-
-    The slices of a split contraction lie in a tensor of their own: a bare Node, row-major, that the first
-    kernel writes and the second one reads.
-    """
-    slices = int(tiling_of(product, schedule).schedule.slices)
-    if slices == 1:
-        return (_main(group, product, schedule, group.stored, layouts, target),)
-    joining = joining_slices(product, slices)
-    (read,) = [body for body in joining.bodies if isinstance(body, Read)]
-    loops = (product.batch, product.rows, product.cols)
-    element = (of(SLICE), *[flatten(list(map(of, own)), [x.extent for x in own]) for own in loops])
-    scratch = read.tensor
-    partial = replace(product, stores=((scratch, Computed(Local(ACCUMULATED, scratch.dtype), element)),))
-    layouts = {**layouts, scratch: row_major(4)}
-    return (
-        _main(group, partial, schedule, {scratch: None}, layouts, target),
-        write_joining(group, joining, layouts, target, "sum of slices"),
-    )
-
-
-def joining_slices(product: Product, slices: int) -> RowsNest:
-    """Return the loops that add the slices of a contraction and compute what follows it."""
-    scratch = Node((slices, *product.sizes[:3]), "float32" if product.dtype == "float16" else product.dtype)
-    rows, moved = product.joined
-    loops = (product.batch, product.rows, product.cols)
-    element = [flatten([moved[x] for x in own], [x.extent for x in own]) for own in loops]
-    stages = (Stage(ACCUMULATED, "sum", Local(ACCUMULATED, scratch.dtype), scratch.dtype),)
-    return joined_slices(rows, element, [scratch], stages, in_loops(product.stores, moved))
-
-
-def _main(
-    group: FusionGroup,
-    product: Product,
-    schedule: ContractionSchedule,
-    written: Mapping[Node, Stored | None],
-    layouts: Mapping[Node, Layout],
-    target: Target,
+    group: FusionGroup, product: Product, arguments: Arguments, schedule: ContractionSchedule, target: Target
 ) -> KernelSource:
     """Return the kernel that multiplies."""
     host, tiling = group.host, tiling_of(product, schedule)
     assert isinstance(host, Contraction)
-    values = [c.value for _, c in product.stores]
-    read = dict.fromkeys(read.tensor for read in reads_of(product.a, product.b, *values))
-    arguments = arguments_of(written, list(read), layouts, target.checks)
     text = _ProductText(tiling, arguments, host.dtype, target.local_bytes // product.itemsize)
     _WRITERS[schedule.kind](text)
     batch, rows, cols, inner = product.sizes
@@ -106,7 +56,7 @@ def _main(
         f"contraction_{schedule.kind}",
         host.name,
         (tuple(map(int, tiling.global_size)), group_size),
-        host.flops + work_of(values) * host.numel,
+        host.flops + work_of([item.value for _, item in product.stores]) * host.numel,
         f"{host.name} as {batch} x [{rows}, {inner}] @ [{inner}, {cols}]",
         group.scope,
         sum(TYPE_BYTES[kind] * count for kind, count in text.local.values()),

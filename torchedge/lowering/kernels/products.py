@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from torchedge.expressions.dialect import offset_of
-from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of
+from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, flatten, of
 from torchedge.expressions.scalars import (
     Bound,
     Constant,
     Guarded,
+    Local,
     Read,
     Scalar,
     reads_of,
@@ -20,7 +21,7 @@ from torchedge.expressions.scalars import (
 )
 from torchedge.expressions.sizes import digits
 from torchedge.graphs import ITEM_SIZES
-from torchedge.lowering.fusion import FusionGroup
+from torchedge.lowering.fusion import ACCUMULATED, Computed, FusionGroup
 from torchedge.lowering.kernels.loops import (
     Stores,
     accessed,
@@ -30,8 +31,9 @@ from torchedge.lowering.kernels.loops import (
     joined,
     strides_of,
 )
+from torchedge.lowering.kernels.rows import PART, RowsNest, joined_slices
 from torchedge.lowering.kernels.sources import Arguments
-from torchedge.lowering.nodes import Contraction
+from torchedge.lowering.nodes import Contraction, Node, Stage
 from torchedge.lowering.schedules import ContractionExtents
 
 Loops = tuple[Axis, ...]
@@ -61,6 +63,30 @@ class Product:
     dtype: str
     joined: tuple[Loops, Mapping[Axis, Index]] = ((), {})
     skips: tuple[Bound, ...] = ()
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        """All that is computed: the operands, then the results."""
+        return (self.a, self.b, *[item.value for _, item in self.stores])
+
+    @property
+    def positions(self) -> tuple[Loops, ...]:
+        """The loops whose positions are counted as one."""
+        return self.batch, self.rows, self.cols, self.inner
+
+    def sliced(self, parts: int) -> tuple[Product, RowsNest]:
+        """Return the loops that sum each of some slices (split-K), and those that add them."""
+        dtype = "float32" if self.dtype == "float16" else self.dtype
+        scratch, roles = Node((parts, *self.sizes[:3]), dtype), (self.batch, self.rows, self.cols)
+        rows, moved = self.joined
+        own, element = (
+            [flatten([place[x] for x in loops], [x.extent for x in loops]) for loops in roles]
+            for place in ({x: of(x) for loops in roles for x in loops}, moved)
+        )
+        total = Local(ACCUMULATED, dtype)
+        first = replace(self, stores=((scratch, Computed(total, (of(PART), *own))),))
+        stages = (Stage(ACCUMULATED, "sum", total, dtype),)
+        return first, joined_slices(rows, element, [scratch], stages, in_loops(self.stores, moved))
 
     @property
     def itemsize(self) -> int:

@@ -1,5 +1,7 @@
 """Reductions over rows as kernels: sums, softmax, layer norm, windows of pooling and depthwise convolution.
 
+Element-wise work is rows of one element: no loops within a row, and nothing is reduced.
+
 The lanes of a kernel are either neighbouring rows (windows, sums over a batch) or neighbouring elements of
 one row (softmax, layer norm). The work-items of a group share long rows, neighbours reading neighbouring
 memory; where rows are few, each is cut into slices, whose results a second kernel joins in their order.
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, offset_of
-from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
+from torchedge.expressions.indices import ZERO, Axis, Fetched, Index, atoms_of, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Local, Read, Scalar, reads_of, substitute, walk
 from torchedge.expressions.sizes import argument, digits
@@ -36,14 +38,12 @@ from torchedge.lowering.kernels.sources import (
     Body,
     KernelSource,
     WorkItems,
-    arguments_of,
     declared,
     spread,
 )
-from torchedge.lowering.nodes import Node, Rows, Stage, Stored
+from torchedge.lowering.nodes import Node, Pointwise, Rows, Stage
 from torchedge.lowering.schedules import RowsExtents, RowsSchedule, default_schedule
 from torchedge.lowering.targets import Target
-from torchedge.textures.layouts import Layout, row_major
 
 LONG = 64
 """Rounds of a loop above which sums are compensated for rounding errors."""
@@ -51,12 +51,12 @@ MOST_UNROLLED = 64
 """Most copies of a row's statements by unrolled loops: hundreds of them compile for seconds."""
 
 PART = Axis("part", 1 << 16)
-"""The slice of a row that a kernel reduces."""
+"""The slice of a row, or of a product's inner loops, that a kernel reduces."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsNest:
-    """The loops of reductions over rows, in the order in which the largest operand lies.
+    """The loops of reductions over rows, in the order in which the largest operand lies; or of elements.
 
     rows, inner: loops over rows and within them. bodies, stores: reduced values and results in terms of these
     loops. position: of an element among the host's inner axes, row-major. memory: all loops, the fastest in
@@ -90,12 +90,55 @@ class RowsNest:
         rows, inner = (tuple([axis.extent for axis in loops]) for loops in (self.rows, self.inner))
         number = {axis: k for k, axis in enumerate((*self.rows, *self.inner))}
         memory = tuple([number[axis] for axis in self.memory])
-        return RowsExtents(rows, inner, self.along, self.searches, memory, self.slices, self.sum_bytes)
+        how = (self.along, self.searches, memory, self.slices, self.sum_bytes)
+        return RowsExtents(rows, inner, *how, fetches=not self.stages and self._fetches)
+
+    @property
+    def _fetches(self) -> bool:
+        """Whether a place that is read and that a tensor holds depends on the innermost loop."""
+        fetched = [
+            of(atom)
+            for read in reads_of(*[item.value for _, item in self.stores])
+            for index in read.indices
+            for atom in atoms_of(index)
+            if isinstance(atom, Fetched)
+        ]
+        return bool(axes_below(fetched) & {*self.rows[-1:]})
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of a launch."""
+        points = prod([axis.extent for axis in (*self.rows, *self.inner)])
+        values = self.bodies if self.stages else [item.value for _, item in self.stores]
+        return (work_of(values) + len(self.stages)) * points
 
     def lane(self, along: bool) -> Axis | None:
         """Return the loop whose neighbours are the lanes."""
         loops = self.inner if along else self.rows
         return loops[-1] if loops else None
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        """All that is computed: the reduced values, then the results."""
+        return (*self.bodies, *[item.value for _, item in self.stores])
+
+    @property
+    def positions(self) -> tuple[tuple[Axis, ...], ...]:
+        """The loops whose positions are counted as one."""
+        return self.rows, *[(axis,) for axis in self.inner]
+
+    def sliced(self, parts: int) -> tuple[RowsNest, RowsNest]:
+        """Return the loops that reduce each of some slices of rows, and those that join the results."""
+        element, shape = list(map(of, self.rows)), (parts, *[axis.extent for axis in self.rows])
+        scratch = [Node(shape, stage.dtype) for stage in self.stages]
+        stores = tuple(
+            [
+                (node, Computed(Local(stage.name, node.dtype), (of(PART), *element)))
+                for node, stage in zip(scratch, self.stages, strict=True)
+            ]
+        )
+        joining = joined_slices(self.rows, element, scratch, self.stages, self.stores)
+        return replace(self, stores=stores), joining
 
     def split_stores(self) -> tuple[Stores, Stores]:
         """Return the results with a value for each element of a row, and those with one for a row."""
@@ -143,6 +186,11 @@ class _Text:
         return {a: a.extent // self.width if a is lane else a.extent for a in self.nest.memory}
 
     @property
+    def apart(self) -> int:
+        """How far apart the vectors of a work-item are, in vectors."""
+        return self.items[self.nest.rows[-1]] // (1 + self.schedule.further)
+
+    @property
     def members(self) -> int:
         """Work-items that share a row."""
         return prod([self.share.get(axis, 1) for axis in self.nest.inner])
@@ -162,7 +210,7 @@ class _Text:
         """Return a new scope whose statements go to `lines`."""
         self.scopes += 1
         lane = self.nest.lane(self.along) if width > 1 else None
-        prefix, uniform = f"v{self.scopes}_", frozenset(self.uniform)
+        prefix, uniform = f"v{self.scopes}_" if self.nest.stages else "v", frozenset(self.uniform)
         return Renderer(self.arguments.site_of, lane, width, lines, self.body.helpers, prefix, uniform)
 
     def loop(self, statements: Callable[[int], Sequence[str]], width: int) -> None:
@@ -210,47 +258,6 @@ class _Text:
         return f"if (part_{name} == 0) {head}" if self.slices.get(axis, 1) > 1 else head
 
 
-def write_rows(
-    group: FusionGroup,
-    nest: RowsNest,
-    layouts: Mapping[Node, Layout],
-    schedule: RowsSchedule,
-    target: Target,
-) -> tuple[KernelSource, ...]:
-    """Return the kernels of a group whose host reduces rows: one, or two where rows are cut into slices.
-
-    The results of slices lie in tensors of their own: bare Nodes, row-major, that the first kernel writes and
-    the second one reads.
-    """
-    host = group.host
-    assert isinstance(host, Rows)
-    parts = prod(schedule.cuts(nest.extents))
-    if parts == 1:
-        return (_written(group, nest, group.stored, layouts, schedule, target, host.name),)
-    joining = joining_nest(nest, parts)
-    slices = [read.tensor for read in joining.bodies if isinstance(read, Read)]
-    element = (of(PART), *map(of, nest.rows))
-    stores = tuple(
-        [
-            (node, Computed(Local(stage.name, node.dtype), element))
-            for node, stage in zip(slices, nest.stages, strict=True)
-        ]
-    )
-    layouts = {**layouts, **{node: row_major(len(node.shape)) for node in slices}}
-    first = replace(nest, stores=stores)
-    return (
-        _written(group, first, dict.fromkeys(slices), layouts, schedule, target, host.name),
-        write_joining(group, joining, layouts, target, host.name),
-    )
-
-
-def joining_nest(nest: RowsNest, parts: int) -> RowsNest:
-    """Return the loops that join the results of slices of rows, and write what is made of them."""
-    shape = (parts, *[axis.extent for axis in nest.rows])
-    slices = [Node(shape, stage.dtype) for stage in nest.stages]
-    return joined_slices(nest.rows, list(map(of, nest.rows)), slices, nest.stages, nest.stores)
-
-
 def joined_slices(
     rows: tuple[Axis, ...],
     element: Sequence[Index],
@@ -272,25 +279,14 @@ def joining_schedule(nest: RowsNest, target: Target) -> RowsSchedule:
     return replace(schedule, unroll=1)
 
 
-def write_joining(
-    group: FusionGroup, nest: RowsNest, layouts: Mapping[Node, Layout], target: Target, name: str
+def write_rows(
+    group: FusionGroup, nest: RowsNest, arguments: Arguments, schedule: RowsSchedule, target: Target
 ) -> KernelSource:
-    """Return the kernel that joins slices; `name`: its kind."""
-    return _written(group, nest, group.stored, layouts, joining_schedule(nest, target), target, name)
-
-
-def _written(
-    group: FusionGroup,
-    nest: RowsNest,
-    written: Mapping[Node, Stored | None],
-    layouts: Mapping[Node, Layout],
-    schedule: RowsSchedule,
-    target: Target,
-    name: str,
-) -> KernelSource:
-    """Return the kernel of a nest; `name`: its kind."""
-    read = dict.fromkeys(r.tensor for r in reads_of(*nest.bodies, *[item.value for _, item in nest.stores]))
-    arguments = arguments_of(written, list(read), layouts, target.checks)
+    """Return the kernel of a group's rows or elements, or the one that joins slices."""
+    host = group.host
+    name = host.name if isinstance(host, Rows) else "sum of slices" if nest.stages else "pointwise"
+    if not nest.stages:
+        arguments = replace(arguments, in_place=_in_place_pairs(group, arguments))
     axes = (*nest.rows, *nest.inner)
     share, slices = (
         {axis: n for axis, n in zip(axes, numbers, strict=True) if n > 1}
@@ -306,19 +302,39 @@ def _written(
         attributes = f"__attribute__((reqd_work_group_size({text.group}, 1, 1))) "
         body.add(*[f"__local {a.result_type} {a.name}_s[{text.group}];" for a in text.shared])
     body.spread(items, text.body.lines)
-    elements, rows = (prod([axis.extent for axis in loops]) for loops in (axes, nest.rows))
+    reference = f"{name} over rows of {prod([axis.extent for axis in nest.inner])} elements"
     return arguments.launch(
         body,
-        "rows",
+        "rows" if nest.stages else "pointwise",
         name,
         (items.global_size, items.local_size),
-        (work_of(nest.bodies) + len(nest.stages)) * elements,
-        f"{name} over rows of {elements // max(1, rows)} elements",
+        nest.flops,
+        reference if nest.stages else f"element by element for {group.scope or 'the step'}",
         group.scope,
         text.group * sum(a.nbytes for a in text.shared),
-        "hierarchical",
+        "hierarchical" if nest.stages else "elemental",
         attributes,
     )
+
+
+def _in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int, int], ...]:
+    """Return (argument read, argument written) where a work-item reads only the element that it writes."""
+    reads = reads_of(*[group.computed[n].value for n in group.stored])
+    pairs: list[tuple[int, int]] = []
+    for written, node in enumerate(arguments.tensors):
+        if arguments.access[written] != "write" or node not in group.stored:
+            continue
+        there = arguments.sites[node]
+        place = offset_of(there, group.computed[node].element)
+        for read, source in enumerate(arguments.tensors):
+            here = arguments.sites[source]
+            own = [s for s in reads if s.tensor is source]
+            free = arguments.access[read] == "read" and read not in {r for r, _ in pairs}
+            alike = here.dtype == there.dtype and here.layout.storage == there.layout.storage == "buffer"
+            if free and alike and own and all(offset_of(here, s.indices) == place for s in own):
+                pairs.append((read, written))
+                break
+    return tuple(pairs)
 
 
 def _rounds(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tuple[Stage, Scalar]]]:
@@ -362,6 +378,17 @@ def rows_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
         not searches and _can_cut(host),
         host.stages,
     )
+
+
+def elements_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
+    """Return the loops of an element-wise group, in the order in which its first result lies."""
+    host = group.host
+    assert isinstance(host, Pointwise)
+    stores = [(node, group.computed[node]) for node in group.stored]
+    node, first = stores[0]
+    order = in_memory_order(host.axes, strides_of(offset_of(arguments.sites[node], first.element)))
+    loops, moved = joined(order, every_offset([c.value for _, c in stores], stores, arguments))
+    return RowsNest(loops, (), (), in_loops(stores, moved), ZERO, loops[::-1], False, False, ())
 
 
 def _can_cut(host: Rows) -> bool:
@@ -448,12 +475,21 @@ def _store(text: _Text) -> None:
         with _tested(text, beyond):
             text.loop(lambda width: statements(by_element, width), text.width)
     if by_row:
-        with _tested(text, [*beyond, "member == 0"] if text.members > 1 else beyond):
+        with _tested(text, [*beyond, "member == 0"] if text.members > 1 else beyond), _vectors(text):
             text.body.add(*statements(by_row, 1 if text.along else text.width))
 
 
 def _tested(text: _Text, tests: Sequence[str]) -> AbstractContextManager[None]:
     return text.body.block(f"if ({' && '.join(tests)})") if tests else nullcontext()
+
+
+def _vectors(text: _Text) -> AbstractContextManager[None]:
+    """Open the loop over the vectors of a work-item, if there are several."""
+    if not text.schedule.further:
+        return nullcontext()
+    name, step, end = text.nest.rows[-1].name, text.apart, text.items[text.nest.rows[-1]]
+    text.body.add("#pragma unroll")
+    return text.body.block(f"for (int {name} = first; {name} < {end}; {name} += {step})")
 
 
 def _uneven(text: _Text) -> list[Axis]:
@@ -473,6 +509,9 @@ def _work_items(text: _Text, serial: bool) -> WorkItems:
             group = (*group, *[1] * (min(len(loops) + 1, 3) - len(group)))
             loops = (Axis(PART.name, parts), *loops)
         counts = {axis: items[axis] for axis in nest.rows}
+        if text.schedule.further:
+            first = Axis("first", loops[-1].extent)
+            loops, counts = (*loops[:-1], first), {**counts, first: text.apart}
         return spread(loops, counts, group, serial=serial).followed(declared(own))
     share = {axis: text.share[axis] for axis in nest.memory if axis in text.share}
     statements = digits("get_local_id(0)", [(f"m_{axis.name}", n) for axis, n in share.items()])

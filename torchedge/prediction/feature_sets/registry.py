@@ -132,7 +132,7 @@ def find_feature_set(name: str) -> FeatureSet:
     """Return a feature set by name; raises InputError with the names of all sets where there is none."""
     chosen = _SETS.get(name)
     if chosen is None:
-        hint = did_you_mean(name, _SETS, f"there are: {', '.join(_SETS)}")
+        hint = did_you_mean(name, _SETS, f"expected one of {', '.join(_SETS)}")
         raise InputError(f"no feature set is named {name!r}; {hint}")
     return chosen
 

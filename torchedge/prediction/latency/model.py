@@ -86,7 +86,8 @@ class LatencyModel:
     their work in it (`Analysis.work_under`). excess: how much slower matrix products compute than the
     coefficients say, in log, where these were scaled to another device or precision. host: times as long as
     the coefficients say that a launch takes on the host in use. matrices: the model of steps that mostly
-    multiply matrices (transformers), where one was fitted apart.
+    multiply matrices (transformers), where one was fitted apart. spread: half-width in log of an interval
+    around the described steps in which those lie that are predicted.
     """
 
     coefficients: FloatArray
@@ -98,6 +99,7 @@ class LatencyModel:
     host: float = 1.0
     known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
     matrices: LatencyModel | None = None
+    spread: float = 0.0
 
     @property
     def feature_set(self) -> str | None:
@@ -154,7 +156,7 @@ class LatencyModel:
             value = value * np.exp(evaluate(self.forest, seen))
             outside = outside_hull(self.forest, seen)
         difficulty = np.ones(len(value)) if self.scale is None else self.scale.difficulty(features)
-        half = np.minimum(self.errors.half_width(difficulty), WIDEST)
+        half = np.hypot(np.minimum(self.errors.half_width(difficulty), WIDEST), self.spread)
         return Times(value, value * np.exp(-half), value * np.exp(half), outside, features, seen, phases)
 
     def _split(

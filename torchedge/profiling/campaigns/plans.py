@@ -217,10 +217,15 @@ class CampaignPlan(_Grid):
         )
         if both.points(()) == self.points(()):
             return self
-        document = _PLANS.document(both)
+        document = CAMPAIGN_PLANS.document(both)
         return replace(
             both, text=f"# Points of several plans, one behind the other.\n{format_toml(document)}"
         )
+
+    @property
+    def fittable(self) -> bool:
+        """Whether one mode at least has the points that a fit needs."""
+        return len(self.shortages()) < len({mode for item in self.items() for mode, _ in item.points})
 
     def shortages(self) -> list[str]:
         """Return a line for each mode that has too few points for a fit, or too few networks."""
@@ -245,7 +250,7 @@ def _check_plan(plan: CampaignPlan) -> None:
             )
 
 
-_PLANS = Codec(
+CAMPAIGN_PLANS = Codec(
     CampaignPlan,
     "Campaign plan",
     verify=_check_plan,
@@ -278,7 +283,7 @@ def parse_plan(name: str, text: str) -> CampaignPlan:
     networks = document.get("networks")
     if isinstance(networks, list):
         document = {**document, "networks": [_with_defaults(item, document) for item in networks]}
-    plan = _PLANS.parse(f"plan {name}", document, name=name, text=text)
+    plan = CAMPAIGN_PLANS.parse(f"plan {name}", document, name=name, text=text)
     plan = replace(plan, networks=tuple([network.sorted() for network in plan.networks]))
     points = sum(len(item.points) for item in plan.items())
     if points > MOST_POINTS:

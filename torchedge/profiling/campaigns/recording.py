@@ -137,7 +137,10 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Progress of a campaign: numbers of points, and the reasons of failed and skipped ones."""
+    """Progress of a campaign: numbers of points, and the reasons of failed and skipped ones.
+
+    fittable: one mode at least has the points that a fit needs.
+    """
 
     folder: Path
     points: int
@@ -147,6 +150,7 @@ class Summary:
     failed: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] | None = None
+    fittable: bool = True
 
     @property
     def left(self) -> int:
@@ -165,7 +169,11 @@ def write_tables(folder: Path, plan: CampaignPlan, journal: CampaignJournal) -> 
     with writing(folder, "check the disk"):
         skipped = _write_networks(folder)
         points = plan.points(skipped)
-        with _replaced(folder / "measurements.csv") as table, _replaced(folder / "layers.jsonl") as layers:
+        with (
+            _replaced(folder / "measurements.csv") as table,
+            _replaced(folder / "layers.jsonl") as layers,
+            _replaced(folder / "launches.jsonl") as launches,
+        ):
             writer = csv.writer(table, lineterminator="\n")
             writer.writerow(COLUMNS)
             for point in points:
@@ -173,9 +181,11 @@ def write_tables(folder: Path, plan: CampaignPlan, journal: CampaignJournal) -> 
                     continue
                 row = journal.row_at(journal.done[point])
                 writer.writerow([*point, *(_cell(row.get(column)) for column in COLUMNS[3:])])
-                if row.get("layers"):
-                    line = dict(zip(COLUMNS, point, strict=False), layers=row["layers"])
-                    layers.write(json.dumps(line) + "\n")
+                for name, file in (("layers", layers), ("launches", launches)):
+                    if row.get(name):
+                        file.write(
+                            json.dumps({**dict(zip(COLUMNS, point, strict=False)), name: row[name]}) + "\n"
+                        )
                 if row["fits"] is None:
                     failed["{} {} {}".format(*point)] = str(row.get("reason", ""))
                 elif row["fits"]:
@@ -186,8 +196,9 @@ def write_tables(folder: Path, plan: CampaignPlan, journal: CampaignJournal) -> 
         write_json(folder / "environment.json", journal.environment)
     unsteady = len(journal.unsteady.intersection(points))
     return Summary(
-        folder, len(points), measured, out_of_memory, unsteady, failed, skipped, journal.environment
-    )
+        folder, len(points), measured, out_of_memory, unsteady, failed, skipped, journal.environment,
+        plan.fittable,
+    )  # fmt: skip
 
 
 def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> bool:

@@ -14,9 +14,10 @@ from typing import Any
 from torchedge import __version__
 from torchedge.errors import DeviceError, InputError
 from torchedge.profiling.campaigns import convolutions
-from torchedge.profiling.campaigns.expansion import PLAN, Listener, read_jobs, run_child
+from torchedge.profiling.campaigns.expansion import JOBS, PLAN, Listener, read_jobs, run_child
 from torchedge.profiling.campaigns.plans import CampaignPlan, parse_plan
 from torchedge.profiling.campaigns.recording import (
+    FILE,
     CampaignJournal,
     Point,
     Summary,
@@ -28,6 +29,7 @@ from torchedge.profiling.campaigns.recording import (
 from torchedge.profiling.campaigns.transports import Run, Transport, explain, row_of
 from torchedge.storage import data_folder
 from torchedge.storage.documents import read_text, write_bytes, writing
+from torchedge.storage.journals import read_rows
 from torchedge.storage.replacing import make_folder, new_file
 
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
@@ -44,7 +46,9 @@ class Campaign:
     """A plan, a device and the way to it: `device` names the future profile, `processor` is "", cuda or cpu.
 
     retry: "failed", "unsteady" or both: which points that have a row are measured again. convolutions: how
-    many single ones are measured too, on CUDA. hurry: fewer steps a point.
+    many single ones are measured too, on CUDA. hurry: fewer steps a point. runner: `torchedge-run` for a
+    device without Python, on which each point runs as a bundle; opencl: its driver's device, by a part of its
+    name.
     """
 
     folder: Path
@@ -57,6 +61,8 @@ class Campaign:
     probe: Path | None = None
     pauses: Sequence[float] = PAUSES
     hurry: bool = False
+    runner: Path | None = None
+    opencl: str = ""
 
 
 def run_campaign(campaign: Campaign, transport: Transport | None, listener: Listener) -> Summary:
@@ -73,6 +79,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     that cannot be used.
     """
     folder = campaign.folder
+    _check_folder(folder, measures=transport is not None)
     with writing(folder, "choose another with --out"):
         make_folder(folder)
     with CampaignJournal(folder) as journal:
@@ -90,6 +97,20 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
             if journal.environment is not None:
                 describe_device(folder, campaign.device, journal.environment)
     return summary
+
+
+def _check_folder(folder: Path, *, measures: bool) -> None:
+    """Raise InputError for a folder of something else, and without measuring for one of no campaign."""
+    begun = any((folder / name).exists() for name in (FILE, JOBS))
+    if not measures and not begun:
+        raise InputError(
+            f"{folder} holds no campaign whose tables could be written; correct --out, or omit --tables-only"
+        )
+    if folder.is_dir() and not begun and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} holds other files and no campaign; expected its folder or a new one: choose another "
+            "--out"
+        )
 
 
 def _measure_convolutions(
@@ -208,6 +229,8 @@ class _Session:
 
         A device that does not answer is an error at first, and waited for once it has answered.
         """
+        if self.campaign.runner is not None:
+            return self._attempt_exported(self.campaign.runner)
         folder = self.campaign.folder
         probe = self.campaign.probe or data_folder("hooks") / PROBE
         write_left(folder, self.left)
@@ -221,6 +244,42 @@ class _Session:
             if not self.answered or isinstance(error, OtherMachineError):
                 raise
             return str(error)
+
+    def _attempt_exported(self, runner: Path) -> str:
+        """Export the remaining points and run them without Python; return why that ended early."""
+        from torchedge.profiling.campaigns.exported import measure_points
+        from torchedge.profiling.remote_devices import (
+            ask_device,
+            describe_there,
+            device_called,
+            states_limits,
+        )
+        from torchedge.profiling.remote_runs import RemoteRunner
+
+        campaign = self.campaign
+        command = f"torchedge campaign run {campaign.device} --over {campaign.over} --runner"
+        write_left(campaign.folder, self.left)
+        try:
+            with RemoteRunner(self.transport, runner, campaign.opencl) as remote:
+                there = ask_device(remote)
+                self._take(there.environment(command))
+                self.answered = True
+                device = device_called(campaign.device)
+                if device is None or not states_limits(device):
+                    device = describe_there(campaign.folder, campaign.device, there, command)
+                for row in measure_points(read_rows(campaign.folder / LEFT), device, there, remote):
+                    self._take(row)
+        except DeviceError as error:
+            if not self.answered or isinstance(error, OtherMachineError):
+                raise
+            if self.journal.under_way is not None:
+                self.journal.append({"row": "lost", "status": 255, "said": str(error)[:300]})
+            return str(error)
+        except KeyboardInterrupt:
+            if self.journal.under_way is not None:
+                self.journal.append({"row": "stopped"})
+            raise
+        return "not every point was measured"
 
     def _follow(self, run: Run) -> str:
         """Record the probe's rows until it ends."""

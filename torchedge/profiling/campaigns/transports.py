@@ -7,6 +7,7 @@ on a device without Python, by the shell that starts it.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -29,6 +31,11 @@ CONNECT_SECONDS, PUT_SECONDS = 15, 600
 LONGEST_LINE = 1 << 24
 MAX_FILE_BYTES = 1 << 40
 _KEPT_LINES = 20
+_SMALL_BYTES = 1 << 18
+KILLED = (137, -9)
+SIGNALS = (*range(129, 255), *range(-64, 0))
+"""Exit statuses of a program that a signal ended; 255 is that of a lost connection."""
+
 _SHA256 = "digest() { if command -v sha256sum > /dev/null; then sha256sum; else shasum -a 256; fi; }; "
 _HASHES = 'while IFS= read -r f; do if [ -f "$f" ]; then digest < "$f"; else echo none; fi; done'
 _LEASHED = (  # background commands of a shell get no standard input: it is kept as descriptor 3
@@ -158,13 +165,35 @@ class Transport(ABC):
         there = hashes.decode("ascii", "replace").splitlines()
         if len(there) != len(files):
             raise DeviceError(f"{self.name}: gave {len(there)} hashes of {len(files)} files; try again")
-        pushed = []
-        for (name, source), line in zip(files.items(), there, strict=True):
-            digest = file_sha256(source, max_bytes=MAX_FILE_BYTES)
-            if line.split()[:1] != [digest]:
-                self._push_one(PurePosixPath(self.place(name)), source, digest)
-                pushed.append(name)
+        digests = {name: file_sha256(source, max_bytes=MAX_FILE_BYTES) for name, source in files.items()}
+        pushed = [
+            name for name, line in zip(files, there, strict=True) if line.split()[:1] != [digests[name]]
+        ]
+        small = [name for name in pushed if files[name].stat().st_size <= _SMALL_BYTES]
+        if len(small) > 1:  # a start of adb takes longer than to copy a kernel
+            self._push_small({name: files[name] for name in small}, digests)
+        for name in pushed:
+            if len(small) < 2 or name not in small:
+                self._push_one(PurePosixPath(self.place(name)), files[name], digests[name])
         return pushed
+
+    def _push_small(self, files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
+        """Copy small files together."""
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            for name, source in files.items():
+                data = source.read_bytes()
+                entry = tarfile.TarInfo(f"{name}.part")
+                entry.size, entry.mode = len(data), 0o700
+                tar.addfile(entry, io.BytesIO(data))
+        own = shlex.quote(self.folder)
+        self._run(f"cd {own} && tar -xf -", archive.getvalue())
+        listing = "".join(f"{digests[name]} {name}\n" for name in files).encode()
+        self._run(
+            f'{_SHA256} cd {own} && while read -r d f; do case $(digest < "$f.part") in '
+            '"$d"*) mv -f "$f.part" "$f";; *) echo "the copy of $f is damaged" >&2; exit 9;; esac; done',
+            listing,
+        )
 
     def _push_one(self, path: PurePosixPath, source: Path, digest: str) -> None:
         folder, target, part = (shlex.quote(text) for text in (str(path.parent), str(path), f"{path}.part"))
@@ -187,6 +216,10 @@ class Transport(ABC):
             os.replace(part, target)
         finally:
             part.unlink(missing_ok=True)
+
+    def ask(self, line: str) -> str:
+        """Return what a line of a shell there prints; DeviceError where it fails."""
+        return self._run(line).decode("utf-8", "replace")
 
     def remove(self, name: str) -> None:
         """Remove a folder within that of torchedge on the device."""
@@ -325,17 +358,16 @@ def explain_end(status: int, error: str) -> str:
     """
     if status == 2 and error.startswith("error: "):
         return error.removeprefix("error: ")
-    if status in (137, -9):
+    if status in KILLED:
         return (
             "the system killed the program (exit status 137), as Android's low-memory killer does; close "
             "other apps, or export with a smaller --memory-limit or batch size"
         )
     if status in (126, 127):
         return f"the program cannot be run there ({error[:120]}); expected one built for it: correct --runner"
-    if status > 128 and status != 255:
-        return (
-            f"signal {status - 128} ended the program ({error[:120] or 'no message'}); try another --device"
-        )
+    if status in SIGNALS:
+        number = -status if status < 0 else status - 128
+        return f"signal {number} ended the program ({error[:120] or 'no message'}); try another --device"
     return explain(error)
 
 

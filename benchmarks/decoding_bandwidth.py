@@ -1,0 +1,170 @@
+"""Bytes a second that decoding reads, over what a copy kernel of our own reaches on the same device.
+
+    python benchmarks/decoding_bandwidth.py --device local-cpu [--layers 2] [--hidden 512] [--format int4]
+
+A Llama with random weights continues a prompt. Bytes of a token are those of the weights that its launches
+read and of the caches, each once. With --kernels the launches of one token follow, summed by kernel.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import options_of, print_rows
+
+import torchedge
+from torchedge.bundles.generation import Sampling
+from torchedge.graphs import RESIDENT_ROLES
+from torchedge.opencl import open_context
+from torchedge.tracing.vision import prepare_torchvision
+
+COPY = """
+kernel void copy(global const float4 *a, global float4 *b) { b[get_global_id(0)] = a[get_global_id(0)]; }
+"""
+ROUNDS = 20
+
+
+def main() -> None:
+    """Print a line for the prompt, for a token and for the copy."""
+    parser = options_of(__doc__)
+    for name, value in (
+        ("layers", 2),
+        ("hidden", 512),
+        ("intermediate", 1408),
+        ("vocabulary", 8000),
+        ("length", 512),
+        ("prompt", 128),
+        ("tokens", 32),
+        ("copy", 64),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--format", default="int4", choices=("float32", "int8", "int4"))
+    parser.add_argument("--device", default="local-cpu", help="profile that the bundle is exported for")
+    parser.add_argument("--kernels", action="store_true")
+    options = parser.parse_args()
+    marks = [("", time.perf_counter())]
+    model = _model(options)
+    marks.append(("model", time.perf_counter()))
+    ids = torch.randint(0, options.vocabulary, (options.prompt,)).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        quantize: Any = None if options.format == "float32" else options.format
+        bundle = torchedge.export_lm(
+            model, options.device, out=Path(folder) / "lm", max_length=options.length, quantize=quantize
+        )
+        del model
+        marks.append(("export", time.perf_counter()))
+        prompts, tokens = [], []
+        with bundle.place() as runner:
+            for turn in range(4):
+                stamps = [time.perf_counter()]
+                runner.reset()
+                runner.generate(
+                    ids, options.tokens, Sampling(), stream=lambda _, s=stamps: s.append(time.perf_counter())
+                )
+                if turn == 0:
+                    marks.append(("building and the first text", time.perf_counter()))
+                    continue
+                prompts.append(stamps[1] - stamps[0])
+                tokens += [after - before for before, after in pairwise(stamps[1:])]
+            device = runner.executor.context.device.name
+        program = bundle.programs["decode"]
+        used = {index for launch in program.launches for index in launch.tensors}
+        read = sum(program.tensors[i].nbytes for i in used if program.tensors[i].role in RESIDENT_ROLES)
+        copied = _copy_rate(options.copy * 2**20)
+        token = statistics.median(tokens)
+        print(device, "|", ", ".join(f"{b[0]} {b[1] - a[1]:.1f} s" for a, b in pairwise(marks)))
+        rows = [
+            ("a token", f"{1e3 * token:.3f}", f"{read / 2**20:.1f}", f"{read / token / 1e9:.1f}"),
+            (f"a prompt of {options.prompt}", f"{1e3 * statistics.median(prompts):.3f}", "", ""),
+            ("copy kernel, read and written", "", f"{2 * options.copy}", f"{copied / 1e9:.1f}"),
+        ]
+        print_rows(("", "ms", "MiB", "GB/s"), rows)
+        print(f"a token reads at {read / token / copied:.2f} of the copy's rate")
+        if options.kernels:
+            _print_kernels(bundle, len(ids))
+
+
+def _model(options: Any) -> torch.nn.Module:  # noqa: ANN401
+    """Return a Llama with random weights of a small size."""
+    prepare_torchvision()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=options.vocabulary,
+        hidden_size=options.hidden,
+        intermediate_size=options.intermediate,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.hidden // 64,
+        max_position_embeddings=options.length,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    inverse = LlamaForCausalLM(
+        LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 0, "vocab_size": 8})
+    ).model.rotary_emb
+    model.model.rotary_emb = inverse  # the one module whose buffers are computed
+    return _filled(model).eval()
+
+
+def _filled(model: torch.nn.Module) -> torch.nn.Module:
+    """Give the weights on the meta device values: those of one small table, over and over."""
+    table = torch.randn(2**20, generator=torch.Generator().manual_seed(0)) * 0.02
+    for module in model.modules():
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            if parameter.is_meta:
+                repeated = table.repeat(-(-parameter.numel() // table.numel()))[: parameter.numel()]
+                value = (
+                    torch.ones(parameter.shape) if parameter.dim() == 1 else repeated.view(parameter.shape)
+                )
+                setattr(module, name, torch.nn.Parameter(value))
+    return model
+
+
+def _copy_rate(nbytes: int) -> float:
+    """Return the bytes a second, read and written together, of a kernel that copies a buffer."""
+    context = open_context(None)
+    cl, queue = context.cl, context.new_queue(True)
+    flags = cl.mem_flags.READ_WRITE
+    one, two = (cl.Buffer(context.context, flags, nbytes) for _ in range(2))
+    kernel = cl.Program(context.context, COPY).build().copy
+    times = []
+    for _ in range(ROUNDS):
+        event = kernel(queue, (nbytes // 16,), None, one, two)
+        event.wait()
+        times.append(event.profile.end - event.profile.start)
+    return float(2e9 * nbytes / min(times))
+
+
+def _print_kernels(bundle: Any, position: int) -> None:  # noqa: ANN401
+    """Print the launches of one token by kernel, the longest first."""
+    program = bundle.programs["decode"]
+    with bundle.place(profile=True) as runner:
+        for _ in range(3):
+            runner.step(np.ones((1, 1), np.int64), np.array([position]), np.array([0]), method="decode")
+        times = runner.timings()
+    sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for entry in times:
+        launch, row = program.launches[entry.launch], sums[entry.kernel]
+        row[0] += 1
+        row[1] += entry.ns
+        row[2] += sum(program.tensors[i].nbytes for i in {*launch.tensors})
+    print(
+        f"launches of a token: {len(times)}, {sum(row[1] for row in sums.values()) / 1e6:.3f} ms in kernels"
+    )
+    ordered = sorted(sums.items(), key=lambda item: -item[1][1])[:14]
+    print_rows(
+        ("kernel", "launches", "us", "GB/s"),
+        [(n, int(r[0]), f"{r[1] / 1e3:.1f}", f"{r[2] / max(r[1], 1):.1f}") for n, r in ordered],
+    )
+
+
+if __name__ == "__main__":
+    main()

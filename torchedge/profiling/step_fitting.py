@@ -1,0 +1,215 @@
+"""Fits a device's model of programs to the launches that a campaign with the native runner has timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.devices import Device, Provenance
+from torchedge.errors import ProfileError, needed
+from torchedge.forests.trees import Forest
+from torchedge.lowering.programs import LoadClassName
+from torchedge.profiling.forest_fitting import convert_model
+from torchedge.profiling.load_fitting import fit_rates
+from torchedge.profiling.profile_folders import PartFit, describe
+from torchedge.profiling.samples import DataSource
+from torchedge.storage import file_sha256
+from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.journals import parse_lines
+from torchedge.streaming.capacities import LoadedKernel
+from torchedge.streaming.program_costs import LAUNCH_FEATURES, ProgramCosts, StepCosts, launch_features
+from torchedge.streaming.rates import THRESHOLDS, KernelRates
+from torchedge.streaming.schedules import LaunchWork
+
+LAUNCHES = "launches.jsonl"
+"""The timed launches of a campaign's points, a point a line."""
+
+_MOST_BYTES = 256 * 2**20
+_FEWEST_POINTS, _FEWEST_NETWORKS = 6, 3
+_MOST_RATED = 40
+_SETTINGS: Mapping[str, Any] = {
+    "max_iter": 150,
+    "max_leaf_nodes": 15,
+    "min_samples_leaf": 5,
+    "learning_rate": 0.08,
+}
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A measured point: its network, the work and time (ms) of each launch, its own time and memory (MiB)."""
+
+    network: str
+    works: tuple[LaunchWork, ...]
+    times_ms: tuple[float, ...]
+    kernels: int
+    latency_ms: float
+    memory_mib: float
+    allocated_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepErrors:
+    """Errors in % on networks left out: of each point, its network, latency and memory."""
+
+    networks: tuple[str, ...]
+    latency: tuple[float, ...]
+    memory: tuple[float, ...]
+
+    def mean(self, figure: str) -> float:
+        """Return the mean absolute error of "latency" or "memory"."""
+        return float(np.mean(np.abs(getattr(self, figure))))
+
+
+def read_steps(folder: Path) -> tuple[TimedStep, ...]:
+    """Read the points of a campaign that were measured launch by launch; without any, ().
+
+    Raises ProfileError for a line that is none.
+    """
+    if not (folder / LAUNCHES).is_file():
+        return ()
+    steps = []
+    for place, row in parse_lines(folder / LAUNCHES, read_unpacked(folder / LAUNCHES, max_bytes=_MOST_BYTES)):
+        with reading(place, "a point with its launches", "what `torchedge campaign run --runner` writes"):
+            point = row["launches"]
+            works, times = zip(*[_launch(item) for item in point["launches"]], strict=True)
+            numbers = [_positive(point[name]) for name in ("latency_ms", "memory_mib", "allocated_mib")]
+            steps.append(
+                TimedStep(str(row["id"]).split("@")[0], works, times, int(point["kernels"]), *numbers)
+            )
+    return tuple(steps)
+
+
+def _launch(item: Sequence[Any]) -> tuple[LaunchWork, float]:
+    name, load_class, flops, read, written, items, group, ms = item
+    amounts = [int(_positive(number + 1)) - 1 for number in (flops, read, written)]
+    if load_class not in THRESHOLDS or not (group is None or 1 <= _positive(group) <= 2**20):
+        raise ValueError(f"the launch {str(item)[:80]}")
+    group_items = None if group is None else int(group)
+    return LaunchWork(str(name), load_class, *amounts, int(_positive(items)), group_items), _positive(ms)
+
+
+def _positive(number: object) -> float:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 2**62:
+        raise ValueError(f"the number {str(number)[:20]}")
+    return number
+
+
+def fit_steps(steps: Sequence[TimedStep]) -> tuple[ProgramCosts, StepErrors]:
+    """Fit the model of programs to measured points; return it with its errors on networks left out.
+
+    Raises:
+        ProfileError: fewer than 6 points, or than 3 networks.
+        MissingExtraError: scikit-learn or scipy is not installed.
+    """
+    networks = tuple(dict.fromkeys(step.network for step in steps))
+    if len(steps) < _FEWEST_POINTS or len(networks) < _FEWEST_NETWORKS:
+        raise ProfileError(
+            f"{len(steps)} points of {len(networks)} networks were timed launch by launch; expected at least "
+            f"{_FEWEST_POINTS} of {_FEWEST_NETWORKS}: measure a larger plan"
+        )
+    latency: dict[int, float] = {}
+    memory: dict[int, float] = {}
+    for network in networks:
+        known = _fit([step for step in steps if step.network != network])
+        for place, step in enumerate(steps):
+            if step.network == network:
+                predicted = known.step.latency_ms(float(known.launches_ms(step.works).sum()), len(step.works))
+                latency[place] = predicted / step.latency_ms
+                memory[place] = (
+                    known.step.memory_mib(step.allocated_mib * 2**20, step.kernels) / step.memory_mib
+                )
+    places = range(len(steps))
+    errors = StepErrors(
+        tuple(step.network for step in steps),
+        tuple([100 * (latency[place] - 1) for place in places]),
+        tuple([100 * (memory[place] - 1) for place in places]),
+    )
+    tails = [
+        float(np.quantile(np.abs(np.log([ratios[p] for p in places])), 0.9)) for ratios in (latency, memory)
+    ]
+    return _fit(steps, *tails), errors
+
+
+def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: float = 0.0) -> ProgramCosts:
+    rates: dict[LoadClassName, KernelRates] = {}
+    forests: dict[LoadClassName, Forest] = {}
+    for name in THRESHOLDS:
+        works, times, shares = [], [], []
+        for step in steps:
+            whole = sum(step.times_ms)
+            for work, ms in zip(step.works, step.times_ms, strict=True):
+                if work.load_class == name:
+                    works.append(work)
+                    times.append(ms)
+                    shares.append(ms / whole)
+        if not works:
+            raise ProfileError(f"no {name} kernels were timed; expected some: measure other networks")
+        order = np.argsort(times, kind="stable")[:: max(1, len(times) // _MOST_RATED)]
+        rates[name] = fit_rates([_loaded(works[k], times[k]) for k in order])
+        target = np.log(times) - np.log([rates[name].latency_ms(work) for work in works])
+        forests[name] = _grow(launch_features(works), target, np.array(shares))
+    costs = ProgramCosts(rates, forests, StepCosts(1, 0, 0, 0, 1, 0, 0))
+    sums = np.array([costs.launches_ms(step.works).sum() for step in steps])
+    counts = np.array([len(step.works) for step in steps]) / 1e3
+    share, host = _nonnegative([sums, counts], [step.latency_ms for step in steps])
+    parts = [np.ones(len(steps)), [step.kernels for step in steps], [step.allocated_mib for step in steps]]
+    base, kernel, memory = _nonnegative(parts, [step.memory_mib for step in steps])
+    own = StepCosts(*map(_rounded, (share, host, base, kernel, memory, latency_error, memory_error)))
+    return ProgramCosts(rates, forests, own)
+
+
+def _loaded(work: LaunchWork, ms: float) -> LoadedKernel:
+    return LoadedKernel(
+        work.flops, work.input_bytes, work.output_bytes, work.work_items, work.group_items or 1, ms
+    )
+
+
+def _grow(rows: FloatArray, target: FloatArray, weights: FloatArray) -> Forest:
+    with needed("scikit-learn", extra="fit", purpose="fitting programs"):
+        from sklearn.ensemble import HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
+    model = HistGradientBoostingRegressor(early_stopping=False, random_state=0, **_SETTINGS)
+    with threadpool_limits(1):  # fastest for so little data, and the same result everywhere
+        model.fit(rows, target, sample_weight=weights / weights.mean())
+    return convert_model(model, rows, feature_names=LAUNCH_FEATURES, learner="gradient boosting")
+
+
+def _nonnegative(columns: Iterable[Any], target: Sequence[float]) -> list[float]:
+    """Return the non-negative factors of columns whose sum has the least squares of relative errors."""
+    with needed("scipy", extra="fit", purpose="fitting programs"):
+        from scipy.optimize import nnls
+    relative = np.column_stack(list(columns)) / np.asarray(target)[:, None]
+    factors: list[float] = nnls(relative, np.ones(len(target)))[0].tolist()
+    return factors
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.5g}")
+
+
+def fit_device_programs(folder: Path, device: Device) -> tuple[PartFit, StepErrors] | None:
+    """Fit the model of programs to a campaign's folder; None where it has no timed launches."""
+    steps = read_steps(folder)
+    if not steps:
+        return None
+    costs, errors = fit_steps(steps)
+    digest = file_sha256(folder / LAUNCHES, max_bytes=_MOST_BYTES)
+    described = describe(
+        DataSource(folder.resolve().name, digest, Provenance.MEASURED),
+        f"torchedge fit all {folder.resolve().name} --device {device.name}",
+        points=len(steps),
+        networks=len(set(errors.networks)),
+        launches=sum(len(step.works) for step in steps),
+        errors={"latency": round(errors.mean("latency"), 1), "memory": round(errors.mean("memory"), 1)},
+        step=asdict(costs.step),
+        kernels={str(name): asdict(rates) for name, rates in costs.rates.items()},
+    )
+    return PartFit(costs.forests, described), errors

@@ -1,0 +1,171 @@
+"""The programs of a Trainer within a memory limit: frozen weights are streamed from a file of their own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from torchedge.bundles.weights import read_header, write_weights
+from torchedge.errors import InputError, LimitError
+from torchedge.graphs import SHARED_ROLES, WEIGHT_ROLES
+from torchedge.lowering.arenas import common_arena, total_bytes
+from torchedge.lowering.programs import Arena, Program
+from torchedge.opencl import ClDevice
+from torchedge.runtime.executors import Executor
+from torchedge.runtime.tensor_memory import fingerprint
+from torchedge.runtime.weight_sources import FileSource
+from torchedge.storage import cache_folder
+from torchedge.streaming.budgets import in_mib
+from torchedge.streaming.far_uses import whole_name
+from torchedge.streaming.repeating import plan_beside, plan_in_turn
+
+_FILE = "weights.safetensors"
+_SCALARS = 1024
+"""Bytes for the loss and the flags of an evaluation on a batch like the first one, beside its inputs."""
+
+
+class LimitedMemory:
+    """Executors of programs that run one at a time, in one arena; all that they allocate is within a limit.
+
+    The first programs decide which weights are streamed. Frozen weights must not change afterwards.
+    """
+
+    def __init__(self, limit: int, device: ClDevice, *, profile: bool) -> None:
+        self.limit, self._device, self._profile = limit, device, profile
+        self._executors: list[Executor] = []
+        self._arenas: list[Arena] = []
+        self._source: _OpenFile | None = None
+        self._streamed: dict[str, int] = {}
+
+    def open(self, programs: Sequence[Program], tensors: Mapping[str, torch.Tensor]) -> list[Executor]:
+        """Return the executors of programs, of the first ones for this limit or of later ones, loaded.
+
+        Raises:
+            LimitError: they do not run within the limit.
+        """
+        first = self._executors[0] if self._executors else None
+        if first is None:
+            inputs = sum(programs[0].tensors[index].nbytes for index in programs[0].inputs)
+            plans = plan_in_turn(programs, self.limit, beside=inputs + _SCALARS, constants=False)
+            self._arenas = [plan.schedule.program.arena for plan in plans]
+            self._write(programs, tensors)
+            names = {
+                whole_name(p.schedule.program.tensors[i].name) for p in plans for i in p.schedule.streamed
+            }
+            self._streamed = {name: fingerprint(tensors[name]) for name in names}
+        else:
+            assert first.schedule is not None
+            plans = [plan_beside(program, first.schedule) for program in programs]
+        opened = []
+        for plan in plans:
+            schedule, owner = plan.schedule, self._executors[0] if self._executors else None
+            arena = schedule.program.arena
+            in_turn = [*self._arenas, *(() if arena in self._arenas else (arena,))]
+            fits = _same_allocations(common_arena(in_turn), common_arena(self._arenas))
+            if owner is not None:
+                self._check_room(schedule.program, 0 if fits else total_bytes(arena))
+            assert self._source is not None
+            executor = Executor(
+                schedule,
+                self._device,
+                source=self._source,
+                profile=self._profile,
+                shared=owner,
+                in_turn=in_turn if fits else (),
+            )
+            self._executors.append(executor)
+            own = {t.name for t in executor.program.tensors if t.role in ("state", "constant")}
+            missing = {*executor.missing(), *(own if owner is None else own - _shared(owner.program))}
+            executor.load({name: array_of(tensors[name]) for name in missing & tensors.keys()})
+            opened.append(executor)
+        return opened
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that all executors hold."""
+        return sum(executor.own_bytes for executor in self._executors)
+
+    def forget(self, executor: Executor) -> None:
+        """Leave out an executor that is closed."""
+        self._executors = [each for each in self._executors if each is not executor]
+
+    def check_frozen(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raise InputError where a weight that is streamed is not what it was."""
+        for name, mark in self._streamed.items():
+            if name in tensors and fingerprint(tensors[name]) != mark:
+                raise InputError(
+                    f"{name} has changed, and it is streamed from a file that was written before; expected a "
+                    "frozen weight: make another Trainer"
+                )
+
+    def close(self) -> None:
+        """Close the file; it has no name any more."""
+        if self._source is not None:
+            self._source.end()
+        self._source, self._executors = None, []
+
+    def _write(self, programs: Sequence[Program], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write the weights of the first programs into a file without a name."""
+        stored = {t.name for p in programs for t in p.tensors if t.role in WEIGHT_ROLES}
+        constants = {t.name for p in programs for t in p.tensors if t.role == "constant"}
+        data = {name: array_of(tensors[name]) for name in stored & tensors.keys()}
+        cache = cache_folder()
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = Path(mkdtemp(dir=cache, prefix="trainer-"))
+        try:
+            path = folder / _FILE
+            write_weights(path, programs, data)
+            places = read_header(path).places
+            # Other programs may have other constants of these names.
+            self._source = _OpenFile(path, {n: place for n, place in places.items() if n not in constants})
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _check_room(self, program: Program, arena_bytes: int) -> None:
+        """Raise LimitError where a later program takes more than the others leave."""
+        held = _shared(self._executors[0].program)
+        own = [
+            tensor.nbytes
+            for index, tensor in enumerate(program.tensors)
+            if tensor.role != "intermediate" and not program.arena.holds(index) and tensor.name not in held
+        ]
+        needed = self.nbytes + sum(own) + arena_bytes
+        if needed > self.limit:
+            raise LimitError(
+                f"{program.name} takes {needed} bytes beside the programs that are there, more than "
+                f"{in_mib(self.limit)} MiB; give the largest batch as the example, or raise the memory limit",
+                works_bytes=needed,
+            )
+
+
+class _OpenFile(FileSource):
+    """A file that several executors use: none of them closes it."""
+
+    def close(self) -> None:
+        """Leave it open."""
+
+    def end(self) -> None:
+        """Close it."""
+        super().close()
+
+
+def _shared(program: Program) -> set[str]:
+    """Return the names of the tensors of a program that later ones use."""
+    tensors = enumerate(program.tensors)
+    return {t.name for index, t in tensors if t.role in SHARED_ROLES and not program.arena.holds(index)}
+
+
+def _same_allocations(one: Arena, other: Arena) -> bool:
+    return (one.buffers, one.slots) == (other.buffers, other.slots)
+
+
+def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor of any device as an array in main memory."""
+    array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
+    return array

@@ -1,0 +1,176 @@
+"""Plans of programs that share weights, run one at a time and many times: the methods of a bundle, training.
+
+What stays from run to run is loaded once, so as much stays as the limit holds, the largest weights first:
+beside a large one that is streamed its own memory would be kept free anyway. Every other weight is loaded
+whole just before each group of near uses. The same weights stay for all programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchedge.errors import LimitError
+from torchedge.lowering.arenas import common_arena, total_bytes
+from torchedge.lowering.programs import Program
+from torchedge.storage.amounts import bytes_of
+from torchedge.streaming.budgets import STAGING_SHARE, Budgeted, in_mib, rounded_up
+from torchedge.streaming.capacities import CHUNK_BYTES
+from torchedge.streaming.far_uses import divided, far_parts, whole_name
+from torchedge.streaming.instances import Instance, Layer
+from torchedge.streaming.plans import always_next
+from torchedge.streaming.rates import STAGING_BYTES
+from torchedge.streaming.schedules import (
+    LEAST_STAGING_BYTES,
+    StreamingSchedule,
+    make_schedule,
+    weight_uses,
+    weights_of,
+    works_of,
+)
+from torchedge.textures.layouts import PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Programs that run one at a time; candidates: weights that may be streamed, large ones first."""
+
+    programs: tuple[Program, ...]
+    limit: int
+    beside: int
+    candidates: tuple[str, ...]
+
+    def planned(self, kept: int, staging: int) -> list[Budgeted]:
+        """Return the plans with so many of the candidates kept on the device."""
+        streamed = {*self.candidates[kept:]}
+        return [_least(program, streamed, staging) for program in self.programs]
+
+    def most_kept(self, staging: int) -> list[Budgeted] | None:
+        """Return the plans with as many weights kept as the limit holds; None where none are too many."""
+        low, high, best = 0, len(self.candidates) + 1, None
+        while low < high:
+            middle = (low + high) // 2
+            plans = self.planned(middle, staging)
+            if memory_in_turn(plans) + self.beside <= self.limit:
+                low, best = middle + 1, plans
+            else:
+                high = middle
+        return best
+
+
+def plan_in_turn(
+    programs: Sequence[Program], memory_limit: int, *, beside: int = 0, constants: bool = True
+) -> list[Budgeted]:
+    """Plan programs that share weights and states by name and run one at a time, in one arena.
+
+    memory_limit: bytes of all that they allocate together, and of what will be `beside` them. constants:
+    stream them, too. Returns a plan of each, with staging memory of one size, which they share.
+
+    Raises:
+        LimitError: no plan stays within the limit; the message names the smallest that works.
+    """
+    candidates = _candidates(programs, constants=constants)
+    turns = _Turns(tuple(programs), memory_limit, beside, candidates)
+    sizes = {tensor.name: tensor.nbytes for program in programs for tensor in program.tensors}
+    weights = sum(sizes[name] for name in candidates)
+    most = min([STAGING_BYTES, memory_limit // STAGING_SHARE, *_allocations(programs)])
+    staging = max(LEAST_STAGING_BYTES, min(most // PAGE_BYTES, -(-weights // PAGE_BYTES)) * PAGE_BYTES)
+    plans = turns.most_kept(staging)
+    if plans is None and staging > LEAST_STAGING_BYTES:
+        plans = turns.most_kept(LEAST_STAGING_BYTES)
+    if plans is None:
+        least = turns.planned(0, LEAST_STAGING_BYTES)
+        raise _too_small(least, memory_limit, beside)
+    return _filled(plans, memory_limit - beside)
+
+
+def plan_beside(program: Program, first: StreamingSchedule) -> Budgeted:
+    """Plan a program that runs in turn with one that is planned: what is streamed there is streamed here."""
+    names = {whole_name(first.program.tensors[index].name) for index in first.streamed}
+    return _least(program, names & {*_candidates([program])}, first.staging_bytes)
+
+
+def memory_in_turn(plans: Sequence[Budgeted]) -> int:
+    """Return the bytes of programs with their plans, together."""
+    kept: dict[str, int] = {}
+    programs = [plan.schedule.program for plan in plans]
+    for number, program in enumerate(programs):
+        for index, tensor in enumerate(program.tensors):
+            if tensor.role != "intermediate" and not program.arena.holds(index):
+                own = f"{number} " if tensor.role in ("input", "output") else ""
+                kept[own + tensor.name] = tensor.nbytes
+    arena = total_bytes(common_arena([program.arena for program in programs]))
+    return sum(kept.values()) + arena + plans[0].schedule.staging_bytes
+
+
+def _candidates(programs: Sequence[Program], *, constants: bool = True) -> tuple[str, ...]:
+    """Return the weights that every program that has them can stream, the largest first."""
+    sizes: dict[str, int] = {}
+    fixed: set[str] = set()
+    for program in programs:
+        streamable = {weight.name: weight for weight in weights_of(program, CHUNK_BYTES)}
+        for index, tensor in enumerate(program.tensors):
+            weight = streamable.get(tensor.name)
+            if weight is not None and weight.first_use > 1 and (constants or tensor.role != "constant"):
+                sizes.setdefault(tensor.name, tensor.nbytes)
+            elif index in weight_uses(program):
+                fixed.add(tensor.name)
+    return tuple(sorted(sizes.keys() - fixed, key=lambda name: (-sizes[name], [*sizes].index(name))))
+
+
+def _least(program: Program, streamed: set[str], staging: int) -> Budgeted:
+    """Return the plan that loads some weights whole by the launch before each group of near uses.
+
+    Those that the first launch uses stay.
+    """
+    uses = weight_uses(program)
+    indices = [i for i, t in enumerate(program.tensors) if t.name in streamed and uses.get(i, (0,))[0]]
+    own = {program.tensors[index].name for index in indices}
+    parted = divided(program, far_parts(program, indices))
+    chosen = own | {tensor.name for tensor in parted.tensors[len(program.tensors) :]}
+    weights = tuple(
+        [weight for weight in weights_of(parted, CHUNK_BYTES, small=True) if weight.name in chosen]
+    )
+    works = works_of(program)
+    layers = tuple([Layer(work.name, 0, 0.0, work.load_class) for work in works])
+    instance = Instance(CHUNK_BYTES, layers, weights, residency="weights", name=program.name)
+    plan = always_next(instance)
+    loads = [0] * len(layers)
+    for load in plan.loads:
+        loads[load.layer - 1] += load.chunks
+    layers = tuple([replace(layer, capacity_chunks=n) for layer, n in zip(layers, loads, strict=True)])
+    instance = replace(instance, layers=layers)
+    plan = replace(always_next(instance), program=program.digest)
+    return Budgeted(instance, plan, make_schedule(program, instance, plan, staging))
+
+
+def _filled(plans: Sequence[Budgeted], limit: int) -> list[Budgeted]:
+    """Give what plans leave of the limit to the staging memory, as far as reads can use it."""
+    schedules = [plan.schedule for plan in plans]
+    streamed = max(sum(s.program.tensors[index].nbytes for index in s.streamed) for s in schedules)
+    staging = schedules[0].staging_bytes
+    most = min([STAGING_BYTES, *_allocations([schedule.program for schedule in schedules])])
+    most = min(staging + limit - memory_in_turn(plans), max(streamed, staging), most)
+    staging = max(staging, most // PAGE_BYTES * PAGE_BYTES)
+    return [replace(p, schedule=replace(p.schedule, staging_bytes=staging)) for p in plans]
+
+
+def _allocations(programs: Sequence[Program]) -> list[int]:
+    """Return the largest allocations that programs are planned for, where they have any."""
+    return [program.arena.allocation_bytes for program in programs if program.arena.allocation_bytes]
+
+
+def _too_small(least: Sequence[Budgeted], limit: int, beside: int) -> LimitError:
+    """Name the smallest limit: the memory of the plans that take the least."""
+    works = rounded_up(memory_in_turn(least) + beside)
+    names = " and ".join(dict.fromkeys(plan.instance.name for plan in least))
+    arena = total_bytes(common_arena([plan.schedule.program.arena for plan in least]))
+    staging = least[0].schedule.staging_bytes
+    rest = memory_in_turn(least) + beside - arena - staging
+    return LimitError(
+        f"{names} does not run within {in_mib(limit)} MiB, whatever is streamed. The smallest memory limit "
+        f"that works is {works}: {in_mib(rest)} MiB of inputs, outputs, states and weights that stay, "
+        f"{in_mib(arena)} MiB of intermediates and streamed weights, {in_mib(staging)} MiB of staging "
+        "buffers",
+        works_bytes=bytes_of(works),
+    )
