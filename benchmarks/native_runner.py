@@ -94,6 +94,7 @@ class Library:
                 *((name, ctypes.c_char_p) for name in ("device", "library", "cache", "sha256")),
                 ("memory_limit", ctypes.c_uint64),
                 *((name, ctypes.c_void_p) for name in ("progress", "context")),
+                ("hints", ctypes.c_uint32),
             )
 
         self.library, self.handle = ctypes.CDLL(str(path)), ctypes.c_void_p()
@@ -112,8 +113,10 @@ class Library:
             (name.encode(), a.ctypes.data_as(ctypes.c_void_p), a.nbytes)
             for name, a in ((fed, array), (got, result))
         ]
-        self.call("set_input", self.handle, pointers[0][0], pointers[0][1], ctypes.c_size_t(pointers[0][2]))
-        self.call("step", self.handle)
+        self.call(
+            "set_input", self.handle, None, pointers[0][0], pointers[0][1], ctypes.c_size_t(pointers[0][2])
+        )
+        self.call("step", self.handle, None)
         self.call("get_output", self.handle, pointers[1][0], pointers[1][1], ctypes.c_size_t(pointers[1][2]))
 
 

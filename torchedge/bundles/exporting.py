@@ -309,7 +309,6 @@ def _check_methods(request: Request) -> None:
     given = {
         "example": request.example,
         "plan": request.plan,
-        "check": request.check or None,
     }
     for name, value in given.items():
         if value is not None:
