@@ -20,7 +20,6 @@ With --mutants, bundles changed at random are opened instead, by a build with sa
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -39,6 +38,7 @@ sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT / "benchmarks")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from drivers.processes import default_device, loader  # noqa: E402
+from harness import options_of  # noqa: E402
 from runner.mutants import open_mutants  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -94,6 +94,7 @@ class Library:
                 *((name, ctypes.c_char_p) for name in ("device", "library", "cache", "sha256")),
                 ("memory_limit", ctypes.c_uint64),
                 *((name, ctypes.c_void_p) for name in ("progress", "context")),
+                ("hints", ctypes.c_uint32),
             )
 
         self.library, self.handle = ctypes.CDLL(str(path)), ctypes.c_void_p()
@@ -112,8 +113,10 @@ class Library:
             (name.encode(), a.ctypes.data_as(ctypes.c_void_p), a.nbytes)
             for name, a in ((fed, array), (got, result))
         ]
-        self.call("set_input", self.handle, pointers[0][0], pointers[0][1], ctypes.c_size_t(pointers[0][2]))
-        self.call("step", self.handle)
+        self.call(
+            "set_input", self.handle, None, pointers[0][0], pointers[0][1], ctypes.c_size_t(pointers[0][2])
+        )
+        self.call("step", self.handle, None)
         self.call("get_output", self.handle, pointers[1][0], pointers[1][1], ctypes.c_size_t(pointers[1][2]))
 
 
@@ -243,9 +246,7 @@ def show(name: str, what: str, pairs: Sequence[tuple[float, float]]) -> None:
 
 def main() -> None:
     """Compare, or open mutants."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--program", type=Path, default=CHECKOUT / "build" / "runner" / "torchedge-run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)

@@ -7,12 +7,12 @@ The formats run in turns; the least time of each counts.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+from harness import options_of
 
 import torchedge
 
@@ -21,9 +21,7 @@ FORMATS = {"float32": None, "int8": None, "int4": 32}
 
 def main() -> None:
     """Print a line for each format."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--sizes", type=int, nargs=2, default=(2048, 5632))
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()

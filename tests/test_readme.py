@@ -6,6 +6,7 @@ compared. Sessions are compared by meaning: words, and numbers within 2 %, whate
 output with `TORCHEDGE_UPDATE_README=1 python -m pytest -n0 -m "" tests/test_readme.py`.
 """
 
+import ast
 import contextlib
 import doctest
 import io
@@ -37,7 +38,13 @@ TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES = (
     f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "campaigns", "messages")
 )
 SLOW = {"A callback of transformers", "A callback of Lightning", "accelerate", "Measure this machine"}
-SLOW |= {"torch.compile", "Several optimizers: a GAN", "Making and running one", "Plan a model"}
+SLOW |= {
+    "Export and generate",
+    "torch.compile",
+    "Several optimizers: a GAN",
+    "Making and running one",
+    "Plan a model",
+}
 TASKS = {
     "install, and see whether this machine is ready": (TUTORIAL, "Install"),
     "write down a network of one's own": (TUTORIAL, "Your network"),
@@ -69,6 +76,9 @@ TASKS = {
     "train a GAN": ("docs/training.md", "Several optimizers: a GAN"),
     "export a training step": ("docs/bundles.md", "Making and running one"),
     "plan the streaming of weights": ("docs/streaming.md", "Plan a model"),
+    "generate text with a language model": ("docs/language-models.md", "Export and generate"),
+    "weights in fewer bits": ("docs/quantisation.md", "Memory"),
+    "run a bundle without Python": ("docs/runner.md", "Building and running it"),
     "measure this machine and fit a profile": (OWN, "Measure this machine"),
     "write a plan of one's own": (OWN, "Plans"),
     "it does not fit": (MESSAGES, "The answer is no"),
@@ -237,6 +247,34 @@ def test_the_page_of_the_command_line_names_every_command(checkout, capsys):
     page = (checkout / "docs" / "cli.md").read_text(encoding="utf-8")
     assert len(commands) > 8
     assert set(re.findall(r"^\| `torchedge ([a-z]+)`", page, re.MULTILINE)) == commands
+
+
+def test_the_page_of_messages_quotes_those_of_the_code(checkout):
+    """Each part between dots of a quoted message is in a text of the package."""
+    texts = []
+    for module in (checkout / "torchedge").rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                texts.append(
+                    "".join(
+                        getattr(part, "value", "") if isinstance(part, ast.Constant) else "\0"
+                        for part in node.values
+                    )
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    page = (
+        (checkout / MESSAGES).read_text(encoding="utf-8").split("## Installation")[0]
+    )  # PyTorch's and pip's
+    rows = re.findall(r"^\| (`.+?) \| ", page, re.MULTILINE)
+    parts = [
+        part.strip(" ,;:")
+        for row in rows
+        for quoted in re.findall(r"`(.+?)`", row)
+        for part in quoted.split("...")
+    ]
+    assert len(rows) > 30
+    assert [part for part in parts if not any(part in text for text in texts)] == []
 
 
 def test_the_index_names_every_page(checkout):

@@ -276,7 +276,7 @@ WRONG = {
     "no kernel for ASGD": (
         lambda: export_training(optimizer=torch.optim.ASGD(NET.parameters())),
         InputError,
-        "expected one of Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RMSprop, SGD of torch.optim",
+        "expected one of Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, SGD of torch.optim",
     ),
     "an export of mse": (
         lambda: export_training(loss="mse"),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-AFTER_S = 3.0
+AFTER_S = 2.0
 """Seconds of work without a notice, and between two notices."""
 _LOG = logging.getLogger(__name__)
 

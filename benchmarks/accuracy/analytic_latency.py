@@ -8,18 +8,17 @@ networks, 3 x 224 x 224 (Inception 299), forward and backward, no optimizer step
 
 from __future__ import annotations
 
-import argparse
 import csv
 import statistics
 import warnings
 from math import exp, log
 
+from tables import options_of
+
 
 def main() -> None:
     """Print a row a network and the summary."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("table")
     parser.add_argument("--gpu", default="rtx2080ti")
     parser.add_argument("--device", default="rtx-2080ti")

@@ -11,7 +11,6 @@ is a device of nasbench201-edge or a layout of rtx3090-train. A device or layout
 
 from __future__ import annotations
 
-import argparse
 import csv
 import statistics
 import warnings
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from nasbench201 import OPERATIONS, cell_function, parse_architecture
 from public_tables import EDGE_COLUMNS, MEMORY_SETTINGS, PublicSamples, read_public_samples
-from tables import number, print_table, print_wrapped
+from tables import number, options_of, print_table, print_wrapped
 
 from torchedge import capture, find_device
 from torchedge.devices import Device
@@ -399,9 +398,7 @@ def gpus(data: Path) -> None:
 
 def main() -> None:
     """Run one of the commands."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("what", choices=("fit", "edge", "one-hot", "steps", "memory", "gpus"))
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", metavar="NAME")

@@ -10,7 +10,6 @@ FOLDER holds networks.jsonl.gz (the jobs without their points) and measurements.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import io
@@ -19,6 +18,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, TextIO
+
+from tables import options_of
 
 COLUMNS = (
     "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
@@ -83,9 +84,7 @@ def _packed(file: Path) -> TextIO:
 
 def main() -> int:
     """Write the jobs, or the tables of their rows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("folder", type=Path, help="tables of a campaign")
     parser.add_argument("--rows", type=Path, nargs="+", help="rows of the probe, compressed")
     parser.add_argument("--out", type=Path, help="folder of the tables of --rows")

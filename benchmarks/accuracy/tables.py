@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import options_of as options_of
 
 
 def number(value: float) -> str:

@@ -14,7 +14,6 @@ Figures of the device that come from the dataset itself are taken away first. Me
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import statistics
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from public_tables import find_public_table, read_public_samples
+from tables import options_of
 
 from torchedge.devices import Device, Provenance
 from torchedge.prediction.profiles import FittedModels
@@ -102,9 +102,7 @@ def score(
 
 def main() -> None:
     """Print a row a number of points."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--base", default="nvidia-h200")
     parser.add_argument("--device")

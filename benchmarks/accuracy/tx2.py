@@ -11,7 +11,6 @@ randomised trees on perf4sight's 56 features. Takes eight minutes on one core; -
 
 from __future__ import annotations
 
-import argparse
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tables import print_table, print_wrapped
+from tables import options_of, print_table, print_wrapped
 
 from torchedge.devices import Device
 from torchedge.errors import InputError
@@ -321,9 +320,7 @@ def percent(value: float | None) -> str:
 
 def main() -> None:
     """Score and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("dataset", type=Path, metavar="DATASET")
     parser.add_argument("--device", default=None, help="measured device (default: the folder's name)")
     parser.add_argument("--ablation", action="store_true", help="also score our method with parts left out")

@@ -16,7 +16,6 @@ Takes seven minutes on one core.
 
 from __future__ import annotations
 
-import argparse
 import json
 import warnings
 from dataclasses import replace
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tables import print_table
+from tables import options_of, print_table
 
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.memory.peaks import simulate_peaks
@@ -143,9 +142,7 @@ def print_draws(samples: Samples, folder: Path, draws: int) -> None:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("dataset", type=Path, metavar="DATASET")
     parser.add_argument("--draws", type=int, default=6, help="random prunings a level (default: 6)")
     arguments = parser.parse_args()

@@ -11,7 +11,6 @@ the interval of `networks` into the relative's profile. Each takes one to six mi
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from public_tables import STEP_SETTINGS, load_timm_model
+from tables import options_of
 
 from torchedge import capture, find_device
 from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, write_device
@@ -315,9 +315,7 @@ def _predict(
 
 def main() -> None:
     """Run one of the commands."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("what", choices=("kernels", "share", "networks"))
     parser.add_argument("data", type=Path)
     parser.add_argument("--rows", type=int, default=8000, help="single kernels an operator, of all GPUs")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchedge
-from torchedge.bundles.generation import Sampling
+from torchedge.bundles.generation import Generator, Sampling
 from torchedge.errors import CaptureError, IndexRangeError, InputError
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -161,7 +161,7 @@ def test_draws_follow_the_distribution_that_transformers_leaves():
         ]
     )
     wanted = torch.softmax(warpers(torch.zeros(1, 1), torch.tensor(logits)[None])[0], -1).numpy()
-    generator, sampling = np.random.default_rng(1), Sampling(0.7, 6, 0.8)
+    generator, sampling = Generator(1), Sampling(0.7, 6, 0.8)
     counts = np.bincount([sampling.draw(logits, generator) for _ in range(4000)], minlength=12) / 4000
     np.testing.assert_allclose(counts, wanted, atol=0.03)
     assert not counts[wanted == 0].any()

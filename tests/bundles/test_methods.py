@@ -202,26 +202,31 @@ def test_training_bundles_stream_frozen_weights(tmp_path, accumulation):
         assert [float(runner.step(*arrays)[0]) for _ in range(4)] == losses
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda d: d["methods"][1].update(name="Decode"), "a method's name"),
-        (lambda d: d["methods"][1].update(name="peek"), "methods has the files"),
-        (lambda d: d["methods"][1].update(program="program.json"), "methods has the files"),
-        (lambda d: d["methods"][1].update(program="../program.json"), "methods has the files"),
-        (lambda d: d["methods"].reverse(), "methods has the files"),
-        (lambda d: d["methods"].pop(), "lists the file 'program.peek.json'"),
-        (lambda d: d["methods"][1]["inputs"].pop(), "different inputs"),
-        (lambda d: d["methods"][0]["inputs"].pop(), "different methods"),
-        (lambda d: d["methods"][2]["outputs"][0].update(shape=[2, 64]), "different outputs"),
-        (lambda d: d["methods"][1]["memory"].update(live_bytes=1), "different memory of decode"),
-        (lambda d: d["files"].pop("program.decode.json"), "files has no 'program.decode.json'"),
-        (lambda d: d.update(accumulation=2), "methods are given with a training step"),
-        (lambda d: d.update(mode="train"), "methods are given with a training step"),
-        (lambda d: d.update(methods=d["methods"] * 9), "methods"),
-        (lambda d: d.update(methods={}), "methods"),
-    ],
-)
+WRONG = [
+    (lambda d: d["methods"][1].update(name="Decode"), "a method's name"),
+    (lambda d: d["methods"][1].update(name="peek"), "methods has the files"),
+    (lambda d: d["methods"][1].update(program="program.json"), "methods has the files"),
+    (lambda d: d["methods"][1].update(program="../program.json"), "methods has the files"),
+    (lambda d: d["methods"].reverse(), "methods has the files"),
+    (lambda d: d["methods"].pop(), "lists the file 'program.peek.json'"),
+    (lambda d: d["methods"][1]["inputs"].pop(), "different inputs"),
+    (lambda d: d["methods"][0]["inputs"].pop(), "different methods"),
+    (lambda d: d["methods"][2]["outputs"][0].update(shape=[2, 64]), "different outputs"),
+    (lambda d: d["methods"][1]["memory"].update(live_bytes=1), "different memory of decode"),
+    (lambda d: d["files"].pop("program.decode.json"), "files has no 'program.decode.json'"),
+    (lambda d: d.update(accumulation=2), "methods are given with a training step"),
+    (lambda d: d.update(mode="train"), "methods are given with a training step"),
+    (lambda d: d.update(methods=d["methods"] * 9), "methods"),
+    (lambda d: d.update(methods={}), "methods"),
+    (lambda d: d["methods"][0].pop("memory"), "memory"),
+    (lambda d: d["methods"][1].update(more=1), "more"),
+    (lambda d: d["methods"][1].update(name="x" * 33), "a method's name"),
+    (lambda d: d["methods"][1].update(name="1x"), "a method's name"),
+    (lambda d: d["memory"].update(arena_bytes=d["memory"]["arena_bytes"] * 2), "different memory"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
 def test_what_is_wrong_in_methods_is_named(exported, tmp_path, change, message):
     folder = shutil.copytree(exported, tmp_path / "bundle")
     path = folder / "manifest.json"

@@ -1,6 +1,7 @@
 """Steps of users' own code: captured up to the first update, predicted as the same step by hand."""
 
 import json
+import math
 import re
 
 import pytest
@@ -122,6 +123,38 @@ def test_backward_passes_that_differ_are_added():
         adam.step()
     assert len(step.graphs) == 2
     assert any("2 backward passes" in note for note in step.prediction.notes)
+
+
+STOPS = {
+    "no finite loss": lambda output, loss: not torch.isfinite(loss),
+    "an output that is not a number": lambda output, loss: torch.isnan(output).any(),
+    "no finite output": lambda output, loss: not torch.isfinite(output).all(),
+    "inverted": lambda output, loss: ~torch.isfinite(loss),
+    "a large loss": lambda output, loss: loss > 1e4,
+    "no finite number": lambda output, loss: not math.isfinite(loss.item()),
+}
+
+
+@pytest.mark.parametrize("condition", STOPS)
+def test_a_loop_that_stops_at_a_loss_without_a_value_does_not_stop(condition):
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with torchedge.watch(DEVICE) as step:
+        for _ in range(3):
+            output = model(torch.randn(16, 8))
+            loss = output.square().mean()
+            if STOPS[condition](output, loss):
+                break
+            loss.backward()
+            optimizer.step()
+    assert step.batch_size == 16
+
+
+def test_a_fault_in_a_module_names_the_script_too(tmp_path, capsys):
+    (tmp_path / "parts.py").write_text("def fail():\n    raise ValueError('no data')\n")
+    (tmp_path / "train.py").write_text("import parts\n\nparts.fail()\n")
+    assert cli.main(["predict", str(tmp_path / "train.py"), "-d", DEVICE]) == 2
+    assert "train.py:3, parts.py:2: ValueError: no data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

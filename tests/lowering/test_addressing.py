@@ -14,9 +14,9 @@ from torchedge.expressions.indices import Axis, of
 from torchedge.expressions.rendering import is_within
 from torchedge.lowering.addressing import MOST, beyond_offsets
 from torchedge.lowering.inference import capture_inference_step, lower_inference
-from torchedge.lowering.limits import Limits, check_limits
+from torchedge.lowering.limits import check_limits
 from torchedge.lowering.program_files import parse_program, program_document
-from torchedge.lowering.targets import TARGETS
+from torchedge.lowering.targets import TARGETS, Limits
 
 HUGE = 2**31 + 4096
 

@@ -20,9 +20,9 @@ from torchedge.lowering.inference import (
     lower_inference,
     target_of_device,
 )
-from torchedge.lowering.limits import Limits, profile_limits
+from torchedge.lowering.limits import profile_limits
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS
+from torchedge.lowering.targets import TARGETS, Limits
 from torchedge.runtime import Executor
 from torchedge.tracing.steps import capture_step
 

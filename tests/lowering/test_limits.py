@@ -7,7 +7,8 @@ from oracles.opencl_devices import GPU, PHONE
 from oracles.small_programs import chain, image_copy, pointwise, program, tensor, vector_add
 
 from torchedge.errors import DeviceError
-from torchedge.lowering.limits import Limits, check_limits, limits_of
+from torchedge.lowering.limits import check_limits
+from torchedge.lowering.targets import Limits, limits_of
 from torchedge.textures.layouts import Layout
 
 ADD = vector_add()

@@ -20,7 +20,7 @@ from torchedge.lowering.schedules import (
     default_schedule,
     is_legal,
 )
-from torchedge.lowering.targets import TARGETS, bounded
+from torchedge.lowering.targets import TARGETS, Limits, bounded
 
 CPU, GPU, MOBILE = TARGETS["cpu"], TARGETS["gpu"], TARGETS["mobile"]
 EXTENTS = st.builds(
@@ -99,9 +99,7 @@ SIZES = st.lists(st.integers(2, 300), max_size=3).map(tuple)
 LIMITS = st.builds(
     lambda name, local, group, sizes, serial: bounded(
         replace(TARGETS[name], serial=serial),
-        local_bytes=local,
-        work_group=group,
-        work_item_sizes=sizes,
+        Limits("", local_bytes=local, work_group=group, work_item_sizes=sizes),
     ),
     st.sampled_from(["cpu", "gpu", "mobile"]),
     st.sampled_from([1 << 10, 4 << 10, 16 << 10, 32 << 10, 60_000, 256 << 10, 512 << 10]),
@@ -152,7 +150,7 @@ def test_defaults_of_rows_and_elements_fit_any_device(rows, inner, along, sum_by
 def test_smaller_local_memory_takes_smaller_panels_and_the_usual_one_stays():
     extents = ContractionExtents(1, 4096, 4096, 4096)
     usual = default_schedule(extents, CPU)
-    assert default_schedule(extents, bounded(CPU, local_bytes=8 << 20)) == usual
-    small = default_schedule(extents, bounded(CPU, local_bytes=32 << 10))
+    assert default_schedule(extents, bounded(CPU, Limits("", local_bytes=8 << 20))) == usual
+    small = default_schedule(extents, bounded(CPU, Limits("", local_bytes=32 << 10)))
     assert small.kind == "panel" and small.block_rows < usual.block_rows
-    assert default_schedule(extents, bounded(CPU, local_bytes=1 << 10)).kind == "register"
+    assert default_schedule(extents, bounded(CPU, Limits("", local_bytes=1 << 10))).kind == "register"

@@ -50,12 +50,51 @@ WIDE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Te
         lambda x: x * torch.linalg.vector_norm(x, dim=-1, keepdim=True),
         lambda x: x * torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_FLOAT32),
     ),
+    "log1p": (lambda x: x.abs().log1p(), lambda x: x.abs().float().log1p()),
+    "expm1": (lambda x: x.expm1(), lambda x: x.float().expm1()),
+    "reciprocal": (lambda x: (x.abs() + 1).reciprocal(), lambda x: (x.abs() + 1).float().reciprocal()),
+    "cumsum": (lambda x: x.cumsum(-1), lambda x: x.cumsum(-1, dtype=_FLOAT32)),
+    "group_norm": (
+        lambda x: nn.functional.group_norm(x.unsqueeze(-1), 4).squeeze(-1),
+        lambda x: nn.functional.group_norm(x.float().unsqueeze(-1), 4).squeeze(-1),
+    ),
+    "mse_loss": (
+        lambda x: x * nn.functional.mse_loss(x, x.detach() * 0.5),
+        lambda x: x * nn.functional.mse_loss(x.float(), (x.detach() * 0.5).float()),
+    ),
+    "cosine_similarity": (
+        lambda x: x * nn.functional.cosine_similarity(x, x.flip(0), dim=-1).unsqueeze(-1),
+        lambda x: x * nn.functional.cosine_similarity(x.float(), x.flip(0).float(), dim=-1).unsqueeze(-1),
+    ),
     "sum": (
         lambda x: x * x.sum(-1, keepdim=True),
         lambda x: x * x.sum(-1, keepdim=True, dtype=_FLOAT32),
     ),
 }
 """Operators that CUDA's autocast runs in float32, and what it runs them as on a tensor of low precision."""
+
+
+def _scaled(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = x.abs().mean(-1, keepdim=True) + 1
+    return x / scale
+
+
+def _in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().mul_(2).add_(1).clamp_(max=4)
+
+
+PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "detached": lambda x: x * x.detach(),
+    "without gradients": _scaled,
+    "in place": _in_place,
+    "views": lambda x: x.unflatten(-1, (-1, 2)).flip(1).transpose(1, 2).reshape(x.shape),
+    "joined": lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
+    "masked": lambda x: x.masked_fill(x > 1, 0.5),
+    "chosen": lambda x: torch.where(x > 0, x, -0.1 * x),
+    "alias": lambda x: x[:].view_as(x) + x[..., :1],
+}
+"""What both devices compute alike, in any dtype."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -77,14 +116,16 @@ def drawn(seed: int, wide: bool = False) -> tuple[Step, ...]:
 
     def step(depth: int, low: bool) -> Step:
         kinds = ["linear", "linear", "hooked", "cast", "activation", "residual"]
-        kinds += ["wide"] if wide else []
+        kinds += ["wide", "wide", "plain", "plain", "normed"] if wide else []
         if depth:
             kinds += ["batch", "device", "autocast", "autocast", "checkpoint"]
         kind = source.choice(kinds)
         if kind in ("linear", "hooked"):
             return Step(kind, (source.choice([256, 512, 1024]), low))
-        if kind == "residual":
+        if kind in ("residual", "normed"):
             return Step(kind)
+        if kind == "plain":
+            return Step(kind, source.choice(sorted(PLAIN)))
         if kind == "wide":
             return Step(kind, (source.choice(sorted(WIDE)), low))
         if kind == "activation":
@@ -125,8 +166,10 @@ class Asking(nn.Module):
                     layer.register_forward_hook(lambda module, args, output: output.relu() + 1)
                 self.layers[here] = layer
                 width = step.argument[0]
-            elif step.kind == "residual":
+            elif step.kind in ("residual", "normed"):
                 self.layers[here] = nn.Linear(width, width, bias=False)
+                if step.kind == "normed":
+                    nn.utils.parametrizations.weight_norm(self.layers[here])
             ends = [self._add(part, width, f"{here}_{n}") for n, part in enumerate(step.parts)]
             if len(ends) == 2:
                 for n, end in enumerate(ends):
@@ -144,8 +187,10 @@ class Asking(nn.Module):
         return x
 
     def _step(self, step: Step, x: torch.Tensor, here: str, low: bool) -> torch.Tensor:
-        if step.kind in ("linear", "hooked"):
+        if step.kind in ("linear", "hooked", "normed"):
             return self.layers[here](x if low else x.float())
+        if step.kind == "plain":
+            return PLAIN[step.argument](x)
         if step.kind == "residual":
             return x + self.layers[here](x if low else x.float())
         if step.kind == "activation":

@@ -5,9 +5,13 @@ A holder has `read`, which a forward pass calls, and `change`, after which it re
 
 from __future__ import annotations
 
+import argparse
+import contextvars
 import enum
 import functools
+import os
 import random
+import threading
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -311,6 +315,88 @@ class ReplacedMember(Replaced):
 class ReplacedTensor(Replaced):
     def change(self):
         self.tensor = torch.full((9,), 3.0)
+
+
+CONTEXT = contextvars.ContextVar("CONTEXT", default=1.0)
+LOCAL = threading.local()
+
+
+class ContextVariable(Holder):
+    def read(self):
+        return CONTEXT.get()
+
+    def change(self):
+        CONTEXT.set(CONTEXT.get() + 1)
+
+
+class ThreadLocal(Holder):
+    def __init__(self):
+        LOCAL.value = 1.0
+
+    def read(self):
+        return LOCAL.value
+
+    def change(self):
+        LOCAL.value = 2.0
+
+
+class Arguments(Holder):
+    def __init__(self):
+        self.arguments = argparse.Namespace(value=1.0)
+
+    def read(self):
+        return self.arguments.value
+
+    def change(self):
+        self.arguments.value = 2.0
+
+
+class Environment(Holder):
+    name = "TORCHEDGE_TEST_HOLDER"
+
+    def __init__(self):
+        os.environ.pop(self.name, None)
+
+    def read(self):
+        return float(os.getenv(self.name, "1"))
+
+    def change(self):
+        os.environ[self.name] = "2"
+
+
+class Bytes(Holder):
+    def __init__(self):
+        self.bytes = bytearray([1])
+
+    def read(self):
+        return self.bytes[0]
+
+    def change(self):
+        self.bytes[0] = 2
+
+
+class Doubling(torch.autograd.Function):
+    factor = 2.0
+
+    @staticmethod
+    def forward(ctx, x):
+        return Doubling.scaled(x)
+
+    @staticmethod
+    def scaled(x):
+        return x * Doubling.factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class OfAutograd(Holder):
+    def read(self):
+        return Doubling.apply(torch.ones(()))
+
+    def change(self):
+        Doubling.factor += 1
 
 
 HOLDERS = sorted(

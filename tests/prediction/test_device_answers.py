@@ -91,6 +91,25 @@ def test_nested_autocast_follows_the_innermost():
     assert any("50 % in bfloat16" in note for note in mixed.notes)
 
 
+def test_an_autocast_that_pytorch_disabled_before_the_capture_is_noted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        earlier = torch.autocast("cuda", torch.bfloat16)
+    [note] = [n for n in predicted(earlier(both)).notes if "before the capture" in n]
+    assert "counted as disabled; make it inside of forward" in note
+    for run in (HALF["context"], HALF["decorator"]):
+        assert not any("before the capture" in note for note in predicted(run).notes)
+
+
+def test_streams_of_cuda_do_nothing():
+    def run(model, x):
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            return both(model, x)
+
+    assert predicted(run).allocated.value == predicted(both).allocated.value
+
+
 QUERIES = {
     "x.is_cuda": lambda m, x: x.is_cuda,
     "x.device": lambda m, x: x.device.type == "cuda",
@@ -102,6 +121,12 @@ QUERIES = {
     "torch.backends.cudnn.is_available()": lambda m, x: torch.backends.cudnn.is_available(),
     "torch.backends.cuda.is_built()": lambda m, x: torch.backends.cuda.is_built(),
     "torch.version.cuda": lambda m, x: torch.version.cuda is not None,
+    "torch.cuda.get_arch_list()": lambda m, x: "sm_90" in torch.cuda.get_arch_list(),
+    "torch.backends.cudnn.version()": lambda m, x: (torch.backends.cudnn.version() or 0) >= 90000,
+    "torch.backends.cuda.is_flash_attention_available()": (
+        lambda m, x: torch.backends.cuda.is_flash_attention_available()
+    ),
+    "x.type()": lambda m, x: x.type() == "torch.cuda.FloatTensor",
 }
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from torchedge.devices.catalog import find_device
 from torchedge.prediction.analysis import analyse
+from torchedge.prediction.latency import workload
 from torchedge.prediction.latency.workload import LAUNCHES, PASSES, PRODUCT_COLUMNS, count_work
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
@@ -81,6 +85,63 @@ def test_a_checkpoint_runs_its_forward_pass_again():
     growth = again.passes / np.where(plain.passes > 0, plain.passes, 1)
     assert growth.max() == pytest.approx(1 + third)
     assert latency(graph_of(Stack(checkpointed=True))) > latency(graph_of(Stack()))
+
+
+def again(run, x):
+    return checkpoint(run, x, use_reentrant=False)
+
+
+NESTED = {
+    "inner at the end": lambda x: again(lambda x: again(lambda y: y.exp().tanh(), x.sigmoid()), x),
+    "a sum behind it": lambda x: again(lambda x: again(lambda y: y.exp().tanh(), x.sigmoid()) + 1, x),
+    "a kept result behind it": lambda x: again(lambda x: again(lambda y: y.exp().tanh(), x).sigmoid(), x),
+    "three deep": lambda x: again(lambda x: again(lambda x: again(torch.exp, x.sigmoid()), x.tanh()), x),
+    "three deep, a tail": lambda x: again(
+        lambda x: again(lambda x: again(torch.exp, x.sigmoid()), x.tanh()).sigmoid(), x
+    ),
+    "one after the other": lambda x: again(lambda x: again(torch.sigmoid, again(torch.exp, x.tanh())), x),
+}
+
+
+class Nested(nn.Module):
+    def __init__(self, run):
+        super().__init__()
+        self.layer, self.run = nn.Linear(4, 4), run
+
+    def forward(self, x):
+        return self.run(self.layer(x))
+
+
+class Runs(TorchDispatchMode):
+    """Counts the runs of operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_operators_of_nested_checkpoints_run_as_often_as_in_pytorch(name, monkeypatch):
+    model, x, counted = Nested(NESTED[name]), torch.randn(2, 4), Counter()
+    with Runs() as runs:
+        model(x).sum().backward()
+
+    def counting(count):
+        def run(counter, op, *more):
+            counted[op.kind] += counter.runs
+            return count(counter, op, *more)
+
+        return run
+
+    counts = {kind: counting(count) for kind, count in workload._COUNTS.items()}
+    monkeypatch.setattr(workload, "_COUNTS", counts)
+    workload.count_work(capture(model, x, loss=lambda output: output.sum()))
+    kinds = ("exp", "tanh", "sigmoid")
+    assert [counted[kind] for kind in kinds] == [runs.counts[kind] for kind in kinds]
 
 
 def test_inference_runs_checkpoints_once():

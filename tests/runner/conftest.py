@@ -133,3 +133,22 @@ def started(build, tmp_path_factory) -> Callable[..., NativeRunner]:
 def native(started) -> NativeRunner:
     """The runner as users build it."""
     return started()
+
+
+@pytest.fixture(scope="session")
+def shims(native, tmp_path_factory) -> Callable[[str], Path]:
+    """Build a library of this folder that stands in front of the runner's OpenCL library."""
+
+    def call(name: str) -> Path:
+        if shutil.which("cc") is None:
+            pytest.skip(f"no cc: {name}.c is not built")
+        real = native.environment.get("TORCHEDGE_OPENCL") or os.environ.get(
+            "TORCHEDGE_OPENCL", "libOpenCL.so.1"
+        )
+        library = tmp_path_factory.mktemp(name) / f"{name}.so"
+        linked = [real if "/" in real else f"-l:{real}", f"-Wl,-rpath,{Path(real).parent}", "-ldl"]
+        words = ["cc", "-shared", "-fPIC", "-O1", "-w", Path(__file__).with_name(f"{name}.c"), "-o", library]
+        subprocess.run([*words, "-Wl,--no-as-needed", *linked], check=True)
+        return library
+
+    return call

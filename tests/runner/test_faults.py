@@ -2,11 +2,9 @@
 
 import os
 import resource
-import shutil
 import signal
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from runner.test_runner import batches_of
@@ -20,32 +18,9 @@ OLD = b"the state of yesterday"
 
 
 @pytest.fixture(scope="module")
-def shim(native, tmp_path_factory):
+def shim(shims):
     """A library that fails on demand, in front of the OpenCL library that the runner would open."""
-    if "TORCHEDGE_RUNNER" in os.environ and shutil.which("cc") is None:
-        pytest.skip("no cc: the faults are not built")
-    real = native.environment.get("TORCHEDGE_OPENCL") or os.environ.get("TORCHEDGE_OPENCL", "libOpenCL.so.1")
-    library = tmp_path_factory.mktemp("faults") / "faults.so"
-    source = Path(__file__).with_name("faults.c")
-    linked = real if "/" in real else f"-l:{real}"
-    subprocess.run(
-        [
-            "cc",
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-w",
-            source,
-            "-o",
-            library,
-            "-Wl,--no-as-needed",
-            linked,
-            f"-Wl,-rpath,{Path(real).parent}",
-            "-ldl",
-        ],
-        check=True,
-    )
-    return library
+    return shims("faults")
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ org.json JSONObject { public JSONObject(String text) throws JSONException {}
   public String getString(String name) throws JSONException { return null; }
   public int getInt(String name) throws JSONException { return 0; }
   public double getDouble(String name) throws JSONException { return 0; }
+  public JSONObject getJSONObject(String name) throws JSONException { return null; }
   public JSONArray getJSONArray(String name) throws JSONException { return null; } }
 org.json JSONArray { public int length() { return 0; }
   public JSONObject getJSONObject(int place) throws JSONException { return null; } }
@@ -64,7 +65,7 @@ public class Main {
       try {
         bundle.setInput("größe", ByteBuffer.allocateDirect(4));
       } catch (IllegalStateException error) {
-        System.out.println(error.getMessage() + " | " + bundle.figures().contains("\\"steps\\": 1"));
+        System.out.println(error.getMessage() + " | " + bundle.describe().contains("\\"steps\\": 1"));
       }
     }
     try {

@@ -162,6 +162,42 @@ def test_a_fork_is_refused_what_the_parent_has_open(checkout):
     assert "the parent goes on" in done.stdout, done.stderr
 
 
+FORK_THAT_ENDS = """
+import ctypes, gc, os, sys, weakref
+sys.path[:0] = sys.argv[1:]
+import numpy as np
+process = ctypes.CDLL(None)
+# A driver's end of the process that must not run.
+process.on_exit(ctypes.cast(process.abort, ctypes.c_void_p), None)
+from oracles.small_programs import vector_add
+from torchedge.runtime import Executor
+executor = Executor(vector_add(8))
+executor.run(np.ones(8, np.float32), np.ones(8, np.float32))
+child = os.fork()
+if not child:
+    reference = weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert reference() is not None  # its release would take the driver's locks
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on_exit of glibc")
+def test_a_fork_ends_without_the_driver(checkout):
+    """Intel's runtime waited there for threads of the parent that launched at the moment of the fork."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_THAT_ENDS, str(checkout), str(checkout / "tests")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "7\n", done.stderr
+    assert "leak" not in done.stderr
+
+
 FORK_OF_CAPTURES = """
 import os, signal, sys, threading
 import torch, torchedge

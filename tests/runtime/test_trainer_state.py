@@ -211,3 +211,24 @@ def test_hooks_that_no_step_runs_are_refused_between_steps(hook):
         optimizer.step = lambda: None
         with pytest.raises(torchedge.InputError, match="the optimizer has a hook"):
             trainer.step(x, y)
+
+
+def test_a_buffer_that_is_read_after_a_write_to_a_part_of_it():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("count", torch.ones(4))
+
+        def forward(self, x):
+            self.count[1:] = self.count[:-1].clone()
+            self.count[0] += 1
+            return self.layer(x) * self.count
+
+    torch.manual_seed(0)
+    model, x, y = Counting(), torch.randn(8, 4), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with torchedge.Trainer(model, x, y, loss=F.mse_loss, optimizer=optimizer) as trainer:
+        found = [trainer.step(x, y) for _ in range(3)]
+    model.count.fill_(1)
+    assert found == pytest.approx([F.mse_loss(model(x), y).item() for _ in range(3)], rel=1e-5)

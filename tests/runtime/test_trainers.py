@@ -326,7 +326,7 @@ def trained(model, x, y):
     return torchedge.Trainer(model, x, y, loss=F.cross_entropy, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("kind", ["NAdam", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize("kind", ["NAdam", "Adagrad", "RMSprop", "RAdam"])
 def test_further_optimizers_train_and_go_on_in_pytorch(kind):
     model, (x, y) = mlp(), (torch.randn(8, 6), torch.randn(8, 4))
     eager = copy.deepcopy(model)

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -284,3 +285,70 @@ def test_a_loss_with_state_is_refused_and_keeps_its_hooks():
     with pytest.raises(CaptureError, match=r"loss\.calls"):
         capture_step(nn.Linear(2, 2), torch.randn(2, 2), loss=loss)
     assert loss.calls == 0 and not loss._forward_hooks and not loss._forward_pre_hooks
+
+
+def counting(x, owner):
+    owner.calls += 1
+    return x * owner.calls
+
+
+def with_hook(register):
+    model = with_forward(lambda self, x: self.layer(x))
+    register(model)
+    return model
+
+
+class Counting(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return counting(gradient, Counting)
+
+
+def counted_output(model):
+    model.layer.register_forward_hook(lambda module, args, output: counting(output, model))
+
+
+def counted_gradient(model):
+    model.layer.register_full_backward_pre_hook(lambda module, gradients: (counting(gradients[0], model),))
+
+
+def counted_function(model):
+    model.layer.register_forward_hook(lambda module, args, output: Counting.apply(output))
+
+
+@pytest.mark.parametrize("register", [counted_output, counted_gradient, counted_function])
+def test_counters_of_hooks_and_of_the_backward_pass_are_refused(register):
+    model = with_hook(register)
+    with pytest.raises(CaptureError, match=r"calls \((0, then 1|1, then 2)\)"):
+        captured(None, model)
+    assert model.calls == Counting.calls == 0
+    assert len(model.layer._forward_hooks) + len(model.layer._backward_pre_hooks) == 1
+
+
+def keep_gradient(model, module, before, after):
+    model.gradient = after
+
+
+def test_what_hooks_keep_without_influence_is_accepted():
+    model = with_hook(lambda m: m.layer.register_forward_hook(lambda _, args, output: m.seen.append(output)))
+    model.layer.register_full_backward_hook(partial(keep_gradient, model))
+    _, x, step = captured(None, model)
+    loss, *_ = Interpreter(step.tensors).run(step.step, x)
+    torch.testing.assert_close(loss, model(x).square().sum())
+
+
+def test_another_default_dtype_is_captured():
+    model, x = nn.Linear(4, 4), torch.randn(4, 4)
+    torch.set_default_dtype(torch.float64)  # which exchanges torch.Storage
+    try:
+        step = capture_step(model, x, loss=lambda output: (output * torch.ones(4)).sum())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    loss, *_ = Interpreter(step.tensors).run(step.step, x)
+    torch.testing.assert_close(loss, model(x).double().sum())

@@ -12,6 +12,8 @@ from oracles.step_interpreter import Interpreter
 from oracles.step_networks import SmallCNN
 from torch.nn import functional as F
 
+from torchedge.graphs.steps import GraphBuilder
+from torchedge.tracing.optimizers import OptimizerPart, _average_length, _UpdateBuilder
 from torchedge.tracing.steps import capture_step
 
 OPTIMIZERS = {
@@ -37,6 +39,11 @@ OPTIMIZERS = {
     "nadam_decoupled": lambda ps: torch.optim.NAdam(
         ps, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True
     ),
+    "radam": lambda ps: torch.optim.RAdam(ps, lr=0.01, weight_decay=0.1),
+    "radam_early": lambda ps: torch.optim.RAdam(
+        ps, lr=0.01, betas=(0.5, 0.8), weight_decay=0.1, decoupled_weight_decay=True
+    ),
+    "radam_never": lambda ps: torch.optim.RAdam(ps, lr=0.01, betas=(0.0, 0.6)),
     "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
     "adamw_amsgrad": lambda ps: torch.optim.AdamW(ps, lr=0.01, amsgrad=True),
 }
@@ -59,6 +66,7 @@ def test_optimizers_equal_pytorch_s(name, monkeypatch):
         "adadelta",
         "adamax",
         "nadam",
+        "radam",
         pytest.param("adam", marks=pytest.mark.slow),
     ],
 )
@@ -77,6 +85,20 @@ def test_a_capture_goes_on_where_the_optimizer_stands(name, monkeypatch):
         interpreter.run(captured.step, *args, *targets)
         train(model, optimizer, F.cross_entropy, (args, targets))
     held_equals(interpreter, model)
+
+
+@pytest.mark.parametrize("beta", [0.8, 0.999])
+def test_the_length_of_radam_s_average_does_not_cancel_in_float32(beta):
+    """By steps around those from which on it rectifies, and where its series ends."""
+    builder, most = GraphBuilder(), 2 / (1 - beta) - 1
+    step = builder.add("step", (), "float32", "input")
+    build = _UpdateBuilder(builder, OptimizerPart(), "weight", {})
+    length = _average_length(build, step, beta, most)
+    finished = builder.finish([step], [length])
+    for count in (*range(1, 12), 499, 501, 100_000):
+        (found,) = Interpreter({}).run(finished, torch.tensor(float(count)))
+        power = beta**count
+        assert float(found) == pytest.approx(most - 2 * count * power / (1 - power), rel=2e-6, abs=2e-6)
 
 
 def test_float32_steps_stay_close_to_float64_with_adam():

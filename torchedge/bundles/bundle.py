@@ -525,8 +525,9 @@ class Runner:
         stream: Callable[[int], object] | None = None,
     ) -> list[int]:
         """Return the tokens that follow a prompt, as `Bundle.generate` does."""
-        inputs = {name: self.bundle.method(name).inputs for name in self.bundle.methods}
-        windows = Windows.of(inputs, self.bundle.states)
+        methods = {name: self.bundle.method(name) for name in self.bundle.methods}
+        ports = {name: (method.inputs, method.outputs) for name, method in methods.items()}
+        windows = Windows.of(ports, self.bundle.states)
         return generate(self, windows, ids, max_new_tokens, sampling, stop, seed, stream)
 
     @serialised

@@ -7,15 +7,15 @@ and weights that differ a little, and the bound of a figure is a multiple of the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
 from torchedge.lowering.program_files import MAX_FILE_BYTES
@@ -58,13 +58,20 @@ class CheckedResult:
     bounds: Figures
 
 
+Results = Annotated[tuple[CheckedResult, ...], Meta(max_length=MAX_ITEMS)]
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Results of a batch of check inputs through each program of a bundle, the accumulating one first."""
+    """Results of a batch of check inputs through each program of a bundle, the last one first.
+
+    program: those of the first one. methods: those of the other methods, by name.
+    """
 
     device: Text
-    accumulating: Annotated[tuple[CheckedResult, ...], Meta(max_length=MAX_ITEMS)]
-    program: Annotated[tuple[CheckedResult, ...], Meta(max_length=MAX_ITEMS)]
+    accumulating: Results
+    program: Results
+    methods: Mapping[Text, Results] = field(default_factory=dict)
 
 
 CHECKS = Codec(
@@ -112,15 +119,14 @@ def record_check(bundle: Bundle) -> Check:
     """
     device, exact = _results(bundle, None)
     changed = [_results(bundle, seed)[1] for seed in range(RUNS)]
-    lists = []
-    for number, program in enumerate(bundle.programs.values()):
-        lists.append(
-            tuple(
-                _bounded(program, result, [run[number][place].figures for run in changed])
-                for place, result in enumerate(exact[number])
-            )
+    lists = {}
+    for number, (name, program) in enumerate(bundle.programs.items()):
+        lists[name] = tuple(
+            _bounded(program, result, [run[number][place].figures for run in changed])
+            for place, result in enumerate(exact[number])
         )
-    return Check(device, () if len(lists) == 1 else lists[1], lists[0])
+    first = lists.pop(bundle.methods[0])
+    return Check(device, lists.pop("accumulating", ()), first, lists)
 
 
 def _bounded(program: Program, result: CheckedResult, others: Sequence[Figures]) -> CheckedResult:
@@ -156,12 +162,13 @@ def _results(bundle: Bundle, seed: int | None) -> tuple[str, list[list[CheckedRe
     programs = [placed_for(program, device, ALIGNMENT) for program in bundle.programs.values()]
     executors: list[Executor] = []
     loaded: set[str] = set()
+    roles = bundle.manifest.shared
     for program in programs:
-        shared = executors[0] if executors else None
-        executors.append(Executor(program, device, shared=shared, whole_arena=False))
+        shared = [*executors]
+        executors.append(Executor(program, device, shared=shared, shared_roles=roles, whole_arena=False))
         names = {t.name for t in program.tensors if t.role in RESIDENT_ROLES} - loaded
         executors[-1].load_packed((name, changed(array)) for name, array in bundle.packed(names))
-        loaded |= {t.name for t in program.tensors if t.role in SHARED_ROLES}
+        loaded |= {t.name for t in program.tensors if t.role in roles}
     results: list[list[CheckedResult]] = [[] for _ in programs]
     for number in reversed(range(len(programs))):
         program, executor = programs[number], executors[number]

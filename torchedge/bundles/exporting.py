@@ -55,11 +55,11 @@ from torchedge.errors import (
 from torchedge.graphs import Mode
 from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.inference import capture_inferences, target_of_device
-from torchedge.lowering.limits import Limits, check_limits, profile_limits
+from torchedge.lowering.limits import check_limits, profile_limits
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import Precision, Target, Tuner
+from torchedge.lowering.targets import Limits, Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.storage.replacing import new_folder, recover
@@ -309,7 +309,6 @@ def _check_methods(request: Request) -> None:
     given = {
         "example": request.example,
         "plan": request.plan,
-        "check": request.check or None,
     }
     for name, value in given.items():
         if value is not None:

@@ -40,20 +40,50 @@ class Sampling:
         if self.top_k is not None:
             check_whole("top_k", self.top_k)
 
-    def draw(self, logits: npt.NDArray[Any], generator: np.random.Generator) -> int:
-        """Return a token."""
+    def draw(self, logits: npt.NDArray[Any], generator: Generator) -> int:
+        """Return a token. Arithmetic is such that the native runner gets the same one, on any machine."""
         scores = np.asarray(logits, np.float64)
         if not self.temperature:
             return int(scores.argmax())
-        scores = scores / self.temperature
+        scores = (scores - scores.max()) / self.temperature
         if self.top_k is not None and self.top_k < scores.size:
             scores = np.where(scores < np.partition(scores, -self.top_k)[-self.top_k], -np.inf, scores)
         order = np.argsort(-scores, kind="stable")
-        likely = np.exp(scores[order] - scores[order[0]])
-        sums = np.cumsum(likely / likely.sum())
-        kept = sums.size if self.top_p is None else min(sums.size, int(sums.searchsorted(self.top_p)) + 1)
+        sums = np.cumsum(exp(scores[order]))
+        kept = sums.size
+        if self.top_p is not None:
+            kept = min(kept, int(sums.searchsorted(self.top_p * sums[-1])) + 1)
         chosen = int(sums[:kept].searchsorted(generator.random() * sums[kept - 1], "right"))
         return int(order[min(chosen, kept - 1)])
+
+
+class Generator:
+    """Numbers from 0 to 1 in 53 bits, by SplitMix64."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed
+
+    def random(self) -> float:
+        """Return the next number."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) % 2**64
+        bits = (self._state ^ (self._state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB % 2**64
+        return float((bits ^ (bits >> 31)) >> 11) * 2.0**-53
+
+
+def exp(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return exp of numbers up to 0, by products and sums alone: libraries' own differ in the last bit."""
+    kept = np.maximum(values, -700.0)
+    whole = np.rint(kept * float.fromhex("0x1.71547652b82fep+0"))
+    rest = kept - whole * float.fromhex("0x1.62e42feep-1") - whole * float.fromhex("0x1.a39ef35793c76p-33")
+    sums = np.ones_like(kept)
+    for n in range(13, 0, -1):
+        sums = 1 + sums * rest / n
+    return np.where(values > -700, np.ldexp(sums, whole.astype(np.int32)), 0.0)
+
+
+Ports = tuple[Sequence[Port], Sequence[Port]]
+"""Inputs and outputs of a method."""
 
 
 class Stepping(Protocol):
@@ -73,16 +103,21 @@ class Windows:
     length: int
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Sequence[Port]], states: Iterable[Port]) -> Windows:
-        """Return those of methods, by the inputs of each; raises InputError for other methods."""
-        shapes = {name: [port.shape for port in inputs.get(name, ())] for name in (PREFILL, DECODE)}
-        lengths = {p.shape[2] for p in states if p.name.startswith(CACHES) and len(p.shape) == 4}
-        chunk = shapes[PREFILL][0][-1] if shapes[PREFILL] and shapes[PREFILL][0] else 0
-        rest = [(1,), (1,)]
-        if shapes == {PREFILL: [(1, chunk), *rest], DECODE: [(1, 1), *rest]} and chunk and len(lengths) == 1:
-            return cls(chunk, *lengths)
+    def of(cls, methods: Mapping[str, Ports], states: Iterable[Port]) -> Windows:
+        """Return those of methods, by the inputs and outputs of each; raises InputError for other methods."""
+        pair = [methods[name] for name in (PREFILL, DECODE) if name in methods]
+        shapes = [[port.shape for port in inputs] for inputs, _ in pair]
+        logits = [[port.shape for port in outputs if port.dtype == "float32"] for _, outputs in pair]
+        sizes = {p.shape[2] if len(p.shape) == 4 else 0 for p in states if p.name.startswith(CACHES)}
+        chunk = shapes[0][0][-1] if shapes and shapes[0] and shapes[0][0] else 0
+        takes = shapes == [[(1, tokens), (1,), (1,)] for tokens in (chunk, 1)]
+        gives = all(
+            len(shape) == 1 and len(shape[0]) == 2 and shape[0][0] == 1 <= shape[0][1] for shape in logits
+        )
+        if takes and gives and len(sizes) == 1 and 0 < chunk <= min(sizes):
+            return cls(chunk, *sizes)
         raise InputError(
-            f"a bundle with the methods {', '.join(inputs)} generates no text; expected one of "
+            f"a bundle with the methods {', '.join(methods)} generates no text; expected one of "
             "torchedge.export_lm"
         )
 
@@ -113,7 +148,7 @@ def generate(
             f"{len(prompt)} tokens and {max_new_tokens} new ones are given, and the caches hold {length}; "
             "expected fewer, or a bundle with a larger max_length"
         )
-    generator = np.random.default_rng(seed)
+    generator = Generator(seed)
     known = 0  # the last token is computed again: its logits are not kept
     for before, token in zip(runner.kept, prompt[:-1], strict=False):
         if before != token:
@@ -152,7 +187,7 @@ def _step(runner: Stepping, part: list[int], begin: int, chunk: int) -> npt.NDAr
     (logits,) = runner.step(padded, np.array([begin]), np.array([len(part) - 1]), method=method)
     runner.kept = kept
     row: npt.NDArray[Any] = logits[0]
-    if np.isnan(row).any():
+    if not np.isfinite(row.max()):
         raise InputError(
             f"the logits after token {begin + len(part) - 1} are no numbers; expected weights and a "
             "precision with which the model computes numbers: export it again"

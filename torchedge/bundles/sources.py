@@ -35,7 +35,7 @@ from torchedge.lowering.programs import (
     Shape,
     Size,
 )
-from torchedge.lowering.targets import TARGETS, DeviceClass, Target, bounded
+from torchedge.lowering.targets import TARGETS, DeviceClass, Limits, Target, bounded
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.runtime.program_caches import code_digest
 from torchedge.storage import cache_folder
@@ -160,7 +160,8 @@ class Source:
     @classmethod
     def of(cls, steps: Sequence[Step], target: Target, apart: Sequence[str] = ()) -> Source:
         """Return the source of steps that are lowered for a target of `target_of_device`."""
-        settings = {name: getattr(target, name) for name in (*_LIMITS, *_SETTINGS)}
+        names = (*_LIMITS, "alignment", "largest_group", "group_sizes", *_SETTINGS)
+        settings = {name: getattr(target, name) for name in names}
         first, *others = [SourceStep.of(step) for step in steps]
         source = cls(first, target.name, apart=tuple(sorted(apart)), others=tuple(others), **settings)
         if source.target() != target:
@@ -169,17 +170,15 @@ class Source:
 
     def target(self) -> Target:
         """Return the target."""
-        target = bounded(
-            TARGETS[self.device_class],
-            local_bytes=self.local_bytes,
+        same = {name: getattr(self, name) for name in _LIMITS}
+        limits = Limits(
+            "",
             work_group=self.largest_group,
             work_item_sizes=self.group_sizes,
-            image_width=self.image_width,
-            image_height=self.image_height,
-            half_images=self.half_images,
-            double=self.double,
-            alignments=[self.alignment],
+            offset_bytes=self.alignment,
+            **same,
         )
+        target = bounded(TARGETS[self.device_class], limits)
         return replace(target, **{name: getattr(self, name) for name in _SETTINGS})
 
     def lower(self) -> list[Program]:
@@ -210,10 +209,8 @@ class Source:
         return programs
 
 
-_LIMITS = (
-    "image_width", "image_height", "half_images", "alignment", "largest_group", "group_sizes", "local_bytes",
-    "double",
-)  # fmt: skip
+_LIMITS = ("image_width", "image_height", "half_images", "local_bytes", "double")
+"""Entries of a `Source` that `Limits` has under the same name."""
 _SETTINGS = ("pitch", "shared_pitch", "allocation_bytes", "half", "half_weights", "coefficients")
 
 

@@ -133,9 +133,9 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
     step; --save writes the weights by PyTorch's names. --out writes the last output (.npy), or all of them
     (.npz). `torchedge devices --opencl` lists devices.
 
-    A bundle that was exported with --memory-limit streams its weights, and any bundle of an inference does
-    under a --memory-limit that its weights exceed; --time, --trace and --plot then also give the measured
-    memory, disk reads and copies. The exit status is 3 if no plan stays within the limit.
+    A bundle that was exported with --memory-limit streams its weights, and any bundle does under a
+    --memory-limit that its weights exceed; --time, --trace and --plot then also give the measured memory,
+    disk reads and copies. The exit status is 3 if no plan stays within the limit.
 
     With --isolated, the run is a process of its own, and a driver that aborts or hangs is one clear error.
 
@@ -282,7 +282,7 @@ def _check_over(options: SimpleNamespace, bundles: int) -> None:
         )
     if bundles > 1:
         raise InputError(f"{bundles} bundles are given with --over; expected one: run them one by one")
-    refuse_given((*_HOST_OPTIONS, "method", "prompt_ids"), "with --over; the native runner has none: omit it")
+    refuse_given((*_HOST_OPTIONS, "method", "prompt_ids"), "with --over, which runs steps of the first method: omit it")
 
 
 def _check_text(options: SimpleNamespace) -> None:

@@ -158,7 +158,7 @@ def watch_script(
 
 
 def _place(path: Path, error: BaseException) -> str:
-    """Return file:line of the innermost frame of an exception in the script's folder."""
+    """Return file:line of the script's own frame of an exception, and of the innermost in its folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     folder = path.resolve().parent
@@ -168,8 +168,8 @@ def _place(path: Path, error: BaseException) -> str:
         if Path(frame.filename).resolve().is_relative_to(folder) and "site-packages" not in frame.filename
     ]
     own = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
-    frame = next(iter((frames or own)[-1:]), None)
-    return str(path) if frame is None else f"{Path(frame.filename).name}:{frame.lineno}"
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in (*own[-1:], *frames[-1:])]
+    return ", ".join(dict.fromkeys(places)) if places else str(path)
 
 
 @contextlib.contextmanager

@@ -326,13 +326,14 @@ def form_groups(
             _add(fuser, node, place)
     _index_readers(fuser)
     _copy_where_unsafe(fuser)
+    needed = {*roots, *fuser.overwriter.values()}
     for group in list(fuser.groups):
         if group in fuser.groups:
             _absorb_followers(fuser, group, apart)
     for group in list(fuser.groups):
-        if set(group.computed) == {group.host} and group.host not in {*roots, *apart}:
+        if set(group.computed) == {group.host} and group.host not in {*needed, *apart}:
             _join_operand(fuser, group, OPERAND_BLOCKS[target.schedule])
-    _drop_unread(fuser, set(roots))
+    _drop_unread(fuser, needed)
     _choose_stores(fuser, set(roots))
     return Fused(tuple(_ordered(fuser, {fuser.maker[node] for node in checks})), outputs)
 

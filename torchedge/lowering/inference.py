@@ -12,10 +12,19 @@ import torch
 from torchedge.devices import LOCAL_DEVICE, Device
 from torchedge.errors import DeviceError, MissingExtraError, check_choice, not_a_module
 from torchedge.lowering.assembly import Lowered, lower_step
-from torchedge.lowering.limits import Limits, profile_limits
+from torchedge.lowering.limits import profile_limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS, Precision, Target, Tuner, bounded, device_class, with_tuner
+from torchedge.lowering.targets import (
+    TARGETS,
+    Limits,
+    Precision,
+    Target,
+    Tuner,
+    bounded,
+    device_class,
+    with_tuner,
+)
 from torchedge.opencl import choose_device as choose_opencl_device
 from torchedge.tracing.capturing import CaptureRequest, arguments_of, unwrapped
 from torchedge.tracing.folding import fold_constants
@@ -37,17 +46,9 @@ def target_of_device(
     """
     check_choice("precision", precision, get_args(Precision))
     limits = limits or profile_limits(device)
-    target = bounded(
-        TARGETS[device_class(device.kind, device.vendor)],
-        local_bytes=limits.local_bytes or (_processor_bytes(device) if device.kind == "cpu" else None),
-        work_group=limits.work_group,
-        work_item_sizes=limits.work_item_sizes,
-        image_width=limits.image_width,
-        image_height=limits.image_height,
-        half_images=limits.half_images,
-        double=limits.double,
-        alignments=[limits.offset_bytes, limits.address_bytes],
-    )
+    if device.kind == "cpu" and not limits.local_bytes:
+        limits = replace(limits, local_bytes=_processor_bytes(device))
+    target = bounded(TARGETS[device_class(device.kind, device.vendor)], limits)
     return replace(
         with_tuner(target, device, tuner),
         pitch=limits.pitch_texels or target.pitch,

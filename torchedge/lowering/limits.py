@@ -1,10 +1,9 @@
-"""Limits of a device, and the check of a program against them before anything is allocated."""
+"""The limits in a device's profile, and the check of a program against limits before it allocates."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -14,69 +13,9 @@ from torchedge.expressions.dialect import STORED
 from torchedge.lowering.addressing import beyond_offsets
 from torchedge.lowering.arenas import allocations, total_bytes
 from torchedge.lowering.programs import Program
-from torchedge.lowering.targets import device_class
-from torchedge.opencl.platforms import ClDevice
+from torchedge.lowering.targets import Limits, device_class
 
 _HALF_EXTENSION = "cl_khr_fp16"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a device; an unknown limit is None and is not checked.
-
-    memory_bytes: all memory. allocation_bytes: the largest single allocation. local_bytes: local memory of a
-    work-group. work_group: its work-items, work_item_sizes by dimension. Images in texels; rows and begin of
-    an image made from a buffer are multiples of pitch_texels and address_bytes, the begin of a sub-buffer of
-    offset_bytes. half_images: images of half floats (buffers of half floats always work). sources: where a
-    limit comes from, by its name here.
-    """
-
-    device: str
-    memory_bytes: int | None = None
-    allocation_bytes: int | None = None
-    local_bytes: int | None = None
-    work_group: int | None = None
-    work_item_sizes: tuple[int, ...] | None = None
-    image_width: int | None = None
-    image_height: int | None = None
-    image_from_buffer: bool | None = None
-    pitch_texels: int | None = None
-    address_bytes: int | None = None
-    offset_bytes: int | None = None
-    half_arithmetic: bool | None = None
-    half_images: bool | None = None
-    double: bool | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """Names of the unknown limits."""
-        names = (name for name in self.__dataclass_fields__ if name not in ("device", "sources"))
-        return tuple(name for name in names if getattr(self, name) is None)
-
-    @property
-    def known(self) -> dict[str, int]:
-        """The known limits of one number each, by name; a yes is 1 and a no 0."""
-        skipped = ("device", "sources", "work_item_sizes", *self.unknown)
-        return {name: int(getattr(self, name)) for name in self.__dataclass_fields__ if name not in skipped}
-
-
-def limits_of(device: ClDevice) -> Limits:
-    """Return the limits that an OpenCL device reports. It does not report its free memory: None."""
-    return Limits(
-        device.name,
-        local_bytes=device.local_bytes,
-        work_group=device.work_group,
-        work_item_sizes=device.work_item_sizes,
-        image_width=device.image_width if device.images else 0,
-        image_height=device.image_height if device.images else 0,
-        image_from_buffer=device.image_from_buffer,
-        pitch_texels=device.pitch_alignment or None,
-        offset_bytes=device.base_alignment,
-        half_arithmetic=device.half_arithmetic,
-        half_images=device.half_images,
-        double=device.double,
-    )
 
 
 _FIGURES = {

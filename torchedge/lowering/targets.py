@@ -6,7 +6,7 @@ The numbers are defaults, found by experiment: "cpu" on PoCL with AVX-512, "gpu"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import lcm
 from typing import Literal, get_args
@@ -31,6 +31,65 @@ Kind = Literal["panel", "local", "register"]
 """Kinds of contractions' kernels."""
 Tuner = Literal["fixed", "model", "measured"]
 """What chooses schedules and layouts: constants of the device class, the cost model, or times of its best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a device; an unknown limit is None and is not checked.
+
+    memory_bytes: all memory. allocation_bytes: the largest single allocation. local_bytes: local memory of a
+    work-group. work_group: its work-items, work_item_sizes by dimension. Images in texels; rows and begin of
+    an image made from a buffer are multiples of pitch_texels and address_bytes, the begin of a sub-buffer of
+    offset_bytes. half_images: images of half floats (buffers of half floats always work). sources: where a
+    limit comes from, by its name here.
+    """
+
+    device: str
+    memory_bytes: int | None = None
+    allocation_bytes: int | None = None
+    local_bytes: int | None = None
+    work_group: int | None = None
+    work_item_sizes: tuple[int, ...] | None = None
+    image_width: int | None = None
+    image_height: int | None = None
+    image_from_buffer: bool | None = None
+    pitch_texels: int | None = None
+    address_bytes: int | None = None
+    offset_bytes: int | None = None
+    half_arithmetic: bool | None = None
+    half_images: bool | None = None
+    double: bool | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names of the unknown limits."""
+        names = (name for name in self.__dataclass_fields__ if name not in ("device", "sources"))
+        return tuple(name for name in names if getattr(self, name) is None)
+
+    @property
+    def known(self) -> dict[str, int]:
+        """The known limits of one number each, by name; a yes is 1 and a no 0."""
+        skipped = ("device", "sources", "work_item_sizes", *self.unknown)
+        return {name: int(getattr(self, name)) for name in self.__dataclass_fields__ if name not in skipped}
+
+
+def limits_of(device: ClDevice) -> Limits:
+    """Return the limits that an OpenCL device reports. It does not report its free memory: None."""
+    return Limits(
+        device.name,
+        local_bytes=device.local_bytes,
+        work_group=device.work_group,
+        work_item_sizes=device.work_item_sizes,
+        image_width=device.image_width if device.images else 0,
+        image_height=device.image_height if device.images else 0,
+        image_from_buffer=device.image_from_buffer,
+        pitch_texels=device.pitch_alignment or None,
+        offset_bytes=device.base_alignment,
+        half_arithmetic=device.half_arithmetic,
+        half_images=device.half_images,
+        double=device.double,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,29 +199,15 @@ def with_tuner(target: Target, profile: Device | None, tuner: Tuner | None) -> T
     return replace(target, coefficients=coefficients, errors=errors)
 
 
-def bounded(
-    target: Target,
-    *,
-    local_bytes: int | None = None,
-    work_group: int | None = None,
-    work_item_sizes: Sequence[int] | None = None,
-    image_width: int | None = None,
-    image_height: int | None = None,
-    half_images: bool | None = None,
-    double: bool | None = None,
-    alignments: Sequence[int | None] = (),
-) -> Target:
-    """Return a target within the limits of a device, as `lowering.limits.Limits` names them.
-
-    An unknown limit is None, and that of the device class stays. alignments: of sub-buffers and of images
-    made from buffers, in bytes.
-    """
-    sizes = [*(work_item_sizes or ()), *target.group_sizes[len(work_item_sizes or ()) :]]
-    first, second, third = [min(pair) for pair in zip(sizes, target.group_sizes, strict=False)]
-    group_sizes = (first, second, third)
-    largest = min(target.largest_group, work_group or target.largest_group, group_sizes[0])
-    width = target.image_width if image_width is None else image_width
-    height = target.image_height if image_height is None else image_height
+def bounded(target: Target, limits: Limits) -> Target:
+    """Return a target within the limits of a device; of an unknown one that of the device class stays."""
+    sizes = limits.work_item_sizes or ()
+    pairs = zip([*sizes, *target.group_sizes[len(sizes) :]], target.group_sizes, strict=False)
+    first, second, third = [min(pair) for pair in pairs]
+    group_sizes, local_bytes = (first, second, third), limits.local_bytes
+    largest = min(target.largest_group, limits.work_group or target.largest_group, group_sizes[0])
+    width = target.image_width if limits.image_width is None else limits.image_width
+    height = target.image_height if limits.image_height is None else limits.image_height
     if not (width and height):
         width = height = 0
     # The groups of a serial target are loops of one work-item.
@@ -178,9 +223,9 @@ def bounded(
         image_width=width,
         image_height=height,
         storage=target.storage if width else "buffer",
-        half_images=target.half_images and half_images is not False,
-        double=target.double and double is not False,
-        alignment=lcm(target.alignment, *[n for n in alignments if n]),
+        half_images=target.half_images and limits.half_images is not False,
+        double=target.double and limits.double is not False,
+        alignment=lcm(target.alignment, *filter(None, (limits.offset_bytes, limits.address_bytes))),
     )
 
 
@@ -188,14 +233,7 @@ def target_for(device: ClDevice, tuner: Tuner | None = None) -> Target:
     """Return the target of an OpenCL device within its limits, with the tuner as in `with_tuner`."""
     target = bounded(
         TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)],
-        local_bytes=device.local_bytes,
-        work_group=device.work_group,
-        work_item_sizes=device.work_item_sizes,
-        image_width=device.image_width if device.images else 0,
-        image_height=device.image_height if device.images else 0,
-        half_images=device.half_images,
-        double=device.double,
-        alignments=[device.base_alignment],
+        limits_of(device),
     )
     target = replace(target, allocation_bytes=device.allocation_bytes)
     return with_tuner(target, match_device(device.name) if device.kind != "cpu" else None, tuner)

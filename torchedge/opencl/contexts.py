@@ -12,11 +12,11 @@ from weakref import WeakMethod, WeakSet
 from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
 from torchedge.opencl.choosing import choose_device
 from torchedge.opencl.platforms import ClDevice, handles, load_pyopencl
-from torchedge.opencl.sharing import check_process
+from torchedge.opencl.sharing import check_process, kept_in_forks
 from torchedge.storage.locks import PROCESS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # with slots, Python 3.10 has no weak references to it
 class DeviceContext:
     """An open device: pyopencl's module, context and in-order queue.
 
@@ -87,6 +87,7 @@ def open_context(device: ClDevice | str | int | None = None) -> DeviceContext:
             context = cl.Context([handles()[chosen.index]])
             opened = DeviceContext(chosen, cl, context, cl.CommandQueue(context))
         _open[chosen.index] = opened
+        kept_in_forks.add(opened)
         return opened
 
 

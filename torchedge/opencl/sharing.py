@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from torchedge.errors import OpenCLError
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _processes: list[int] = []  # the first process that used OpenCL
+
+
+kept_in_forks: WeakSet[Any] = WeakSet()
+"""Objects with memory, events or queues of a driver."""
+
+
+def _leave_drivers_alone() -> None:
+    """Let a fork of a process that used OpenCL never release what is the driver's, and end without it.
+
+    Releasing, and the driver's own end of the process, wait for threads of the parent or take locks that
+    these hold: a fork that ended while the parent launched never came to its end.
+    """
+    if not is_fork():
+        return
+    for kept in list(kept_in_forks):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    with suppress(OSError, AttributeError):  # glibc's: _exit gets the status, before what drivers registered
+        process = ctypes.CDLL(None)
+        process.on_exit(ctypes.cast(process._exit, ctypes.c_void_p), None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_drivers_alone)
 
 
 def is_fork() -> bool:

@@ -319,7 +319,7 @@ class Benchmarks:
     def copying(self, copy: BenchCopy) -> BenchLaunch:
         """Return the kernel that does the same as a copy command."""
         storage, (items, group) = copy.source.layout.storage, self._wide()
-        across: dict[str, Value] = {} if storage == copy.target.layout.storage else {"ACROSS": 1}
+        across: dict[str, Any] = {} if storage == copy.target.layout.storage else {"ACROSS": 1}
         items = min(items, SIDE * SIDE)
         memories, numbers = (copy.source, copy.target), (SIDE * SIDE // items,)
         return self._on(storage, "rates.cl", "copy", SIDE, memories, numbers, items, group, **across)

@@ -89,11 +89,12 @@ def read_steps(folder: Path) -> tuple[TimedStep, ...]:
 
 def _launch(item: Sequence[Any]) -> tuple[LaunchWork, float]:
     name, load_class, flops, read, written, items, group, ms = item
-    amounts = [int(_positive(number + 1)) - 1 for number in (flops, read, written)]
+    flops, read, written = (int(_positive(number + 1)) - 1 for number in (flops, read, written))
     if load_class not in THRESHOLDS or not (group is None or 1 <= _positive(group) <= 2**20):
         raise ValueError(f"the launch {str(item)[:80]}")
     group_items = None if group is None else int(group)
-    return LaunchWork(str(name), load_class, *amounts, int(_positive(items)), group_items), _positive(ms)
+    work = LaunchWork(str(name), load_class, flops, read, written, int(_positive(items)), group_items)
+    return work, _positive(ms)
 
 
 def _positive(number: object) -> float:

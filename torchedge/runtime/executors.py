@@ -23,8 +23,9 @@ from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import common_arena, total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
-from torchedge.lowering.limits import check_limits, limits_of
+from torchedge.lowering.limits import check_limits
 from torchedge.lowering.programs import Arena, Program, StoredTensor
+from torchedge.lowering.targets import limits_of
 from torchedge.notices import noticed
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.build_processes import TrialRun
@@ -32,7 +33,7 @@ from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import record_launches, translated, translation
 from torchedge.opencl.memory import download, upload, wait
 from torchedge.opencl.memory_gauges import admit, memory_gauge
-from torchedge.opencl.sharing import is_fork, serialised
+from torchedge.opencl.sharing import is_fork, kept_in_forks, serialised
 from torchedge.runtime.kernel_stores import BoundSlot, KernelStore
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
 from torchedge.runtime.memory import (
@@ -137,6 +138,7 @@ class Executor:
         self._checks = checks
         self._lock: Any = threading.RLock() if owner is None else owner._lock
         self._events: list[Any] = []
+        kept_in_forks.add(self)
         try:
             self._open(schedule, source, device, owner, loading, whole_arena)
         except BaseException:

@@ -440,9 +440,9 @@ class Trainer:
         changed = "the optimizer's state" if replaced else self._marks.changed()
         if changed is not None:
             raise InputError(
-                f"{changed} was written to in main memory, and the Trainer trains the copy on the device; call "
-                "load() to train on with the model and the optimizer as they are in main memory, or sync() "
-                "to overwrite them (before such a write: sync())"
+                f"{changed} was written to in main memory, and the Trainer trains the copy on the device; "
+                "call load() to train on with the model and the optimizer as they are in main memory, or "
+                "sync() to overwrite them (before such a write: sync())"
             )
 
     def _kept_states(self) -> dict[str, torch.Tensor]:

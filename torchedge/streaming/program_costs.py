@@ -134,7 +134,7 @@ def launch_features(works: Sequence[LaunchWork]) -> FloatArray:
     )
     flops, read, written, items, group = columns.T
     parts = [flops, read, written, flops / (read + written), items, group, (read + written) / items]
-    return np.log2(np.column_stack(parts))
+    return np.asarray(np.log2(np.column_stack(parts)))
 
 
 def allocated_bytes(program: Program) -> int:

@@ -24,6 +24,7 @@ import torch
 from torchedge.devices import Device
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import cached_property
+from torchedge.tracing.copies import where
 
 Ask = Callable[[str], None]
 """Takes note of a question about the device, such as "torch.cuda.is_available()"."""
@@ -39,6 +40,9 @@ class QuestionTaker(Protocol):
 
     def end_autocast(self) -> None:
         """Drop the casts of weights: the outermost autocast ended."""
+
+    def note(self, text: str) -> None:
+        """Add a note to the capture, once."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,10 @@ def _zero(accelerator: Accelerator) -> int:
     return 0
 
 
+def _is_ampere(accelerator: Accelerator) -> bool:
+    return _is_cuda(accelerator) and accelerator.capability() >= (8, 0)
+
+
 def _supports_bfloat16(accelerator: Accelerator, including_emulation: bool = True) -> bool:
     if not _is_cuda(accelerator):
         return False
@@ -178,6 +186,41 @@ def _supports_bfloat16(accelerator: Accelerator, including_emulation: bool = Tru
 
 def _random_state(accelerator: Accelerator) -> torch.Tensor:
     return torch.Generator().get_state()
+
+
+class _Inert:
+    """A stream of CUDA, and a context of one: its methods do nothing and return it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self
+
+    def __enter__(self) -> _Inert:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave a stream: exceptions pass."""
+
+
+def _inert(accelerator: Accelerator) -> _Inert:
+    return _Inert()
+
+
+def _architectures(accelerator: Accelerator) -> list[str]:
+    if not _is_cuda(accelerator):
+        return []
+    major, minor = accelerator.capability()
+    return [f"sm_{major}{minor}"]
+
+
+def _cudnn_version(accelerator: Accelerator) -> int | None:
+    """Return the number of cuDNN 9.10 where the profile has no version; 9.10.2 is 91002, 8.0 is 8000."""
+    if not _is_cuda(accelerator):
+        return None
+    software = accelerator.profile.software if accelerator.profile is not None else {}
+    major, minor, patch = [*map(int, software.get("cudnn", "9.10").split(".")), 0, 0][:3]
+    return major * (10_000 if major >= 9 else 1_000) + 100 * minor + patch
 
 
 def _name_of(accelerator: Accelerator) -> Any:
@@ -206,6 +249,8 @@ _QUIET: _Answers = {
         "set_rng_state": _nothing,
         "manual_seed": _nothing,
         "manual_seed_all": _nothing,
+        "memory_summary": lambda accelerator: "",
+        **dict.fromkeys(("current_stream", "default_stream", "stream"), _inert),
     },
     "torch.cuda.nvtx": {"range_push": _zero, "range_pop": _zero, "mark": _nothing},
     "torch.backends.cudnn": {"is_acceptable": lambda accelerator: False},
@@ -222,10 +267,11 @@ _ASKED: _Answers = {
         "get_device_properties": _cuda_only(Accelerator.properties),
         "mem_get_info": _cuda_only(Accelerator.memory),
         "is_bf16_supported": _supports_bfloat16,
-        "is_tf32_supported": lambda accelerator: _is_cuda(accelerator) and accelerator.capability() >= (8, 0),
+        "is_tf32_supported": _is_ampere,
+        "get_arch_list": _architectures,
     },
-    "torch.backends.cuda": {"is_built": _is_cuda},
-    "torch.backends.cudnn": {"is_available": _is_cuda},
+    "torch.backends.cuda": {"is_built": _is_cuda, "is_flash_attention_available": _is_ampere},
+    "torch.backends.cudnn": {"is_available": _is_cuda, "version": _cudnn_version},
     "torch.backends.mps": {
         "is_available": lambda accelerator: accelerator.type == "mps",
         "is_built": lambda accelerator: accelerator.type == "mps",
@@ -306,6 +352,7 @@ class _Installed:
                         answering = _answering(vars(home)[function], answers[function], question)
                         self._replace(home, function, answering)
             self._replace(torch, "clear_autocast_cache", _heard(torch.clear_autocast_cache, _cleared))
+            self._replace(torch.autocast, "__init__", _heard(torch.autocast.__init__, _made))
             self._replace(torch.autocast, "__enter__", _heard(torch.autocast.__enter__, _entered))
             self._replace(torch.autocast, "__exit__", _heard(torch.autocast.__exit__, _left))
             for function in _OF_WHOLE_NUMBERS:
@@ -340,8 +387,8 @@ def _heard(original: Any, listening: Callable[[QuestionTaker, Any], None]) -> An
     """Return a function of autocast that captures hear of; `listening` takes listener and autocast."""
 
     @functools.wraps(original)
-    def run(*args: Any) -> Any:
-        result = original(*args)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
         if _active.accelerator is not None:
             listening(_active.listener, args[0] if args else None)
         return result
@@ -367,8 +414,24 @@ def _cleared(listener: QuestionTaker, _: Any) -> None:
     listener.end_autocast()
 
 
+def _made(listener: QuestionTaker, autocast: Any) -> None:
+    vars(autocast)[_MADE_HERE] = True
+
+
+_MADE_HERE = "made while PyTorch answered for a device"
+
+
 def _entered(listener: QuestionTaker, autocast: Any) -> None:
     listener.own_autocasts += autocast.device == _type_now()
+    if (
+        autocast.device == "cuda" == _type_now()
+        and not autocast._enabled
+        and _MADE_HERE not in vars(autocast)
+    ):
+        listener.note(
+            f'torch.autocast("cuda"){where()} was made before the capture, and PyTorch disables it without a '
+            "GPU: counted as disabled; make it inside of forward (with torch.autocast(...):)"
+        )
     if autocast.device != _type_now() and autocast._enabled:  # of another device: it does nothing here
         listener.ask(f'torch.autocast("{autocast.device}")')
 

@@ -195,6 +195,8 @@ class Interceptor(TorchFunctionMode):
         if target.body is not None and self.running != func:
             return self._run_body(target.body, func, args, kwargs)
         role = target.role
+        if target.kind == "type" and len(args) == 1 and not kwargs:
+            return self._type_name(args[0])
         if role == "op":
             policy = self.recorder.autograd.policy()
             if policy is None:
@@ -219,6 +221,14 @@ class Interceptor(TorchFunctionMode):
         if role == "packed":
             return self._packed(target, args, kwargs)
         return None if role == "check" else self._reshape(target, func, args, kwargs)
+
+    def _type_name(self, tensor: torch.Tensor) -> str:
+        """Return what `tensor.type()` does on the capture's device, such as "torch.cuda.FloatTensor"."""
+        name, device = torch.empty(0, dtype=dtype_of(tensor)).type(), self.recorder.accelerator.type
+        if not self._is_on_device(tensor):
+            return name
+        self.recorder.ask("x.type()")
+        return name if device == "cpu" else name.replace("torch.", f"torch.{device}.", 1)
 
     def _is_on_device(self, tensor: Any) -> bool:
         """Whether a tensor is on the capture's device: all but constants that the model does not register."""

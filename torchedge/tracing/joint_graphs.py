@@ -54,11 +54,17 @@ class JointGraph:
 
 
 def trace_joint(
-    module: torch.nn.Module, tensors: list[torch.Tensor], table: Table, *, gradients: bool
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    table: Table,
+    *,
+    gradients: bool,
+    traced: Callable[[], None] = lambda: None,
 ) -> JointGraph:
     """Trace `module(*tensors)`, and its backward if asked for; nothing is computed.
 
-    tensors: fake ones. The module's parameters and buffers are fake too (`faked`).
+    tensors: fake ones. The module's parameters and buffers are fake too (`faked`). traced: is called at the
+    end, while the module is still as it was during the trace.
     """
     try:
         from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -73,6 +79,7 @@ def trace_joint(
         stack.enter_context(tracing(seen=True))
         stack.enter_context(torch.set_grad_enabled(gradients))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors), decompositions=table)
+        traced()
     return _described(joint.graph_module, len(tensors))
 
 

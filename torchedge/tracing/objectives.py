@@ -210,7 +210,7 @@ class Objective(torch.nn.Module):
         self.state: ForwardState | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run `forward` alone: neither hooks of every module nor a patched call are the user's for this one."""
+        """Run `forward` alone, without the hooks of every module."""
         return self.forward(*tensors)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -349,6 +349,59 @@ def _nadam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: i
     return build("sub", value, Ref(build("mul", build("div", change, Ref(root)), Ref(lr))))
 
 
+def _radam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
+    (beta1, beta2), (_, step) = group["betas"], _counted(build)
+    if group["decoupled_weight_decay"] and group["weight_decay"]:
+        factor = build("rsub", build("mul", lr, float(group["weight_decay"])), 1.0)
+        value = build("mul", value, Ref(factor))
+    else:
+        gradient = _decayed(build, group, value, gradient)
+    first = build.state("exp_avg", value)
+    mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
+    root = build(
+        "add", build("sqrt", _mean_square(build, "exp_avg_sq", gradient, float(beta2))), float(group["eps"])
+    )
+    change = build("div", mean, Ref(_bias_correction(build, step, float(beta1)))) if beta1 else mean
+    most = 2.0 / (1.0 - float(beta2)) - 1.0
+    if beta2 and most > 5.0:  # the length of the average that a step needs for a variance
+        length = _average_length(build, step, float(beta2), most)
+        rectified, clamped = _above(build, length, 5.0), build("clamp", length, min=5.0)
+        spread = build("mul", build("add", clamped, -4.0), Ref(build("add", clamped, -2.0)))
+        spread = build("mul", build("div", spread, Ref(clamped)), most / ((most - 4.0) * (most - 2.0)))
+        adapted = build("sqrt", build("mul", spread, Ref(_bias_correction(build, step, float(beta2)))))
+        adapted = build("div", build("mul", change, Ref(adapted)), Ref(root))
+        plain = build("mul", change, Ref(build("rsub", rectified, 1.0)))
+        change = build("add", build("mul", adapted, Ref(rectified)), Ref(plain))
+    return build("sub", value, Ref(build("mul", change, Ref(lr))))
+
+
+def _average_length(build: _UpdateBuilder, step: int, beta: float, most: float) -> int:
+    """Return RAdam's rho: ``most - 2 step beta^step / (1 - beta^step)``, whose terms cancel in float32.
+
+    With k = -step log(beta) it is a constant plus step (2 / k - 2 / expm1(k)), whose bracket has a series.
+    """
+    decay = -math.log(beta)
+    k = build("mul", step, decay)
+    small, large = build("clamp", k, max=0.5), build("clamp", k, min=0.5)
+    square = build("mul", small, Ref(small))
+    series = build("add", build("mul", square, -1.0 / 15_120), 1.0 / 360)
+    series = build("add", build("mul", series, Ref(square)), -1.0 / 6)
+    series = build("add", build("mul", series, Ref(small)), 1.0)
+    whole = build("sub", build("reciprocal", large), Ref(build("reciprocal", build("expm1", large))))
+    late = _above(build, k, 0.5)
+    bracket = build(
+        "add",
+        build("mul", series, Ref(build("rsub", late, 1.0))),
+        Ref(build("mul", build("mul", whole, 2.0), Ref(late))),
+    )
+    return build("add", build("mul", bracket, Ref(step)), most - 2.0 / decay)
+
+
+def _above(build: _UpdateBuilder, value: int, limit: float) -> int:
+    """Return 1 where a value is above a limit, else 0."""
+    return build("relu", build("sign", build("add", value, -limit)))
+
+
 _RULES: Mapping[type, Callable[..., int]] = {
     torch.optim.SGD: _sgd,
     torch.optim.Adam: _adam,
@@ -358,6 +411,7 @@ _RULES: Mapping[type, Callable[..., int]] = {
     torch.optim.Adadelta: _adadelta,
     torch.optim.Adamax: _adamax,
     torch.optim.NAdam: _nadam,
+    torch.optim.RAdam: _radam,
 }
 """For each optimizer its update of one parameter: an optimizer is added here."""
 

@@ -26,6 +26,7 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import IOBase
 from itertools import chain
@@ -180,6 +181,7 @@ class _Watched:
     boxes: list[tuple[Any, list[Any], str]] = field(default_factory=list)
     keyed: list[tuple[dict[Any, Any], list[Any], list[Any] | None, str]] = field(default_factory=list)
     arrays: list[tuple[np.ndarray[Any, Any] | torch.Tensor, Any, str]] = field(default_factory=list)
+    classes: dict[int, type] = field(default_factory=dict)  # by the id of their attributes' mapping
 
 
 class PythonState:
@@ -193,7 +195,7 @@ class PythonState:
     """
 
     def __init__(self, roots: Mapping[str, Any], *, modes: bool = True, tracing: bool = False) -> None:
-        names: set[str] = {"forward", "__call__"}
+        names: set[str] = {"forward", "__call__", "_call_impl"}
         everything = False
         while True:
             walk = _Walk(names, everything, modes, tracing)
@@ -281,11 +283,18 @@ class PythonState:
         """Restore every value."""
         seen = self._watched
         for home, key, value, _ in seen.values:
-            if home.get(key, _ABSENT) is not value and isinstance(home, MutableMapping):
+            if home.get(key, _ABSENT) is value:
+                continue
+            if isinstance(home, MutableMapping):
                 if value is _ABSENT:
                     del home[key]
                 else:
                     home[key] = value
+            elif (kind := seen.classes.get(id(home))) is not None:
+                if value is _ABSENT:
+                    delattr(kind, key)
+                else:
+                    setattr(kind, key, value)
         for home, names, _ in seen.homes:
             if isinstance(home, dict):
                 for key in home.keys() - names:
@@ -544,7 +553,7 @@ class _Walk:
         if isinstance(item, tuple):
             texts = [self.of(each, f"{path}[{place}]") for place, each in enumerate(item)]
             return f"{type(item).__name__} {texts}"
-        if isinstance(item, (list, deque)):
+        if isinstance(item, (list, deque, bytearray)):
             self.watched.boxes.append((item, [*item], path))
             texts = [self.of(each, f"{path}[{place}]") for place, each in enumerate([*item])]
             return f"{type(item).__name__} {texts}{self._attributes(item, path)}"
@@ -588,6 +597,9 @@ class _Walk:
             return f"memoized {self.of(item.__wrapped__, path)}"
         if isinstance(item, CellType):
             return f"cell {self._cell(item, path)}"
+        if isinstance(item, ContextVar):
+            self._unknown("a context variable")
+            return f"context variable {self.of(self._watch(_Context(item), 'value', path), path)}"
         if isinstance(item, _FUNCTIONS):
             home = str(
                 getattr(item, "__module__", None) or getattr(item, "__objclass__", type(None)).__module__
@@ -640,7 +652,8 @@ class _Walk:
         has_state = hasattr(item, "__dict__") or _slots_of(kind)
         if not has_state or (_room(kind.__module__) in _LIBRARIES and _room(kind.__module__) not in _PURE):
             self._unknown(f"{kind.__name__} {getattr(item, '__name__', '')}")
-            return f"object {kind.__module__}.{kind.__qualname__} at {id(item)}"
+            own = "" if self._in_library else self._attributes(item, path)
+            return f"object {kind.__module__}.{kind.__qualname__} at {id(item)} {own}"
         return f"object {self.of(kind, kind.__qualname__)} {self._attributes(item, path)}"
 
     def _module(self, module: torch.nn.Module, path: str) -> str:
@@ -703,7 +716,9 @@ class _Walk:
         texts: list[Any] = []
         if not known or _room(item.__module__) in _TORCH:
             self.watched.homes.append((own, frozenset(own), item.__qualname__))
+            self.watched.classes[id(own)] = item
             is_module = issubclass(item, torch.nn.Module)
+            unnamed = _OF_FUNCTIONS if issubclass(item, torch.autograd.Function) else frozenset()
             for key in [*own]:
                 special = key.startswith("__") and key.endswith("__")
                 called = special and isinstance(own[key], FunctionType) and key not in _UNCALLED
@@ -711,7 +726,11 @@ class _Walk:
                     called = False
                 if self.tracing and item is torch.nn.Module and special:
                     continue  # the trace exchanges some
-                if not (key in self.names or called) or key in _SWITCHED or key in _OF_CLASSES:
+                if (
+                    not (key in self.names or key in unnamed or called)
+                    or key in _SWITCHED
+                    or key in _OF_CLASSES
+                ):
                     continue
                 value = self._watch(own, key, item.__qualname__)
                 if known and isinstance(value, FunctionType) and not _followed(value):
@@ -732,7 +751,8 @@ class _Walk:
         if known and not _followed(item):
             if _room(str(item.__globals__.get("__name__"))) not in _PURE:
                 self._unknown(f"function {title}")
-            return f"function {title} {closure}"
+            read = self.of(os.environ, "os.environ") if item is os.getenv else ""
+            return f"function {title} {closure} {read}"
         if (package := self._packaged(item.__globals__.get("__name__"))) is not None:
             return f"function {title} {package} {_code_text(item.__code__)} {closure}"
         names = _names_in(item.__code__)
@@ -802,12 +822,39 @@ class _Walk:
         return _Literal(f"module {module.__name__} {texts}")
 
 
+_OF_FUNCTIONS = frozenset(("forward", "backward", "vjp", "jvp", "setup_context"))
+"""Methods of autograd's functions, which no code names."""
 _OF_CLASSES = frozenset(
     (
         "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__",
         "__abstractmethods__",
     )
 )  # fmt: skip
+
+
+class _Context(MutableMapping[str, Any]):
+    """The value of a context variable in this thread, as a mapping."""
+
+    def __init__(self, item: ContextVar[Any]) -> None:
+        self.item = item
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.item.get()
+        except LookupError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.item.set(value)
+
+    def __delitem__(self, name: str) -> None:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 class _Slots(MutableMapping[str, Any]):

@@ -84,6 +84,13 @@ class ForwardState:
             if not _same(generator.get(), before):
                 generator.put(before)
 
+    def check_backward(self) -> None:
+        """Raise CaptureError if the backward pass has changed the state: it ran outside of `watched`."""
+        reasons = [*map(str, self.changes()), *self.drawn_from()]
+        self.restore()
+        if reasons:
+            raise _refusal(f"changes {reasons[0]}", "the backward pass")
+
     @property
     def clocks(self) -> list[str]:
         """Modules of clocks and of the system's random numbers that code names."""
@@ -217,8 +224,8 @@ def rehearse(state: ForwardState, run: Callable[[], Any], sources: Sequence[torc
         state.restore()
 
 
-def _refusal(reason: str) -> CaptureError:
+def _refusal(reason: str, part: str = "the forward pass") -> CaptureError:
     return CaptureError(
-        f"the forward pass {reason}: a captured step would use the same value each time; pass it as an "
+        f"{part} {reason}: a captured step would use the same value each time; pass it as an "
         "argument, hold it in a buffer, or change it between steps"
     )

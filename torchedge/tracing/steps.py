@@ -175,11 +175,17 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
             with mode:
                 fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
             table, gradients = decompositions(keep), trained is not None
+
+            def traced_now() -> JointGraph:
+                state = objective.state
+                done = (lambda: None) if state is None else state.check_backward
+                return trace_joint(objective, fakes, table, gradients=gradients, traced=done)
+
             try:
-                return trace_joint(objective, fakes, table, gradients=gradients)
+                return traced_now()
             except StateChangedError:
                 _rehearse(objective, fakes, mode, gradients)
-            return trace_joint(objective, fakes, table, gradients=gradients)
+            return traced_now()
     except TorchedgeError:
         raise
     except Exception as error:

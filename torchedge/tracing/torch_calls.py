@@ -236,12 +236,15 @@ _AS_IMPORTED = [
 
 
 def patches() -> list[tuple[Any, str, Any]]:
-    """Return what user code has put in place of functions of PyTorch: where, under which name, and what."""
+    """Return what user code has put in place of functions of PyTorch: where, under which name, and what.
+
+    Classes are PyTorch's own change: `torch.Storage` follows the default dtype.
+    """
     return [
         (home, name, item)
         for home, old in zip(_OFTEN_PATCHED, _AS_IMPORTED, strict=True)
         for name, item in vars(home).items()
-        if item is not old.get(name, item) and callable(item)
+        if item is not old.get(name, item) and callable(item) and not isinstance(item, type)
     ]
 
 

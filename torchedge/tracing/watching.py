@@ -171,6 +171,11 @@ class StepWatch(Interceptor):
         if self._depth and self._recording is not None:
             self._recording.ask(question)
 
+    def note(self, text: str) -> None:
+        """Add a note to the captured step, once."""
+        if self._recording is not None:
+            self._recording.note(text)
+
     def end_autocast(self) -> None:
         """Drop the casts of weights: the outermost autocast ended."""
         if self._recording is not None:
@@ -332,7 +337,21 @@ class StepWatch(Interceptor):
             return args[0]
         for tensor in tensors:
             self._follow(tensor)
-        return super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        if type(result) is TracedTensor and result.dtype_name == "bool":
+            vars(result)["is_true"] = self._of_zeros(func, args, kwargs)
+        return result
+
+    def _of_zeros(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Return what a condition such as `isfinite(loss)` is where all values are zero."""
+
+        def number(item: Any) -> Any:
+            return _zeros(item).flatten()[:1].squeeze() if type(item) is TracedTensor else item
+
+        try:
+            return bool(func(*map(number, args), **{key: number(item) for key, item in kwargs.items()}))
+        except Exception:  # a condition on sizes, or on no single number
+            return False
 
     def _follow(self, tensor: torch.Tensor) -> None:
         """Let a result of an earlier part of the step be an input of this one."""
@@ -360,13 +379,7 @@ class StepWatch(Interceptor):
     def _read_outside(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer a read of values outside of the model, such as a loss that is printed, by zeros."""
         self._note(f"values that the code reads are zero ({target.kind}{where()}): nothing is computed")
-
-        def zeros(item: Any) -> Any:
-            if type(item) is TracedTensor:
-                return torch.zeros((), dtype=getattr(torch, item.dtype_name)).expand(item.sizes)
-            return item
-
-        return func(*[zeros(item) for item in args], **{key: zeros(item) for key, item in kwargs.items()})
+        return func(*map(_zeros, args), **{key: _zeros(item) for key, item in kwargs.items()})
 
     def _note(self, text: str) -> None:
         if not any(note.startswith(text.split(" (")[0]) for note in self._notes):
@@ -404,6 +417,14 @@ class StepWatch(Interceptor):
                     zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
                     parameter.grad = gradient = zero.expand(parameter.shape)
                     self._given[id(gradient)] = gradient
+
+
+def _zeros(item: Any) -> Any:
+    """Return zeros in place of a stand-in, or what a condition is for them; anything else unchanged."""
+    if type(item) is not TracedTensor:
+        return item
+    value = vars(item).get("is_true", False)
+    return torch.full((), value, dtype=getattr(torch, item.dtype_name)).expand(item.sizes)
 
 
 _ABSENT = object()

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "torchedge.h"
 
@@ -74,12 +75,27 @@ JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_describe(JNIEnv* env, jcl
   return array_of(env, torchedge_describe(bundle_of(handle)));
 }
 
-JNIEXPORT void JNICALL Java_org_torchedge_Bundle_setInput(JNIEnv* env, jclass, jlong handle, jbyteArray name, jobject array, jlong nbytes) {
-  check(env, handle, torchedge_set_input(bundle_of(handle), Text(env, name), env->GetDirectBufferAddress(array), static_cast<size_t>(nbytes)));
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_setInput(JNIEnv* env, jclass, jlong handle, jbyteArray method, jbyteArray name, jobject array, jlong nbytes) {
+  check(env, handle, torchedge_set_input(bundle_of(handle), Text(env, method), Text(env, name), env->GetDirectBufferAddress(array), static_cast<size_t>(nbytes)));
 }
 
-JNIEXPORT void JNICALL Java_org_torchedge_Bundle_step(JNIEnv* env, jclass, jlong handle) {
-  check(env, handle, torchedge_step(bundle_of(handle)));
+JNIEXPORT void JNICALL Java_org_torchedge_Bundle_step(JNIEnv* env, jclass, jlong handle, jbyteArray method) {
+  check(env, handle, torchedge_step(bundle_of(handle), Text(env, method)));
+}
+
+JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_generate(JNIEnv* env, jclass, jlong handle, jlongArray prompt, jlongArray tokens, jdouble temperature,
+                                                          jdouble top_p, jlong top_k, jlong seed, jlongArray stop) {
+  auto numbers = [&](jlongArray array) {
+    std::vector<int64_t> copy(static_cast<size_t>(env->GetArrayLength(array)));
+    env->GetLongArrayRegion(array, 0, static_cast<jsize>(copy.size()), reinterpret_cast<jlong*>(copy.data()));
+    return copy;
+  };
+  std::vector<int64_t> fed = numbers(prompt), ends = numbers(stop), made = numbers(tokens);
+  torchedge_sampling how{temperature, top_p, static_cast<uint64_t>(top_k), static_cast<uint64_t>(seed), ends.data(), ends.size(), nullptr, nullptr};
+  auto count = static_cast<jsize>(torchedge_generate(bundle_of(handle), fed.data(), fed.size(), made.data(), made.size(), &how));
+  if (count > 0) env->SetLongArrayRegion(tokens, 0, count, reinterpret_cast<jlong*>(made.data()));
+  check(env, handle, count < 0 ? -1 : 0);
+  return count;
 }
 
 JNIEXPORT void JNICALL Java_org_torchedge_Bundle_getOutput(JNIEnv* env, jclass, jlong handle, jbyteArray name, jobject array, jlong nbytes) {
@@ -96,10 +112,6 @@ JNIEXPORT void JNICALL Java_org_torchedge_Bundle_save(JNIEnv* env, jclass, jlong
 
 JNIEXPORT void JNICALL Java_org_torchedge_Bundle_load(JNIEnv* env, jclass, jlong handle, jbyteArray path) {
   check(env, handle, torchedge_load(bundle_of(handle), Text(env, path)));
-}
-
-JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_figures(JNIEnv* env, jclass, jlong handle) {
-  return array_of(env, torchedge_figures(bundle_of(handle)));
 }
 
 JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_check(JNIEnv* env, jclass, jlong handle) {

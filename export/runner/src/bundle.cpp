@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxManifest = int64_t{1} << 25, kMaxProgram = int64_t{1} << 26, kMaxText = int64_t{1} << 22;
 constexpr int64_t kMaxBytes = int64_t{1} << 50;
-constexpr size_t kMaxFiles = size_t{1} << 17, kMaxPorts = size_t{1} << 16;
+constexpr size_t kMaxFiles = size_t{1} << 17, kMaxPorts = size_t{1} << 16, kMaxMethods = 16;
 constexpr size_t kPiece = size_t{1} << 20;
 constexpr const char* kAgain = "; it was changed, or damaged on its way: copy or export the bundle again";
 
@@ -18,6 +18,10 @@ bool is_kernel(const std::string& name) {
   if (name.size() < 12 || name.rfind("kernels/", 0) != 0 || name.substr(name.size() - 3) != ".cl") return false;
   std::string stem = name.substr(8, name.size() - 11);
   return std::all_of(stem.begin(), stem.end(), [](unsigned char c) { return c == '_' || (c < 128 && std::isalnum(c)); });
+}
+
+bool is_program(const Bundle& bundle, const std::string& name) {
+  return std::any_of(bundle.methods.begin(), bundle.methods.end(), [&](auto& method) { return method.file == name; });
 }
 
 std::vector<Port> read_ports(const Entry& entry) {
@@ -39,6 +43,36 @@ void read_target(const Entry& entry, Bundle& bundle) {
   for (const Entry& name : entry.at("unknown_limits").items(1000)) name.text(4000, 0);
 }
 
+std::map<std::string, int64_t> read_memory(const Entry& entry) {
+  std::map<std::string, int64_t> memory = {{"staging_bytes", 0}};
+  entry.only({"resident_bytes", "arena_bytes", "live_bytes", "largest_bytes", "staging_bytes", "total_bytes"});
+  for (const auto& [name, value] : entry.entries(6)) memory[name] = value.integer(0, kMaxBytes);
+  return memory;
+}
+
+/// The methods that a manifest lists; without any, the one that it describes itself.
+void read_methods(const Entry& entry, Bundle& bundle) {
+  Method own{bundle.trains ? "train" : "infer", "program.json", read_ports(entry.at("inputs")), read_ports(entry.at("outputs")), {}};
+  std::set<std::string> names;
+  if (auto methods = entry.find("methods"); methods.present())
+    for (const Entry& item : methods.items(kMaxMethods)) {
+      item.only({"name", "program", "inputs", "outputs", "memory"});
+      Method method{item.at("name").text(32), item.at("program").text(), read_ports(item.at("inputs")), read_ports(item.at("outputs")),
+                    read_memory(item.at("memory"))};
+      for (unsigned char c : method.name)
+        if (!(c >= 'a' && c <= 'z') && (c == method.name[0] || (c != '_' && !(c >= '0' && c <= '9'))))
+          item.refuse("has a name of other characters than small letters, then digits and _");
+      if (!names.insert(method.name).second || method.file != (names.size() == 1 ? "program.json" : "program." + method.name + ".json"))
+        item.refuse("has the name or the program of another method");
+      bundle.methods.push_back(std::move(method));
+    }
+  bundle.several = !bundle.methods.empty();
+  if (bundle.several && (bundle.trains || bundle.accumulation > 1)) entry.refuse("has methods and trains; expected methods of inferences");
+  if (bundle.several && (bundle.methods[0].inputs != own.inputs || bundle.methods[0].outputs != own.outputs))
+    entry.refuse("has other inputs or outputs than its first method");
+  if (!bundle.several) bundle.methods.push_back(std::move(own));
+}
+
 /// The manifest, whose own digest has to be that of its entries.
 Status read_manifest(const File& folder, const std::string& expected, Bundle& bundle) {
   TE_TRY(file, folder.below("manifest.json"));
@@ -46,7 +80,7 @@ Status read_manifest(const File& folder, const std::string& expected, Bundle& bu
   TE_TRY(document, Document::parse(file.name(), text));
   Entry entry = document.root();
   entry.only({"schema", "model", "mode", "accumulation", "versions", "device", "inputs", "outputs", "hyperparameters",
-              "memory", "onnx", "notes", "files", "sha256"});
+              "memory", "onnx", "notes", "files", "sha256", "methods"});
   entry.at("schema").word({"torchedge-bundle-2"});
   bundle.sha256 = entry.at("sha256").sha256();
   TE_CHECK(document.status());
@@ -57,26 +91,26 @@ Status read_manifest(const File& folder, const std::string& expected, Bundle& bu
   bundle.trains = entry.at("mode").word({"infer", "train"}) == 1;
   bundle.accumulation = entry.at("accumulation").integer(1, INT32_MAX);
   read_target(entry.at("device"), bundle);
-  const Entry memory = entry.at("memory");
-  memory.only({"resident_bytes", "arena_bytes", "live_bytes", "largest_bytes", "staging_bytes", "total_bytes"});
-  for (const auto& [name, value] : memory.entries(6)) bundle.memory[name] = value.integer(0, kMaxBytes);
+  bundle.memory = read_memory(entry.at("memory"));
   for (const auto& [name, value] : entry.at("versions").entries(kMaxPorts)) value.text();
   for (const auto& [name, value] : entry.at("onnx").entries(kMaxPorts)) value.plain();
   for (const Entry& note : entry.at("notes").items(1000)) note.text(4000, 0);
-  bundle.inputs = read_ports(entry.at("inputs"));
-  bundle.outputs = read_ports(entry.at("outputs"));
+  read_methods(entry, bundle);
   for (const auto& [name, value] : entry.at("hyperparameters").entries(kMaxPorts)) bundle.hyperparameters[name] = value.number();
   for (const auto& [name, value] : entry.at("files").entries(kMaxFiles)) {
     value.only({"sha256", "bytes"});
     bundle.files[name] = {value.at("sha256").sha256(), value.at("bytes").integer(0, kMaxBytes)};
-    bool known = name == "source.json" || name == "program.json" || name == "accumulating.json" ||
+    bool known = name == "source.json" || is_program(bundle, name) || name == "accumulating.json" ||
                  name == "streaming_plan.json" || name == "weights.safetensors" || name == "model.onnx" ||
                  name == "model.onnx.data" || name == "check.json" || is_kernel(name);
     if (!known) value.refuse("is listed; expected only files that export writes");
   }
-  for (const char* name : {"program.json", "weights.safetensors", "accumulating.json"})
+  for (const char* name : {"weights.safetensors", "accumulating.json"})
     if (!bundle.files.count(name) && (bundle.accumulation > 1 || name[0] != 'a')) entry.at("files").at(name);
+  for (const Method& method : bundle.methods)
+    if (!bundle.files.count(method.file)) entry.at("files").at(method.file.c_str());
   bundle.streams = bundle.files.count("streaming_plan.json") > 0;
+  if (bundle.streams && bundle.several) entry.refuse("has methods and a streaming plan; expected one of them");
   return document.status();
 }
 
@@ -107,7 +141,7 @@ Result<std::map<std::string, std::string>> read_files(const File& folder, Bundle
       continue;
     }
     std::string digest;
-    if (is_kernel(name) || name == "program.json" || name == "accumulating.json" || name == "streaming_plan.json" || name == "check.json") {
+    if (is_kernel(name) || is_program(bundle, name) || name == "accumulating.json" || name == "streaming_plan.json" || name == "check.json") {
       TE_TRY(content, file.read_all(is_kernel(name) ? kMaxText : kMaxProgram));
       digest = sha256_of(content);
       contents[name] = std::move(content);
@@ -141,27 +175,29 @@ bool same_ports(const Program& program, const std::vector<int64_t>& places, cons
   return true;
 }
 
-/// Bytes of device memory; streamed weights lie in the arena.
-std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs) {
-  int64_t total = 0, arena = 0, live = 0, staging = 0;
-  for (const Program& program : programs)
-    if (program.loads) staging = program.loads->staging_bytes;
-  int64_t largest = staging;
+/// Bytes of device memory of all programs, or of one; streamed weights lie in the arena.
+std::map<std::string, int64_t> memory_of(const Bundle& bundle, const Program* only = nullptr) {
+  int64_t total = 0, arena = 0, live = 0, staging = 0, largest = 0;
   std::set<std::string> shared;
-  for (const Program& program : programs) {
+  std::vector<const Arena*> arenas;
+  for (const Program& program : bundle.programs) {
+    if (only != nullptr && only != &program) continue;
+    if (program.loads) staging = program.loads->staging_bytes;
     for (size_t k = 0; k < program.tensors.size(); ++k) {
       const Tensor& tensor = program.tensors[k];
       if (tensor.role == Role::intermediate || program.in_arena(k)) continue;
       largest = std::max(largest, tensor.form.device_bytes());
-      if (!is_shared(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
+      if (!bundle.shares(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
     }
-    for (int64_t bytes : program.arena.pieces) arena += bytes, largest = std::max(largest, bytes);
-    for (const Slot& slot : program.arena.slots) {
-      int64_t bytes = slot.width * slot.height * 4 * size_of(slot.dtype);
-      arena += bytes, largest = std::max(largest, bytes);
-    }
-    live += program.arena.live_bytes;
+    arenas.push_back(&program.arena);
   }
+  Arena common;
+  if (bundle.several && only == nullptr) common = common_arena(bundle.programs), arenas = {&common};
+  for (const Arena* each : arenas) {
+    for (int64_t bytes : each->allocations()) arena += bytes, largest = std::max(largest, bytes);
+    live += each->live_bytes;
+  }
+  largest = std::max(largest, staging);
   return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", live}, {"largest_bytes", largest}, {"staging_bytes", staging}, {"total_bytes", total + arena + staging}};
 }
 
@@ -171,37 +207,51 @@ Status check_same(const Bundle& bundle) {
     return Error{bundle.path + ": manifest.json and program.json have different " + what +
                  "; expected the same: export the model again"};
   };
-  for (const Program& program : bundle.programs) {
-    if (!same_ports(program, program.fed(), bundle.inputs)) return differ("inputs");
-    if (!same_ports(program, program.outputs, bundle.outputs)) return differ("outputs");
+  for (size_t k = 0; k < bundle.programs.size(); ++k) {
+    const Program& program = bundle.programs[k];
+    const Method& method = bundle.method_of(k);
+    if (!same_ports(program, program.fed(), method.inputs)) return differ("inputs of " + method.name);
+    if (!same_ports(program, program.outputs, method.outputs)) return differ("outputs of " + method.name);
     if (program.target != bundle.device_class) return differ("device classes");
+    if (bundle.several && memory_of(bundle, &program) != method.memory) return differ("memory of " + method.name);
   }
   const Program& program = bundle.programs[0];
-  std::map<std::string, int64_t> memory = memory_of(bundle.programs), listed = bundle.memory;
-  listed.insert({"staging_bytes", 0});
-  if (memory != listed) return differ("memory");
+  if (memory_of(bundle) != bundle.memory) return differ("memory");
   for (const auto& [name, value] : bundle.hyperparameters)
     if (!program.hyperparameters.count(name)) return differ("hyperparameters");
   if (program.hyperparameters.size() != bundle.hyperparameters.size()) return differ("hyperparameters");
-  if (bundle.trains && (bundle.outputs.empty() || !bundle.outputs[0].shape.empty()))
+  const std::vector<Port>& outputs = bundle.methods[0].outputs;
+  if (bundle.trains && (outputs.empty() || !outputs[0].shape.empty()))
     return Error{bundle.path + ": manifest.json says mode 'train', and program.json gives no loss: export the model again"};
   std::map<std::string, const Tensor*> known;
-  for (const Tensor& tensor : program.tensors)
-    if (is_resident(tensor.role)) known[tensor.name] = &tensor;
-  for (size_t k = 1; k < bundle.programs.size(); ++k)
-    for (const Tensor& tensor : bundle.programs[k].tensors) {
-      auto other = is_resident(tensor.role) ? known.find(tensor.name) : known.end();
-      if (other == known.end()) continue;
-      const Form &a = tensor.form, &b = other->second->form;
-      bool same = a.shape == b.shape && a.dtype == b.dtype && tensor.role == other->second->role &&
+  for (const Program& each : bundle.programs)
+    for (const Tensor& tensor : each.tensors) {
+      if (!is_resident(tensor.role)) continue;
+      const Tensor& other = *known.emplace(tensor.name, &tensor).first->second;
+      const Form &a = tensor.form, &b = other.form;
+      bool same = a.shape == b.shape && a.dtype == b.dtype && tensor.role == other.role && tensor.fill == other.fill &&
                   a.layout.order == b.layout.order && a.layout.storage == b.layout.storage &&
                   a.layout.split == b.layout.split && a.layout.fold == b.layout.fold &&
                   a.layout.pattern == b.layout.pattern && a.layout.row_texels == b.layout.row_texels;
       if (!same)
-        return Error{bundle.path + ": program.json and accumulating.json hold " + tensor.name +
-                     " in different ways; expected the same: export the model again"};
+        return Error{bundle.path + ": its programs hold " + tensor.name + " in different ways; expected the same: export the model again"};
     }
   return {};
+}
+
+/// What a weight or a state holds has to be in the range of each program that indexes with it.
+void narrow_indices(std::vector<Program>& programs) {
+  std::map<std::string, IndexRange> ranges;
+  for (bool settled : {false, true})
+    for (Program& program : programs)
+      for (Tensor& tensor : program.tensors) {
+        if (!is_resident(tensor.role)) continue;
+        if (settled && ranges.count(tensor.name)) tensor.indices = ranges.at(tensor.name);
+        if (settled || !tensor.indices) continue;
+        IndexRange& range = ranges.emplace(tensor.name, *tensor.indices).first->second;
+        range.low = std::max(range.low, tensor.indices->low), range.high = std::min(range.high, tensor.indices->high);
+        if (range.ignored != tensor.indices->ignored) range.ignored.reset();
+      }
 }
 
 /// The weights file holds the programs' tensors, each as the device keeps it, and nothing else.
@@ -238,7 +288,8 @@ Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256)
   TE_CHECK(read_manifest(opened, sha256, bundle));
   TE_TRY(contents, read_files(opened, bundle));
   TE_TRY(sources, kernel_texts(bundle, contents));
-  std::vector<std::string> names = {"program.json"};
+  std::vector<std::string> names;
+  for (const Method& method : bundle.methods) names.push_back(method.file);
   if (bundle.accumulation > 1) names.push_back("accumulating.json");
   for (const std::string& name : names) {
     TE_TRY(program, read_program(folder + "/" + name, contents[name], sources));
@@ -250,6 +301,7 @@ Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256)
     TE_CHECK(read_plan(name, contents["streaming_plan.json"], bundle.header, bundle.weights.size(), bundle.programs[0]));
   }
   TE_CHECK(check_same(bundle));
+  narrow_indices(bundle.programs);
   TE_CHECK(check_weights(bundle));
   if (bundle.files.count("check.json")) TE_CHECK(read_check(folder + "/check.json", contents["check.json"], bundle));
   return bundle;

@@ -15,6 +15,14 @@ struct Port {
   std::string name;
   Shape shape;
   DType dtype;
+  bool operator==(const Port& other) const { return name == other.name && shape == other.shape && dtype == other.dtype; }
+};
+
+/// What a step runs: one of the programs, and its ports.
+struct Method {
+  std::string name, file;
+  std::vector<Port> inputs, outputs;
+  std::map<std::string, int64_t> memory;  // bytes that it takes alone, as the manifest says
 };
 
 struct BundleFile {
@@ -37,17 +45,22 @@ struct Check {
 struct Bundle {
   std::string path, model, made_for, sha256;
   bool trains = false, streams = false;
+  bool several = false;  // methods that the manifest lists; else there is one, called as the mode
   int64_t accumulation = 1;
-  std::vector<Port> inputs, outputs;
+  std::vector<Method> methods;
   std::map<std::string, double> hyperparameters;
   std::map<std::string, int64_t> memory;  // bytes that a run takes, as the manifest says
   int device_class = 0;
   std::map<std::string, BundleFile> files;
-  std::vector<Program> programs;  // what runs; then, with accumulation above 1, the step that only adds up gradients
+  std::vector<Program> programs;  // by method; then, with accumulation above 1, the step that only adds up gradients
   Check check;
   File weights;
   FileHeader header;
 
+  /// The method of a program.
+  const Method& method_of(size_t program) const { return methods[several ? program : 0]; }
+  /// Whether programs share tensors of a role by name.
+  bool shares(Role role) const { return several ? is_resident(role) : is_shared(role); }
   /// Read the weights from front to back, hashing them, and pass on the bytes of each tensor; a file that changed
   /// since the bundle was made is an error after the last one.
   Status read_weights(const std::function<Status(const std::string& name, const void* data)>& take) const;

@@ -88,13 +88,15 @@ std::string check_input(const Tensor& tensor, uint32_t port) {
 Status read_check(const std::string& name, const std::string& text, Bundle& bundle) {
   TE_TRY(document, Document::parse(name, text));
   Entry entry = document.root();
-  entry.only({"schema", "device", "accumulating", "program"});
+  entry.only({"schema", "device", "accumulating", "program", "methods"});
   entry.at("schema").word({"torchedge-check-1"});
   bundle.check.device = entry.at("device").text();
-  const char* lists[] = {"program", "accumulating"};
-  for (size_t number = 0; number < 2; ++number) {
+  std::vector<Entry> lists = {entry.at("program")};
+  for (size_t k = 1; k < bundle.methods.size(); ++k) lists.push_back(entry.at("methods").at(bundle.methods[k].name.c_str()));
+  lists.push_back(entry.at("accumulating"));
+  for (size_t number = 0; number < lists.size(); ++number) {
     bundle.check.results.emplace_back();
-    for (const Entry& item : entry.at(lists[number]).items(size_t{1} << 16)) {
+    for (const Entry& item : lists[number].items(size_t{1} << 16)) {
       item.only({"launch", "tensor", "sha256", "figures", "bounds"});
       if (number == bundle.programs.size()) item.refuse("checks a program that is not there");
       if (!document.ok()) break;
@@ -148,7 +150,7 @@ Result<Json> Executor::check() {
         for (size_t k = 0; k < figures.size() && off.is_null(); ++k) {
           if (std::abs(figures[k] - next->figures[k]) <= next->bounds[k]) continue;
           const Launch& launch = program.launches[position];
-          off = {{"program", number == 0 ? "program.json" : "accumulating.json"}, {"launch", position}, {"kernel", program.kernels[launch.kernel].name},
+          off = {{"program", number < bundle_.methods.size() ? placed.method->file : "accumulating.json"}, {"launch", position}, {"kernel", program.kernels[launch.kernel].name},
                  {"scope", launch.scope}, {"tensor", tensor.name}, {"figure", kFigures[k]}, {"measured", figures[k]},
                  {"expected", next->figures[k]}, {"bound", next->bounds[k]}};
         }

@@ -1,5 +1,7 @@
 #include "executor.h"
 
+#include "torchedge.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -65,12 +67,6 @@ int64_t whole_number(DType dtype, const void* array, int64_t k) {
 
 bool is_float(DType dtype) { return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::float64; }
 
-const Tensor* find(const Program& program, const std::string& name) {
-  for (const Tensor& tensor : program.tensors)
-    if (tensor.role != Role::intermediate && tensor.name == name) return &tensor;
-  return nullptr;
-}
-
 }  // namespace
 
 Error Executor::failed(const std::string& doing, cl_int code) const {
@@ -92,14 +88,14 @@ Status Executor::open(const Settings& settings) {
   cl_ = library;
   TE_TRY(device, choose_device(cl_, settings.device));
   device_ = device;
+  for (Program& program : bundle_.programs) {
+    const std::vector<int64_t>& pieces = program.arena.pieces;
+    bool large = std::any_of(pieces.begin(), pieces.end(), [&](int64_t bytes) { return static_cast<cl_ulong>(bytes) > device_.allocation; });
+    if (large && !program.loads) split_arena(program, static_cast<int64_t>(device_.allocation), static_cast<int64_t>(device_.base_alignment));
+  }
   TE_CHECK(check_limits(settings));
-  cl_int code = 0;
-  const cl_property properties[] = {0x1084, reinterpret_cast<cl_property>(device_.platform), 0};
-  context_ = cl_.CreateContext(properties, 1, &device_.handle, nullptr, nullptr, &code);
-  if (context_ == nullptr) return failed("creating a context", code);
   time_launches_ = settings.time_launches;
-  queue_ = cl_.CreateCommandQueue(context_, device_.handle, time_launches_ > 0 ? kProfiling : 0, &code);
-  if (queue_ == nullptr) return failed("creating a queue", code);
+  TE_CHECK(open_queue(settings.hints));
   std::vector<Kernel> kernels;
   std::set<std::string> names;
   for (const Program& program : bundle_.programs)
@@ -112,10 +108,17 @@ Status Executor::open(const Settings& settings) {
   figures_.build_ms = now_ms() - start;
   figures_.built_peak_bytes = peak_resident_bytes();
   placed_.reserve(bundle_.programs.size());
-  for (const Program& program : bundle_.programs) {
+  ArenaMemory common;
+  if (bundle_.several) {
+    TE_TRY(memory, allocate(common_arena(bundle_.programs)));
+    common = std::move(memory);
+  }
+  for (size_t k = 0; k < bundle_.programs.size(); ++k) {
     placed_.emplace_back();
-    placed_.back().program = &program;
-    TE_CHECK(place(placed_.back(), built_));
+    placed_.back().program = &bundle_.programs[k];
+    placed_.back().method = &bundle_.method_of(k);
+    TE_CHECK(place(placed_.back(), built_, bundle_.several ? &common : nullptr));
+    if (settings.hints & TORCHEDGE_RECORD) TE_CHECK(record(placed_.back()));
   }
   start = now_ms();
   TE_CHECK(load_weights());
@@ -127,8 +130,43 @@ Status Executor::open(const Settings& settings) {
   return {};
 }
 
+/// A context and a queue, with hints that the device takes; one whose driver refuses them goes without.
+Status Executor::open_queue(uint32_t hints) {
+  const bool fast = hints & TORCHEDGE_FAST, hinted = fast || hints & TORCHEDGE_SPARING;
+  cl_int code = 0;
+  const cl_property plain[] = {0x1084, reinterpret_cast<cl_property>(device_.platform), 0};
+  std::vector<cl_property> properties(plain, plain + 2);
+  for (auto [extension, key] : {std::pair("cl_qcom_perf_hint", 0x40C2), std::pair("cl_qcom_priority_hint", 0x40C9)})
+    if (hinted && device_.has(extension)) properties.insert(properties.end(), {key, key + (fast ? 1 : 3)});
+  properties.push_back(0);
+  context_ = cl_.CreateContext(properties.data(), 1, &device_.handle, nullptr, nullptr, &code);
+  if (context_ == nullptr) context_ = cl_.CreateContext(plain, 1, &device_.handle, nullptr, nullptr, &code);
+  if (context_ == nullptr) return failed("creating a context", code);
+  const cl_ulong flags = time_launches_ > 0 ? kProfiling : 0, priority[] = {0x1096, fast ? cl_ulong{1} : cl_ulong{4}, 0x1093, flags, 0};
+  if (hinted && device_.has("cl_khr_priority_hints") && cl_.CreateCommandQueueWithProperties != nullptr)
+    queue_ = cl_.CreateCommandQueueWithProperties(context_, device_.handle, priority, &code);
+  if (queue_ == nullptr) queue_ = cl_.CreateCommandQueue(context_, device_.handle, flags, &code);
+  return queue_ == nullptr ? Status(failed("creating a queue", code)) : Status();
+}
+
+/// Record the launches of a step once, where the device records and nothing has to be done between them.
+Status Executor::record(Placed& placed) {
+  bool able = device_.has("cl_qcom_recordable_queues") && cl_.NewRecordingQCOM && cl_.EndRecordingQCOM && cl_.EnqueueRecordingQCOM && cl_.ReleaseRecordingQCOM;
+  if (!able || placed.program->loads || !placed.flags.empty()) return {};
+  cl_int code = 0;
+  if (recorded_ == nullptr) recorded_ = cl_.CreateCommandQueue(context_, device_.handle, kRecordable, &code);
+  if (recorded_ != nullptr) placed.recording = cl_.NewRecordingQCOM(recorded_, &code);
+  if (placed.recording == nullptr) return failed("recording a step", code);
+  for (size_t position = 0; position < placed.calls.size(); ++position) TE_CHECK(launch(placed, position, recorded_, false));
+  code = cl_.EndRecordingQCOM(placed.recording);
+  return code == 0 ? Status() : Status(failed("recording a step", code));
+}
+
 Executor::~Executor() {
   if (queue_ != nullptr) cl_.Finish(queue_);
+  for (Placed& placed : placed_)
+    if (placed.recording != nullptr) cl_.ReleaseRecordingQCOM(placed.recording);
+  if (recorded_ != nullptr) cl_.ReleaseCommandQueue(recorded_);
   for (Placed& placed : placed_)
     for (Call& call : placed.calls)
       if (call.kernel != nullptr) cl_.ReleaseKernel(call.kernel);
@@ -161,19 +199,15 @@ Status Executor::check_limits(const Settings& settings) const {
       if (!program.stays(k)) continue;
       cl_ulong bytes = tensor.form.device_bytes();
       if (bytes > device_.allocation) return beyond(name + ": one allocation", bytes, device_.allocation);
-      if (!is_shared(tensor.role) || shared.insert(tensor.name).second) total += bytes;
+      if (!bundle_.shares(tensor.role) || shared.insert(tensor.name).second) total += bytes;
     }
-    for (const Slot& slot : program.arena.slots) {
+    for (const Slot& slot : program.arena.slots)
       if (static_cast<size_t>(slot.width) > device_.image_width || static_cast<size_t>(slot.height) > device_.image_height)
         return Error{"an image of the arena is " + std::to_string(slot.width) + " x " + std::to_string(slot.height) +
                      " texels, more than " + device_.title() + " takes" + elsewhere};
-      cl_ulong bytes = static_cast<cl_ulong>(slot.width) * slot.height * 4 * size_of(slot.dtype);
-      if (bytes > device_.allocation) return beyond("an image of the arena: one allocation", bytes, device_.allocation);
-      total += bytes;
-    }
-    for (int64_t bytes : program.arena.pieces) {
-      if (static_cast<cl_ulong>(bytes) > device_.allocation) return beyond("the arena: one allocation", bytes, device_.allocation);
-      total += bytes;
+    for (cl_ulong bytes : program.arena.allocations()) {
+      if (bytes > device_.allocation) return beyond("the arena: one allocation", bytes, device_.allocation);
+      total += bundle_.several ? 0 : bytes;
     }
     if (program.loads) total += program.loads->staging_bytes;
     for (const Kernel& kernel : program.kernels) {
@@ -192,6 +226,8 @@ Status Executor::check_limits(const Settings& settings) const {
       }
     }
   }
+  if (bundle_.several)
+    for (cl_ulong bytes : common_arena(bundle_.programs).allocations()) total += bytes;
   cl_ulong most = settings.memory_limit > 0 ? settings.memory_limit : device_.memory;
   if (total > most)
     return Error{bundle_.model + " takes " + std::to_string(total) + " bytes" + (bundle_.streams ? ", streaming weights by its plan; " : " with all weights on the device; ") +
@@ -233,20 +269,15 @@ Result<cl_mem> Executor::own_memory(const Form& form) {
 }
 
 /// Memory of every tensor that is not in the arena, then of the arena, then the launches.
-Status Executor::place(Placed& placed, const Built& built) {
+Status Executor::place(Placed& placed, const Built& built, const ArenaMemory* common) {
   const Program& program = *placed.program;
   placed.memory.resize(program.tensors.size());
   for (size_t k = 0; k < program.tensors.size(); ++k) {
     const Tensor& tensor = program.tensors[k];
     if (!program.stays(k)) continue;
-    // Programs of a bundle share parameters, buffers and states by name. One input serves both, where it is the same.
-    bool by_name = is_shared(tensor.role), input = tensor.role == Role::input;
-    if (input) {
-      const Tensor* first = find(bundle_.programs[0], tensor.name);
-      by_name = first != nullptr && first->role == Role::input && first->form.shape == tensor.form.shape &&
-                first->form.dtype == tensor.form.dtype && first->form.plain() && tensor.form.plain();
-    }
-    std::string key = (input ? "input " : "kept ") + tensor.name;
+    // One input serves the steps that update and those that add up gradients, where it lies in the same way.
+    bool input = tensor.role == Role::input && !bundle_.several && tensor.form.plain(), by_name = input || bundle_.shares(tensor.role);
+    std::string key = (input ? "input " + tensor.form.text() : "kept ") + tensor.name;
     std::shared_ptr<Memory> memory = by_name ? shared_[key] : nullptr;
     if (memory == nullptr) {
       TE_TRY(handle, own_memory(tensor.form));
@@ -255,22 +286,37 @@ Status Executor::place(Placed& placed, const Built& built) {
     }
     placed.memory[k] = memory;
   }
-  TE_CHECK(place_arena(placed));
+  ArenaMemory own;
+  if (common == nullptr) {
+    TE_TRY(memory, allocate(program.arena));
+    own = std::move(memory);
+  }
+  TE_CHECK(place_arena(placed, common == nullptr ? own : *common));
   return bind(placed, built);
 }
 
-/// Parts of the arena; memory of its own for what the device does not take there.
-Status Executor::place_arena(Placed& placed) {
-  const Program& program = *placed.program;
-  const Arena& arena = program.arena;
-  std::vector<cl_mem> pieces, slots;
+Result<Executor::ArenaMemory> Executor::allocate(const Arena& arena) {
+  ArenaMemory made;
   for (int64_t nbytes : arena.pieces) {
     TE_TRY(memory, buffer(nbytes));
-    pieces.push_back(memory);
+    made.pieces.push_back(memory);
   }
   for (const Slot& slot : arena.slots) {
     TE_TRY(memory, image(Form{{}, slot.dtype, {}}, slot.width, slot.height));
-    slots.push_back(memory);
+    made.slots.emplace(slot, memory);
+  }
+  return made;
+}
+
+/// Parts of the arena; memory of its own for what the device does not take there.
+Status Executor::place_arena(Placed& placed, const ArenaMemory& allocated) {
+  const Program& program = *placed.program;
+  const Arena& arena = program.arena;
+  std::vector<cl_mem> slots;
+  std::map<Slot, decltype(allocated.slots.begin())> next;
+  for (const Slot& slot : arena.slots) {
+    auto place = next.emplace(slot, allocated.slots.lower_bound(slot)).first;
+    slots.push_back(place->second++->second);
   }
   std::map<std::array<int64_t, 3>, cl_mem> parts;
   for (auto [index, offset] : arena.offsets) {
@@ -288,7 +334,7 @@ Status Executor::place_arena(Placed& placed) {
       if (part == nullptr) {
         const size_t region[2] = {static_cast<size_t>(within), static_cast<size_t>(nbytes)};
         cl_int code = 0;
-        part = cl_.CreateSubBuffer(pieces[piece], kReadWrite, kRegion, region, &code);
+        part = cl_.CreateSubBuffer(allocated.pieces[piece], kReadWrite, kRegion, region, &code);
         if (part == nullptr) return failed("making a part of the arena", code);
         allocated_.push_back(part);
       }
@@ -479,23 +525,21 @@ Status Executor::load_weights() {
       if (tensor.role == Role::state && !bundle_.header.entries.count(tensor.name)) TE_CHECK(fill(tensor, *placed.memory[k]));
     }
   if (bundle_.streams) return preload();
-  std::map<std::string, std::vector<std::pair<const Tensor*, Memory*>>> targets;
+  std::map<std::string, std::vector<Kept>> targets;
   for (const Placed& placed : placed_)
-    for (size_t k = 0; k < placed.memory.size(); ++k) {
-      const Tensor& tensor = placed.program->tensors[k];
-      if (!is_resident(tensor.role)) continue;
-      auto& list = targets[tensor.name];
-      bool known = std::any_of(list.begin(), list.end(), [&](auto& item) { return item.second == placed.memory[k].get(); });
-      if (!known) list.emplace_back(&tensor, placed.memory[k].get());
-    }
+    for (size_t k = 0; k < placed.memory.size(); ++k)
+      if (is_resident(placed.program->tensors[k].role))
+        targets[placed.program->tensors[k].name].push_back({&placed.program->tensors[k], placed.memory[k].get()});
   return bundle_.read_weights([&](const std::string& name, const void* data) -> Status {
+    const Memory* last = nullptr;
     for (auto& [tensor, memory] : targets[name]) {
       if (tensor->indices) {
         std::string array(tensor->form.array_bytes(), '\0');
         tensor->form.unpack(data, array.data());
         TE_CHECK(check_values(*tensor, array.data()));
       }
-      TE_CHECK(write_packed(*tensor, *memory, data));
+      if (memory != last) TE_CHECK(write_packed(*tensor, *memory, data));
+      last = memory;
     }
     return {};
   });
@@ -519,23 +563,37 @@ Status Executor::check_values(const Tensor& tensor, const void* array) const {
   return {};
 }
 
-Status Executor::set_input(const std::string& name, const void* data, int64_t nbytes) {
-  for (size_t port = 0; port < bundle_.inputs.size(); ++port) {
-    if (bundle_.inputs[port].name != name) continue;
+Result<size_t> Executor::find(const std::string& method) const {
+  std::string names;
+  for (size_t k = 0; k < bundle_.methods.size(); ++k) {
+    if (method.empty() || bundle_.methods[k].name == method) return k;
+    names += (names.empty() ? "" : ", ") + bundle_.methods[k].name;
+  }
+  return Error{"there is no method " + method + "; expected one of " + names};
+}
+
+Status Executor::set_input(const std::string& method, const std::string& name, const void* data, int64_t nbytes) {
+  TE_TRY(number, find(method));
+  const std::vector<Port>& inputs = bundle_.methods[number].inputs;
+  for (size_t port = 0; port < inputs.size(); ++port) {
+    if (inputs[port].name != name) continue;
+    const Memory* last = nullptr;
     for (const Placed& placed : placed_) {
+      if (placed.method != &bundle_.methods[number]) continue;
       int64_t index = placed.program->fed()[port];
       const Tensor& tensor = placed.program->tensors[index];
       if (nbytes != tensor.form.array_bytes())
         return Error{"input " + name + " has " + std::to_string(nbytes) + " bytes; expected " + tensor.form.text() + ", " +
                      std::to_string(tensor.form.array_bytes()) + " bytes"};
-      if (&placed != &placed_[0] && placed.memory[index] == placed_[0].memory[placed_[0].program->fed()[port]]) continue;
+      if (placed.memory[index].get() == last) continue;
+      last = placed.memory[index].get();
       TE_CHECK(check_values(tensor, data));
       TE_CHECK(write(tensor, *placed.memory[index], data));
     }
     return {};
   }
   std::string names;
-  for (const Port& port : bundle_.inputs) names += (names.empty() ? "" : ", ") + port.name;
+  for (const Port& port : inputs) names += (names.empty() ? "" : ", ") + port.name;
   return Error{"there is no input " + name + "; expected one of " + names};
 }
 
@@ -559,6 +617,20 @@ Status Executor::set(const std::string& name, double value) {
   return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
 }
 
+/// Enqueue a launch, or run it for its time.
+Status Executor::launch(const Placed& placed, size_t position, cl_queue queue, bool timed) {
+  const Launch& launch = *placed.calls[position].launch;
+  const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
+  auto start = [&](cl_event* ended) {
+    return cl_.EnqueueNDRangeKernel(queue, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, ended);
+  };
+  if (timed) figures_.launch_ns.resize(placed.calls.size(), UINT64_MAX);
+  cl_int code = timed ? time_launch(start, figures_.launch_ns[position]) : start(nullptr);
+  if (code == 0) return {};
+  const std::string& name = placed.program->kernels[launch.kernel].name;
+  return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
+}
+
 /// Run a launch several times in a row: three times, or for 30 ms and no more often than asked.
 cl_int Executor::time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const {
   cl_ulong spent = 0;
@@ -580,20 +652,13 @@ cl_int Executor::time_launch(const std::function<cl_int(cl_event*)>& start, cl_u
 
 /// Enqueue all launches of a step, and the copies that each waits for.
 Status Executor::enqueue(const Placed& placed, const std::function<Status(int64_t)>& observe) {
+  if (placed.recording != nullptr && !observe && time_launches_ == 0) {
+    cl_int code = cl_.EnqueueRecordingQCOM(queue_, placed.recording, 0, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, nullptr);
+    return code == 0 ? Status() : Status(failed("a recorded step", code));
+  }
   for (size_t position = 0; position < placed.calls.size(); ++position) {
     if (placed.program->loads) TE_CHECK(advance(placed, placed.program->loads->waits[position]));
-    const Launch& launch = *placed.calls[position].launch;
-    const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
-    auto start = [&](cl_event* ended) {
-      return cl_.EnqueueNDRangeKernel(queue_, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, ended);
-    };
-    const bool timed = time_launches_ > 0 && &placed == &placed_[0] && !observe;
-    if (timed) figures_.launch_ns.resize(placed.calls.size(), UINT64_MAX);
-    cl_int code = timed ? time_launch(start, figures_.launch_ns[position]) : start(nullptr);
-    if (code != 0) {
-      const std::string& name = placed.program->kernels[launch.kernel].name;
-      return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
-    }
+    TE_CHECK(launch(placed, position, queue_, time_launches_ > 0 && &placed == &placed_[0] && !observe));
     if (observe) {
       TE_CHECK(observe(position));
       continue;
@@ -608,9 +673,14 @@ Status Executor::enqueue(const Placed& placed, const std::function<Status(int64_
   return {};
 }
 
-Status Executor::step() {
+Status Executor::step(const std::string& method) {
+  TE_TRY(number, find(method));
+  tokens_.clear();
   bool completes = (batches_ + 1) % bundle_.accumulation == 0;
-  const Placed& placed = placed_[completes ? 0 : placed_.size() - 1];
+  return run(placed_[completes ? number : placed_.size() - 1]);
+}
+
+Status Executor::run(const Placed& placed) {
   for (int64_t index : placed.program->inputs)
     if (!placed.memory[index]->written)
       return Error{"nothing was written to input " + placed.program->tensors[index].name + "; set all inputs before a step"};
@@ -646,39 +716,43 @@ Status Executor::check_flags(const Placed& placed) {
 }
 
 Status Executor::read(const std::string& name, void* data, int64_t nbytes) {
-  auto get = [&](const Placed& placed, int64_t index) -> Status {
-    const Form& form = placed.program->tensors[index].form;
+  auto get = [&](const Tensor& tensor, const Memory& memory) -> Status {
+    const Form& form = tensor.form;
     if (nbytes != form.array_bytes())
       return Error{name + " is read into " + std::to_string(nbytes) + " bytes; expected " + form.text() + ", " + std::to_string(form.array_bytes()) + " bytes"};
-    return read(placed.program->tensors[index], *placed.memory[index], data);
+    return read(tensor, memory, data);
   };
-  for (size_t port = 0; port < bundle_.outputs.size(); ++port)
-    if (bundle_.outputs[port].name == name) {
+  for (const Method& method : bundle_.methods)
+    for (size_t port = 0; port < method.outputs.size(); ++port) {
+      if (method.outputs[port].name != name || (last_ != nullptr && last_->method != &method)) continue;
       if (last_ == nullptr) return Error{"there are no outputs; run a step first"};
-      return get(*last_, last_->program->outputs[port]);
+      int64_t index = last_->program->outputs[port];
+      return get(last_->program->tensors[index], *last_->memory[index]);
     }
-  for (int64_t index : saved())
-    if (placed_[0].program->tensors[index].name == name) return get(placed_[0], index);
+  for (auto [tensor, memory] : kept())
+    if (tensor->name == name) return get(*tensor, *memory);
   return Error{"there is no output, parameter, buffer or state " + name + "; torchedge_describe lists them"};
 }
 
 // saved state -------------------------------------------------------------------------------------------------
 
-std::vector<int64_t> Executor::saved() const {
-  std::vector<int64_t> places;
-  const Program& program = *placed_[0].program;
-  for (size_t k = 0; k < program.tensors.size(); ++k)
-    if (is_shared(program.tensors[k].role) && program.stays(k)) places.push_back(k);
-  return places;
+std::vector<Executor::Kept> Executor::kept() const {
+  std::vector<Kept> kept;
+  std::set<std::string> names;
+  for (const Placed& placed : placed_)
+    for (size_t k = 0; k < placed.memory.size(); ++k) {
+      const Tensor& tensor = placed.program->tensors[k];
+      if (is_shared(tensor.role) && placed.program->stays(k) && names.insert(tensor.name).second) kept.push_back({&tensor, placed.memory[k].get()});
+    }
+  return kept;
 }
 
 Status Executor::save(const std::string& path) {
   std::vector<FileTensor> tensors;
-  for (int64_t index : saved()) {
-    const Tensor& tensor = placed_[0].program->tensors[index];
-    const Memory& memory = *placed_[0].memory[index];
-    tensors.push_back({tensor.name, tensor.form.dtype, tensor.form.shape, [&](void* data) { return read(tensor, memory, data); }});
-  }
+  for (auto [tensor, memory] : kept())
+    tensors.push_back({tensor->name, tensor->form.dtype, tensor->form.shape, [this, tensor = tensor, memory = memory](void* data) {
+                         return read(*tensor, *memory, data);
+                       }});
   std::map<std::string, std::string> metadata = {{"schema", "torchedge-state-1"}, {"batches", std::to_string(batches_)}};
   for (const auto& [name, value] : hyperparameters_) metadata["hyperparameter." + name] = number_text(value);
   return write_tensors(path, std::move(tensors), metadata);
@@ -687,11 +761,11 @@ Status Executor::save(const std::string& path) {
 Status Executor::load(const std::string& path) {
   TE_TRY(file, File::open(path));
   TE_TRY(header, read_file_header(file));
-  const Program& program = *placed_[0].program;
   std::set<std::string> names;
   size_t states = 0, held = 0;
-  for (int64_t index : saved()) {  // everything is checked before anything is written
-    const Tensor& tensor = program.tensors[index];
+  const std::vector<Kept> all = kept();
+  for (const Kept& each : all) {  // everything is checked before anything is written
+    const Tensor& tensor = *each.tensor;
     names.insert(tensor.name);
     auto entry = header.entries.find(tensor.name);
     states += tensor.role == Role::state;
@@ -717,17 +791,18 @@ Status Executor::load(const std::string& path) {
       return Error{path + ": sets " + key.substr(15, 80) + ", which is no hyperparameter of this model"};
   }
   std::string data;
-  for (int64_t index : saved()) {
-    const Tensor& tensor = program.tensors[index];
+  tokens_.clear();
+  for (const Kept& each : all) {
+    const Tensor& tensor = *each.tensor;
     auto entry = header.entries.find(tensor.name);
     if (entry == header.entries.end()) {
-      TE_CHECK(fill(tensor, *placed_[0].memory[index]));
+      TE_CHECK(fill(tensor, *each.memory));
       continue;
     }
     data.resize(std::max<size_t>(data.size(), tensor.form.array_bytes()));
     TE_CHECK(file.read(entry->second.begin, data.data(), tensor.form.array_bytes()));
     TE_CHECK(check_values(tensor, data.data()));
-    TE_CHECK(write(tensor, *placed_[0].memory[index], data.data()));
+    TE_CHECK(write(tensor, *each.memory, data.data()));
   }
   for (const auto& [name, value] : numbers) TE_CHECK(set(name, value));
   batches_ = batches;

@@ -8,6 +8,7 @@
 
 #include "builds.h"
 #include "bundle.h"
+#include "generation.h"
 #include "opencl.h"
 
 namespace torchedge {
@@ -15,6 +16,7 @@ namespace torchedge {
 struct Settings {
   std::string device, library, cache;
   int64_t memory_limit = 0;  // bytes; 0: what the device has
+  uint32_t hints = 0;        // TORCHEDGE_FAST, ...
   int time_launches = 0;     // most runs of each launch for its time
   Progress progress;
 };
@@ -45,11 +47,25 @@ class Executor {
   /// Hyperparameters as they are now.
   const std::map<std::string, double>& hyperparameters() const { return hyperparameters_; }
 
-  /// Write an input; it stays until it is written again.
-  Status set_input(const std::string& name, const void* data, int64_t nbytes);
+  /// A tensor that stays on the device, and its memory.
+  struct Memory {
+    cl_mem handle = nullptr;
+    bool written = false;
+  };
+  struct Kept {
+    const Tensor* tensor;
+    Memory* memory;
+  };
+  /// Tensors that a saved state has: parameters, buffers and states, by the programs that hold them first.
+  std::vector<Kept> kept() const;
+
+  /// Write an input of a method (empty: the first one); it stays until it is written again.
+  Status set_input(const std::string& method, const std::string& name, const void* data, int64_t nbytes);
   Status set(const std::string& name, double value);
-  /// Run one batch; with accumulation N every N-th updates weights.
-  Status step();
+  /// Run one batch of a method (empty: the first one); with accumulation N every N-th updates weights.
+  Status step(const std::string& method);
+  /// Return the tokens that follow a prompt, by a language model's methods: generation.cpp.
+  Result<std::vector<int64_t>> generate(const std::vector<int64_t>& prompt, size_t most, const Sampling& sampling);
   /// Read an output of the last step, or a parameter, buffer or state.
   Status read(const std::string& name, void* data, int64_t nbytes);
   /// Compare what each launch of a batch writes with the bundle's check.json; the handle has run that batch then.
@@ -58,10 +74,6 @@ class Executor {
   Status load(const std::string& path);
 
  private:
-  struct Memory {
-    cl_mem handle = nullptr;
-    bool written = false;
-  };
   struct Call {
     cl_kernel kernel = nullptr;
     const Launch* launch = nullptr;
@@ -69,19 +81,31 @@ class Executor {
   /// A program on the device: the memory of its tensors and its calls.
   struct Placed {
     const Program* program;
+    const Method* method;
     std::vector<std::shared_ptr<Memory>> memory;  // by tensor; none where no launch touches it
     std::vector<Call> calls;
     std::vector<int64_t> flags;
     int64_t last_flag = -1;        // the launch that writes the last of them
     bool updates_before_flags = false;
+    cl_recording recording = nullptr;  // of all calls
+  };
+
+  /// The allocations of an arena.
+  struct ArenaMemory {
+    std::vector<cl_mem> pieces;
+    std::multimap<Slot, cl_mem> slots;
   };
 
   Executor() = default;
   Status open(const Settings& settings);
   Status check_limits(const Settings& settings) const;
-  Status place(Placed& placed, const Built& built);
-  Status place_arena(Placed& placed);
+  Status place(Placed& placed, const Built& built, const ArenaMemory* common);
+  Result<ArenaMemory> allocate(const Arena& arena);
+  Status place_arena(Placed& placed, const ArenaMemory& memory);
   Status bind(Placed& placed, const Built& built);
+  Status open_queue(uint32_t hints);
+  Status launch(const Placed& placed, size_t position, cl_queue queue, bool timed);
+  Status record(Placed& placed);
   Status load_weights();
   Status preload();
   Status copy(const Placed& placed, const Copy& copy, bool wait, cl_event* ended);
@@ -101,14 +125,16 @@ class Executor {
   Status check_values(const Tensor& tensor, const void* array) const;
   Status check_flags(const Placed& placed);
   Error failed(const std::string& doing, cl_int code) const;
-  /// Tensors that a saved state has: parameters, buffers and states of the program.
-  std::vector<int64_t> saved() const;
+  /// The place of a method among those of the bundle.
+  Result<size_t> find(const std::string& method) const;
+  Status run(const Placed& placed);
+  Status run_tokens(const int64_t* tokens, size_t count, size_t begin, size_t chunk, std::vector<float>& logits);
 
   Bundle bundle_;
   ClLibrary cl_{};
   ClDevice device_{};
   cl_context context_ = nullptr;
-  cl_queue queue_ = nullptr;
+  cl_queue queue_ = nullptr, recorded_ = nullptr;  // the second one records
   Built built_;
   std::vector<cl_mem> allocated_;
   std::map<std::string, std::shared_ptr<Memory>> shared_;
@@ -121,6 +147,7 @@ class Executor {
   size_t read_ = 0, of_read_ = 0;
   std::vector<cl_event> copied_;
   int64_t batches_ = 0;
+  std::vector<int64_t> tokens_;  // those whose keys and values the caches hold
   int time_launches_ = 0;
   Figures figures_;
 };

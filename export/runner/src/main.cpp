@@ -16,10 +16,18 @@ namespace {
 
 constexpr const char* kUsage = R"(usage: torchedge-run BUNDLE [options]
 
-Run an exported bundle through OpenCL. Without --inputs, describe it.
+Run an exported bundle through OpenCL. Without --inputs and --prompt-ids, describe it.
 
   --inputs FILE        arrays by name (.safetensors): NAME for every step, or K.NAME for step K, from 0
   --outputs FILE       write the outputs of every step, as K.NAME (.safetensors)
+  --method NAME        run this one of several methods; default: the first
+  --prompt-ids 1,2,3   print the tokens that follow these, by a language model's bundle
+  --max-new-tokens N   at most so many of them; default: 64
+  --temperature X      draw tokens, above 0; default: 0, the most likely ones
+  --top-k N            draw among so many of the most likely
+  --top-p X            draw among the fewest whose probabilities reach this
+  --seed N             the same seed draws the same; default: 0
+  --stop 1,2           end at one of these tokens
   --steps N            number of steps; default: as many as --inputs has, or 1
   --set NAME=VALUE     set a hyperparameter before the first step; repeat it
   --load FILE          begin with a saved state (.safetensors)
@@ -28,6 +36,7 @@ Run an exported bundle through OpenCL. Without --inputs, describe it.
   --cache FOLDER       keep compiled programs there; default: $TORCHEDGE_CACHE/opencl or
                        $XDG_CACHE_HOME/torchedge/opencl or ~/.cache/torchedge/opencl; an empty text: nowhere
   --memory-limit BYTES refuse to run with more device memory
+  --hint WORD          fast, sparing or record: what a driver with the extension for it may do; repeat it
   --sha256 DIGEST      refuse any bundle but that with this SHA-256 in its manifest
   --check              compare what every launch writes with what it wrote on the exporting machine, and name the
                        first that is off; the exit status is 1 then. For bundles exported with check=True
@@ -39,11 +48,13 @@ The OpenCL library is $TORCHEDGE_OPENCL, else libOpenCL.so.1 or the vendors' pla
 )";
 
 struct Arguments {
-  std::string bundle, inputs, outputs, load, save, device, cache, sha256;
+  std::string bundle, inputs, outputs, load, save, device, cache, sha256, method;
+  std::vector<int64_t> prompt, stop;
+  double temperature = 0, top_p = 0;
+  uint64_t new_tokens = 64, top_k = 0, seed = 0;
   std::vector<std::pair<std::string, double>> settings;
-  int64_t steps = 0;
-  uint64_t times = 0;
-  uint64_t memory_limit = 0;
+  uint64_t steps = 0, times = 0, memory_limit = 0;
+  uint32_t hints = 0;
   bool figures = false, check = false, json = false;
 };
 
@@ -65,12 +76,28 @@ Result<double> number(const std::string& option, const std::string& text, double
   return value;
 }
 
+/// Whole numbers with commas between them.
+Result<std::vector<int64_t>> whole_numbers(const std::string& option, const std::string& text) {
+  std::vector<int64_t> numbers;
+  for (size_t at = 0; at <= text.size(); at = text.find(',', at) + 1) {
+    TE_TRY(value, number(option, text.substr(at, text.find(',', at) - at), -1e15, 1e15));
+    numbers.push_back(static_cast<int64_t>(value));
+    if (text.find(',', at) == std::string::npos) break;
+  }
+  return numbers;
+}
+
 Result<Arguments> parse(int count, char** words) {
   Arguments arguments;
   arguments.cache = default_cache();
   std::map<std::string, std::string*> texts = {
       {"--inputs", &arguments.inputs}, {"--outputs", &arguments.outputs}, {"--load", &arguments.load},   {"--save", &arguments.save},
-      {"--device", &arguments.device}, {"--cache", &arguments.cache},     {"--sha256", &arguments.sha256}};
+      {"--device", &arguments.device}, {"--cache", &arguments.cache},     {"--sha256", &arguments.sha256},
+      {"--method", &arguments.method}};
+  std::map<std::string, std::vector<int64_t>*> lists = {{"--prompt-ids", &arguments.prompt}, {"--stop", &arguments.stop}};
+  std::map<std::string, double*> shares = {{"--temperature", &arguments.temperature}, {"--top-p", &arguments.top_p}};
+  std::map<std::string, uint64_t*> counts = {{"--steps", &arguments.steps}, {"--memory-limit", &arguments.memory_limit}, {"--times", &arguments.times}, {"--top-k", &arguments.top_k},
+                                             {"--max-new-tokens", &arguments.new_tokens}, {"--seed", &arguments.seed}};
   for (int k = 1; k < count; ++k) {
     std::string word = words[k];
     std::map<std::string, bool*> flags = {{"--figures", &arguments.figures}, {"--check", &arguments.check}, {"--json", &arguments.json}};
@@ -83,19 +110,29 @@ Result<Arguments> parse(int count, char** words) {
       arguments.bundle = word;
       continue;
     }
-    bool known = texts.count(word) || word == "--steps" || word == "--set" || word == "--memory-limit" || word == "--times";
+    bool known = texts.count(word) || lists.count(word) || shares.count(word) || counts.count(word) || word == "--set" || word == "--hint";
     if (!known || ++k == count) return Error{word + (known ? " has no value" : " is no option") + "; see torchedge-run --help"};
     std::string value = words[k];
     if (texts.count(word)) {
       *texts[word] = value;
+    } else if (word == "--hint") {
+      const std::map<std::string, uint32_t> hints = {{"fast", TORCHEDGE_FAST}, {"sparing", TORCHEDGE_SPARING}, {"record", TORCHEDGE_RECORD}};
+      if (!hints.count(value)) return Error{"--hint is " + value + "; expected fast, sparing or record"};
+      arguments.hints |= hints.at(value);
     } else if (word == "--set") {
       size_t equals = value.find('=');
       if (equals == std::string::npos) return Error{"--set is " + value + "; expected NAME=VALUE, such as lr=0.1"};
       TE_TRY(setting, number("--set", value.substr(equals + 1), -HUGE_VAL, HUGE_VAL));
       arguments.settings.emplace_back(value.substr(0, equals), setting);
+    } else if (lists.count(word)) {
+      TE_TRY(numbers, whole_numbers(word, value));
+      *lists[word] = std::move(numbers);
+    } else if (shares.count(word)) {
+      TE_TRY(share, number(word, value, 0, 1e6));
+      *shares[word] = share;
     } else {
-      TE_TRY(amount, number(word, value, 1, word == "--times" ? 1e6 : 1e15));
-      (word == "--steps" ? reinterpret_cast<uint64_t&>(arguments.steps) : word == "--times" ? arguments.times : arguments.memory_limit) = static_cast<uint64_t>(amount);
+      TE_TRY(amount, number(word, value, word == "--seed" ? 0 : 1, word == "--times" ? 1e6 : 1e15));
+      *counts[word] = static_cast<uint64_t>(amount);
     }
   }
   if (arguments.bundle.empty()) return Error{"no bundle is given; see torchedge-run --help"};
@@ -113,7 +150,7 @@ const FileEntry* input_of(const FileHeader& header, const std::string& name, int
 
 Shape shape_of(const Json& port) { return port["shape"].get<Shape>(); }
 
-Status feed(torchedge_bundle* handle, const Json& port, const File& file, const FileHeader& header, int64_t step) {
+Status feed(torchedge_bundle* handle, const std::string& method, const Json& port, const File& file, const FileHeader& header, int64_t step) {
   const std::string name = port["name"];
   const FileEntry* entry = input_of(header, name, step);
   if (entry == nullptr) return Error{file.name() + ": holds no " + name + " and no " + std::to_string(step) + "." + name};
@@ -122,7 +159,7 @@ Status feed(torchedge_bundle* handle, const Json& port, const File& file, const 
                  std::string(port["dtype"]) + port["shape"].dump()};
   std::string data(entry->end - entry->begin, '\0');
   TE_CHECK(file.read(entry->begin, data.data(), data.size()));
-  return check(handle, torchedge_set_input(handle, name.c_str(), data.data(), data.size()));
+  return check(handle, torchedge_set_input(handle, method.c_str(), name.c_str(), data.data(), data.size()));
 }
 
 DType dtype_of(const Json& port) {
@@ -132,7 +169,11 @@ DType dtype_of(const Json& port) {
 }
 
 Status run(torchedge_bundle* handle, const Arguments& arguments) {
-  const Json described = Json::parse(torchedge_describe(handle));
+  Json described = Json::parse(torchedge_describe(handle));
+  bool known = arguments.method.empty();
+  for (const Json& method : described["methods"])
+    if (method["name"] == arguments.method) described["inputs"] = method["inputs"], described["outputs"] = method["outputs"], known = true;
+  if (!known) return check(handle, torchedge_step(handle, arguments.method.c_str()));  // its error names those that are there
   if (arguments.inputs.empty() && !described["inputs"].empty() && arguments.steps == 0) {
     std::printf("%s\n", described.dump(2).c_str());
     return {};
@@ -141,7 +182,7 @@ Status run(torchedge_bundle* handle, const Arguments& arguments) {
   for (const auto& [name, value] : arguments.settings) TE_CHECK(check(handle, torchedge_set(handle, name.c_str(), value)));
   File file;
   FileHeader header;
-  int64_t steps = std::max<int64_t>(arguments.steps, 1);
+  int64_t steps = std::max<int64_t>(static_cast<int64_t>(arguments.steps), 1);
   if (!arguments.inputs.empty()) {
     TE_TRY(opened, File::open(arguments.inputs));
     TE_TRY(read, read_file_header(opened));
@@ -152,8 +193,8 @@ Status run(torchedge_bundle* handle, const Arguments& arguments) {
   }
   std::vector<FileTensor> outputs;
   for (int64_t step = 0; step < steps; ++step) {
-    for (const Json& port : described["inputs"]) TE_CHECK(feed(handle, port, file, header, step));
-    TE_CHECK(check(handle, torchedge_step(handle)));
+    for (const Json& port : described["inputs"]) TE_CHECK(feed(handle, arguments.method, port, file, header, step));
+    TE_CHECK(check(handle, torchedge_step(handle, arguments.method.c_str())));
     for (const Json& port : described["outputs"]) {
       const std::string name = port["name"];
       auto data = std::make_shared<std::string>(port["bytes"].get<size_t>(), '\0');
@@ -172,7 +213,25 @@ Status run(torchedge_bundle* handle, const Arguments& arguments) {
   }
   if (!arguments.outputs.empty()) TE_CHECK(write_tensors(arguments.outputs, std::move(outputs), {}));
   if (!arguments.save.empty()) TE_CHECK(check(handle, torchedge_save(handle, arguments.save.c_str())));
-  if (arguments.figures) std::printf("%s\n", torchedge_figures(handle));
+  if (arguments.figures) std::printf("%s\n", Json::parse(torchedge_describe(handle))["figures"].dump(2).c_str());
+  return {};
+}
+
+/// Print each token that follows the prompt as soon as it is there.
+Status continue_text(torchedge_bundle* handle, const Arguments& arguments) {
+  bool first = true;
+  auto show = [](void* begins, int64_t token) {
+    std::printf("%s%lld", *static_cast<bool*>(begins) ? "" : ",", static_cast<long long>(token));
+    std::fflush(stdout);
+    *static_cast<bool*>(begins) = false;
+  };
+  if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
+  torchedge_sampling how{arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed, arguments.stop.data(), arguments.stop.size(), show, &first};
+  std::vector<int64_t> tokens(arguments.new_tokens);
+  int64_t count = torchedge_generate(handle, arguments.prompt.data(), arguments.prompt.size(), tokens.data(), tokens.size(), &how);
+  if (!first) std::printf("\n");
+  TE_CHECK(check(handle, count < 0));
+  if (arguments.figures) std::printf("%s\n", Json::parse(torchedge_describe(handle))["figures"].dump(2).c_str());
   return {};
 }
 
@@ -218,6 +277,7 @@ int main(int count, char** words) {
   options.cache = chosen.cache.c_str();
   options.sha256 = chosen.sha256.c_str();
   options.memory_limit = chosen.memory_limit;
+  options.hints = chosen.hints;
   options.time_launches = static_cast<int>(chosen.times);
   if (isatty(STDERR_FILENO)) options.progress = show_progress;
   torchedge_bundle* handle = nullptr;
@@ -230,7 +290,7 @@ int main(int count, char** words) {
       if (result.ok()) right = result.value();
       else status = result.error();
     } else if (status.ok()) {
-      status = run(handle, chosen);
+      status = chosen.prompt.empty() ? run(handle, chosen) : continue_text(handle, chosen);
     }
   } catch (const std::bad_alloc&) {
     status = Error{"the host has too little memory"};

@@ -104,7 +104,10 @@ Result<ClLibrary> open_opencl(const std::string& path) {
   TE_LOAD(EnqueueReadBuffer), TE_LOAD(EnqueueWriteBuffer), TE_LOAD(EnqueueReadImage), TE_LOAD(EnqueueWriteImage);
   TE_LOAD(Flush), TE_LOAD(Finish), TE_LOAD(WaitForEvents), TE_LOAD(GetEventProfilingInfo), TE_LOAD(GetKernelWorkGroupInfo), TE_LOAD(ReleaseEvent), TE_LOAD(ReleaseKernel), TE_LOAD(ReleaseProgram), TE_LOAD(ReleaseMemObject);
   TE_LOAD(ReleaseCommandQueue), TE_LOAD(ReleaseContext);
+  const std::string needed = missing;
+  TE_LOAD(CreateCommandQueueWithProperties), TE_LOAD(NewRecordingQCOM), TE_LOAD(EndRecordingQCOM), TE_LOAD(EnqueueRecordingQCOM), TE_LOAD(ReleaseRecordingQCOM);
 #undef TE_LOAD
+  missing = needed;
   if (!missing.empty()) return Error{"the OpenCL library has no " + missing + "; expected OpenCL 1.2 or newer: update the driver"};
   return cl;
 }

@@ -25,6 +25,7 @@ using cl_mem = struct cl_mem_opaque*;
 using cl_program = struct cl_program_opaque*;
 using cl_kernel = struct cl_kernel_opaque*;
 using cl_event = struct cl_event_opaque*;
+using cl_recording = struct cl_recording_opaque*;
 using cl_property = intptr_t;
 
 struct ClImageFormat {
@@ -74,6 +75,12 @@ struct ClLibrary {
   cl_int (*ReleaseMemObject)(cl_mem);
   cl_int (*ReleaseCommandQueue)(cl_queue);
   cl_int (*ReleaseContext)(cl_context);
+  // Of OpenCL 2.0, and of Qualcomm's extension: null where the library has none.
+  cl_queue (*CreateCommandQueueWithProperties)(cl_context, cl_device, const cl_ulong*, cl_int*);
+  cl_recording (*NewRecordingQCOM)(cl_queue, cl_int*);
+  cl_int (*EndRecordingQCOM)(cl_recording);
+  cl_int (*EnqueueRecordingQCOM)(cl_queue, cl_recording, size_t, const void*, size_t, const void*, size_t, const void*, size_t, const void*, cl_uint, const cl_event*, cl_event*);
+  cl_int (*ReleaseRecordingQCOM)(cl_recording);
   // clang-format on
 };
 
@@ -104,7 +111,7 @@ Result<ClDevice> choose_device(const ClLibrary& cl, const std::string& query);
 std::string error_name(cl_int code);
 
 constexpr cl_uint kFalse = 0, kTrue = 1, kRgba = 0x10B5, kFloat = 0x10DE, kHalfFloat = 0x10DD, kImage2d = 0x10F1;
-constexpr cl_ulong kReadWrite = 1, kProfiling = 2;
+constexpr cl_ulong kReadWrite = 1, kProfiling = 2, kRecordable = 1 << 30;
 constexpr cl_uint kRegion = 0x1220, kNumArgs = 0x1191, kBuildLog = 0x1183, kBinarySizes = 0x1165, kBinaries = 0x1166;
 constexpr cl_uint kStart = 0x1282, kEnd = 0x1283, kWarp = 0x11B3;
 

@@ -278,6 +278,65 @@ const char* name_of(Role role) {
   return names[static_cast<int>(role)];
 }
 
+std::vector<int64_t> Arena::allocations() const {
+  std::vector<int64_t> bytes = pieces;
+  for (const Slot& slot : slots) bytes.push_back(slot.width * slot.height * 4 * size_of(slot.dtype));
+  return bytes;
+}
+
+Arena common_arena(const std::vector<Program>& programs) {
+  Arena common;
+  std::map<Slot, int64_t> most;
+  for (const Program& program : programs) {
+    const Arena& arena = program.arena;
+    std::map<Slot, int64_t> counts;
+    common.pieces.resize(std::max(common.pieces.size(), arena.pieces.size()));
+    for (size_t k = 0; k < arena.pieces.size(); ++k) common.pieces[k] = std::max(common.pieces[k], arena.pieces[k]);
+    for (const Slot& slot : arena.slots)
+      if (++counts[slot] > most[slot]) ++most[slot], common.slots.push_back(slot);
+    common.live_bytes = std::max(common.live_bytes, arena.live_bytes);
+  }
+  return common;
+}
+
+void split_arena(Program& program, int64_t most, int64_t alignment) {
+  struct Place {
+    int64_t index, first, last, bytes, begin;  // first, last: the launches that touch it
+  };
+  std::map<int64_t, Place> touched;
+  for (size_t position = 0; position < program.launches.size(); ++position)
+    for (int64_t index : program.launches[position].tensors) {
+      int64_t launch = static_cast<int64_t>(position), bytes = program.tensors[index].form.device_bytes();
+      if (!program.arena.offsets.count(index)) continue;
+      touched.emplace(index, Place{index, launch, launch, (bytes + alignment - 1) / alignment * alignment, 0}).first->second.last = launch;
+    }
+  std::vector<Place> places;
+  int64_t wall = most / alignment * alignment;  // no tensor lies across a multiple of it
+  for (auto& [index, place] : touched) places.push_back(place), wall = std::max(wall, place.bytes);
+  std::stable_sort(places.begin(), places.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
+  std::vector<int64_t> used;
+  for (size_t k = 0; k < places.size(); ++k) {
+    Place& place = places[k];
+    std::map<int64_t, int64_t> taken;  // by tensors that are needed at the same time
+    for (size_t other = 0; other < k; ++other)
+      if (places[other].first <= place.last && place.first <= places[other].last)
+        taken[places[other].begin] = std::max(taken[places[other].begin], places[other].begin + places[other].bytes);
+    auto within = [&](int64_t at) { return at % wall + place.bytes > wall ? (at / wall + 1) * wall : at; };
+    for (auto [begin, end] : taken) {
+      if (within(place.begin) + place.bytes <= begin) break;
+      place.begin = std::max(place.begin, end);
+    }
+    place.begin = within(place.begin);
+    used.resize(std::max<size_t>(used.size(), place.begin / wall + 1));
+    used[place.begin / wall] = std::max(used[place.begin / wall], place.begin % wall + place.bytes);
+  }
+  program.arena.pieces = used;
+  program.arena.nbytes = std::accumulate(used.begin(), used.end(), int64_t{0});
+  program.arena.offsets.clear();
+  for (const Place& place : places)
+    program.arena.offsets[place.index] = place.begin % wall + std::accumulate(used.begin(), used.begin() + place.begin / wall, int64_t{0});
+}
+
 std::pair<size_t, int64_t> Arena::place(int64_t offset) const {
   size_t piece = 0;
   while (piece + 1 < pieces.size() && offset >= pieces[piece]) offset -= pieces[piece++];

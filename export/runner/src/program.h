@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tensors.h"
@@ -56,6 +57,7 @@ struct Launch {
 struct Slot {
   int64_t width, height;
   DType dtype;
+  bool operator<(const Slot& other) const { return std::tie(width, height, dtype) < std::tie(other.width, other.height, other.dtype); }
 };
 
 struct Arena {
@@ -63,6 +65,9 @@ struct Arena {
   std::map<int64_t, int64_t> offsets, slot_of;
   std::vector<Slot> slots;
   std::vector<int64_t> pieces;  // bytes of each buffer; none where the arena is empty
+
+  /// Bytes of each allocation: the pieces, then the images of the slots.
+  std::vector<int64_t> allocations() const;
 
   /// The piece in which a byte lies, and its place there.
   std::pair<size_t, int64_t> place(int64_t offset) const;
@@ -109,6 +114,12 @@ struct Program {
   /// Inputs that are no hyperparameters, in order.
   std::vector<int64_t> fed() const;
 };
+
+/// An arena that serves each of several programs, of which one runs at a time.
+Arena common_arena(const std::vector<Program>& programs);
+
+/// Place what lies in an arena's buffers anew, in buffers of at most so many bytes where the tensors allow it.
+void split_arena(Program& program, int64_t most, int64_t alignment);
 
 /// Read a program; `sources`: the kernels' texts by name.
 Result<Program> read_program(const std::string& name, const std::string& text,

@@ -13,7 +13,7 @@ using namespace torchedge;
 struct torchedge_bundle {
   std::mutex lock;
   std::unique_ptr<Executor> executor;
-  std::string error, description, figures, checked;
+  std::string error, description, checked;
 };
 
 namespace {
@@ -28,6 +28,7 @@ Json ports_json(const std::vector<Port>& ports) {
   return list;
 }
 
+Json report(const Executor& executor);
 Json limits_json(const Executor& executor) {
   const ClDevice& device = executor.device();
   return {{"name", device.name}, {"vendor", device.vendor}, {"platform", device.platform_name}, {"opencl", device.version},
@@ -41,14 +42,13 @@ Json limits_json(const Executor& executor) {
 
 std::string describe(const Executor& executor) {
   const Bundle& bundle = executor.bundle();
-  Json state = Json::array();
-  const Program& program = bundle.programs[0];
-  for (size_t k = 0; k < program.tensors.size(); ++k) {
-    const Tensor& tensor = program.tensors[k];
-    if (!is_shared(tensor.role) || !program.stays(k)) continue;
-    state.push_back(port_json(tensor.name, tensor.form.shape, tensor.form.dtype));
-    state.back()["role"] = name_of(tensor.role);
+  Json state = Json::array(), methods = Json::array();
+  for (const auto& [tensor, memory] : executor.kept()) {
+    state.push_back(port_json(tensor->name, tensor->form.shape, tensor->form.dtype));
+    state.back()["role"] = name_of(tensor->role);
   }
+  for (const Method& method : bundle.methods)
+    methods.push_back({{"name", method.name}, {"inputs", ports_json(method.inputs)}, {"outputs", ports_json(method.outputs)}});
   Json document = {{"model", bundle.model},
                    {"mode", bundle.trains ? "train" : "infer"},
                    {"accumulation", bundle.accumulation},
@@ -56,14 +56,15 @@ std::string describe(const Executor& executor) {
                    {"made_for", bundle.made_for},
                    {"device", executor.device().title()},
                    {"driver", executor.device().driver},
+                   {"methods", methods},
                    {"limits", limits_json(executor)},
-                   {"inputs", ports_json(bundle.inputs)},
-                   {"outputs", ports_json(bundle.outputs)},
+                   {"inputs", ports_json(bundle.methods[0].inputs)},
+                   {"outputs", ports_json(bundle.methods[0].outputs)},
                    {"state", state},
                    {"hyperparameters", executor.hyperparameters()},
                    {"launches", bundle.programs[0].launches.size()},
-                   {"allocated_bytes", executor.figures().allocated_bytes},
-                   {"streams", bundle.streams}};
+                   {"streams", bundle.streams},
+                   {"figures", report(executor)}};
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -75,7 +76,7 @@ double quantile(const std::vector<double>& sorted, double share) {
   return sorted[low] + (place - static_cast<double>(low)) * (sorted[high] - sorted[low]);
 }
 
-std::string report(const Executor& executor) {
+Json report(const Executor& executor) {
   const Figures& figures = executor.figures();
   std::vector<double> times = figures.recent_ms;
   std::sort(times.begin(), times.end());
@@ -99,7 +100,7 @@ std::string report(const Executor& executor) {
     document["launch_ns"] = figures.launch_ns;
     document["disk"] = {{"bytes", executor.bundle().weights.size()}, {"ms", figures.disk_ms}};
   }
-  return document.dump(2, ' ', false, Json::error_handler_t::replace);
+  return document;
 }
 
 /// Run a function of the executor; its error, or that of memory that ran out, is the handle's.
@@ -134,7 +135,7 @@ int torchedge_open(const char* folder, const torchedge_options* options, torched
   try {
     const torchedge_options chosen = options == nullptr ? torchedge_options{} : *options;
     Settings settings{given(chosen.device), given(chosen.library), given(chosen.cache),
-                      static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), chosen.time_launches, nullptr};
+                      static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), chosen.hints, chosen.time_launches, nullptr};
     if (chosen.progress != nullptr)
       settings.progress = [chosen](int done, int total) { chosen.progress(chosen.context, done, total); };
     auto bundle = open_bundle(given(folder), given(chosen.sha256));
@@ -162,12 +163,27 @@ const char* torchedge_describe(torchedge_bundle* handle) {
   return code == 0 ? handle->description.c_str() : "{}";
 }
 
-int torchedge_set_input(torchedge_bundle* handle, const char* name, const void* data, size_t nbytes) {
-  return call(handle, [&](Executor& executor) { return executor.set_input(given(name), data, static_cast<int64_t>(nbytes)); });
+int torchedge_set_input(torchedge_bundle* handle, const char* method, const char* name, const void* data, size_t nbytes) {
+  return call(handle, [&](Executor& executor) { return executor.set_input(given(method), given(name), data, static_cast<int64_t>(nbytes)); });
 }
 
-int torchedge_step(torchedge_bundle* handle) {
-  return call(handle, [](Executor& executor) { return executor.step(); });
+int torchedge_step(torchedge_bundle* handle, const char* method) {
+  return call(handle, [&](Executor& executor) { return executor.step(given(method)); });
+}
+
+int64_t torchedge_generate(torchedge_bundle* handle, const int64_t* prompt, size_t count, int64_t* tokens, size_t most,
+                           const torchedge_sampling* how) {
+  int64_t number = -1;
+  call(handle, [&](Executor& executor) -> Status {
+    const torchedge_sampling chosen = how == nullptr ? torchedge_sampling{} : *how;
+    Sampling sampling{chosen.temperature, chosen.top_p == 0 ? 1 : chosen.top_p, chosen.top_k, chosen.seed, {chosen.stop, chosen.stop + chosen.stops}, nullptr};
+    if (chosen.stream != nullptr) sampling.stream = [chosen](int64_t token) { chosen.stream(chosen.context, token); };
+    TE_TRY(made, executor.generate({prompt, prompt + count}, most, sampling));
+    std::copy(made.begin(), made.end(), tokens);
+    number = static_cast<int64_t>(made.size());
+    return {};
+  });
+  return number;
 }
 
 int torchedge_get_output(torchedge_bundle* handle, const char* name, void* data, size_t nbytes) {
@@ -184,11 +200,6 @@ int torchedge_save(torchedge_bundle* handle, const char* path) {
 
 int torchedge_load(torchedge_bundle* handle, const char* path) {
   return call(handle, [&](Executor& executor) { return executor.load(given(path)); });
-}
-
-const char* torchedge_figures(torchedge_bundle* handle) {
-  int code = call(handle, [&](Executor& executor) { return handle->figures = report(executor), Status(); });
-  return code == 0 ? handle->figures.c_str() : "{}";
 }
 
 const char* torchedge_check(torchedge_bundle* handle) {

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from torchedge.expressions.indices import Index
-from torchedge.expressions.scalars import Scalar, cast
+from functools import reduce
+from operator import add
+
+from torchedge.expressions.indices import ZERO, Index, flatten, of
+from torchedge.expressions.scalars import Scalar, cast, reads_of, substitute
 from torchedge.lowering.building import Operand, contraction, elementwise, reduction
-from torchedge.lowering.nodes import ContractionRole, Node
+from torchedge.lowering.nodes import ContractionRole, Node, Pointwise, axes
 from torchedge.lowering.rules.registry import Result, rule
+
+LEAST_ROW = 32
+"""Elements of a sum from which on a product with a vector is computed as a reduction of rows."""
+MOST_VIEWS = 16
+"""Views and element-wise operators behind one another that are looked through for where a matrix lies."""
 
 
 @rule("mm", "bmm")
@@ -40,6 +48,13 @@ def _product(a: Node, b: Node, dtype: str) -> Node:
 
     if not dtype.startswith("float"):
         return reduction((*shape, inner), (len(shape),), "matmul", term)
+    if (step := _step_of_rows(a, b)) is not None:
+
+        def steps(*indices: Index) -> Scalar:
+            *out, over = indices
+            return reduce(add, [term(*out, over * step + k) for k in range(step)])
+
+        return reduction((*shape, inner // step), (len(shape),), "matmul", steps)
     roles: list[ContractionRole] = [*["batch"] * len(batch), "row", "col"]  # type: ignore[list-item]
     return contraction(
         shape,
@@ -49,6 +64,43 @@ def _product(a: Node, b: Node, dtype: str) -> Node:
         lambda out, over: b.at(*out[:-2], over[0], out[-1]),
         dtype,
     )
+
+
+def _step_of_rows(a: Node, b: Node) -> int | None:
+    """Return whether a product reads a vector, and each column or row of a matrix from one place onwards.
+
+    It is then as fast as the matrix can be read if each sum is shared by work-items that stand side by side.
+    The step is the number of elements of a sum in one number of memory: two where they are packed.
+    """
+    inner = a.shape[-1]
+    if inner < LEAST_ROW or (a.shape[-2] == 1) == (b.shape[-1] == 1):
+        return None
+    (axis,) = axes((inner,), "k")
+    for step in (1, 2):
+        over = of(axis) * step
+        if a.shape[-2] == 1:
+            element = b.at(*[ZERO] * (len(b.shape) - 2), over, ZERO)
+        else:
+            element = a.at(*[ZERO] * (len(a.shape) - 1), over)
+        if inner % step == 0 and _position(element).terms == ((axis, 1),):
+            return step
+    return None
+
+
+def _position(element: Scalar) -> Index:
+    """Return where an element lies in the largest tensor in memory that it is computed from."""
+    reads = reads_of(element)
+    for _ in range(MOST_VIEWS):
+        inlined = [read for read in reads if isinstance(read.tensor, Pointwise)]
+        if not inlined:
+            break
+        reads = [read for read in reads if read not in inlined]
+        for read in inlined:
+            assert isinstance(read.tensor, Pointwise)
+            moved = dict(zip(read.tensor.axes, read.indices, strict=True))
+            reads += reads_of(substitute(read.tensor.body, moved))
+    largest = max(reads, key=lambda read: read.tensor.numel, default=None)
+    return ZERO if largest is None else flatten(largest.indices, largest.tensor.shape)
 
 
 def _added(result: Result, input: Operand, product: Node, beta: float, alpha: float) -> Node:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -228,13 +229,15 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
     """Count the work of a graph as plain numbers, see `count_work`."""
     counter = _Counter(graph)
     needs = gradient_needs(graph, through_stops=True)
-    for op in graph.ops:
+    ends = _ends_of_second_runs(graph, needs)
+    for position, op in enumerate(graph.ops):
         work = spec_of(op.kind).work
         if work is Work.NONE or not op.outputs or _bookkeeping(graph, op):
             continue
         counter.trained = is_differentiated(op, needs, through_stops=True)
         repeated = op.region and not op.stored and graph.loss is not None
-        counter.runs = 2 + len(op.outer) if counter.trained and repeated else 1
+        around = sum(position < ends.get(outer, len(graph.ops)) for outer in op.outer)
+        counter.runs = 2 + around if counter.trained and repeated else 1
         dtype = graph.values[op.outputs[0]].dtype
         counter.dtype = dtype if dtype in _HALF else "float32"
         _COUNTS[work](counter, op, counter.trained, needs)
@@ -249,6 +252,25 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         list(counter.launches.values()),
         counter.multiply_adds,
     )
+
+
+def _ends_of_second_runs(graph: ForwardGraph, needs: list[bool]) -> dict[int, int]:
+    """Return where the second run of each region around others ends, as a position in the graph.
+
+    PyTorch stops it at the last tensor that autograd keeps there: a region inside keeps what it reads alone,
+    before it runs. One with re-entry runs to its end.
+    """
+    ends: dict[int, int] = {}
+    begins: dict[int, int] = {}
+    for position, op in enumerate(graph.ops):
+        path = (*op.outer, op.region)
+        for outer, inner in pairwise(path):
+            if outer > 0:
+                ends[outer] = begins.setdefault(inner, position)
+        keeps = op.footprint is None or bool(op.footprint.saved)
+        if op.region in ends and keeps and is_differentiated(op, needs):
+            ends[op.region] = position + 1
+    return ends
 
 
 def _bookkeeping(graph: ForwardGraph, op: Op) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ def _row(
 
 def export_point(job: Mapping[str, Any], mode: Mode, batch: int, device: Device, folder: Path) -> Bundle:
     """Write the step of a point as a bundle."""
-    model = cast(torch.nn.Module, set_up(PROBE.build(job["build"]), job))
+    model = set_up(PROBE.build(job["build"]), job)
     example = torch.zeros(batch, *job["input_size"])
     step = TrainingStep()
     if mode == "train":

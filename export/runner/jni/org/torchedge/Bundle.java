@@ -2,6 +2,7 @@ package org.torchedge;
 
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
 
 /**
  * An exported bundle on an OpenCL device: it runs, streams and trains there. The functions are those of torchedge.h,
@@ -26,12 +27,26 @@ public final class Bundle implements AutoCloseable {
     return text(describe(opened()));
   }
 
-  public synchronized void setInput(String name, ByteBuffer array) {
-    setInput(opened(), bytes(name), direct(array), array.limit());
+  public void setInput(String name, ByteBuffer array) {
+    setInput(null, name, array);
   }
 
-  public synchronized void step() {
-    step(opened());
+  public synchronized void setInput(String method, String name, ByteBuffer array) {
+    setInput(opened(), bytes(method), bytes(name), direct(array), array.limit());
+  }
+
+  public void step() {
+    step(null);
+  }
+
+  public synchronized void step(String method) {
+    step(opened(), bytes(method));
+  }
+
+  /** Return at most `most` tokens that follow a prompt. temperature 0: the most likely ones; topP, topK 0: of all. */
+  public synchronized long[] generate(long[] prompt, int most, double temperature, double topP, long topK, long seed, long... stop) {
+    long[] tokens = new long[most];
+    return Arrays.copyOf(tokens, generate(opened(), prompt, tokens, temperature, topP, topK, seed, stop));
   }
 
   public synchronized void getOutput(String name, ByteBuffer array) {
@@ -48,10 +63,6 @@ public final class Bundle implements AutoCloseable {
 
   public synchronized void load(String path) {
     load(opened(), bytes(path));
-  }
-
-  public synchronized String figures() {
-    return text(figures(opened()));
   }
 
   public synchronized String check() {
@@ -88,9 +99,11 @@ public final class Bundle implements AutoCloseable {
 
   private static native byte[] describe(long handle);
 
-  private static native void setInput(long handle, byte[] name, ByteBuffer array, long nbytes);
+  private static native void setInput(long handle, byte[] method, byte[] name, ByteBuffer array, long nbytes);
 
-  private static native void step(long handle);
+  private static native void step(long handle, byte[] method);
+
+  private static native int generate(long handle, long[] prompt, long[] tokens, double temperature, double topP, long topK, long seed, long[] stop);
 
   private static native void getOutput(long handle, byte[] name, ByteBuffer array, long nbytes);
 
@@ -99,8 +112,6 @@ public final class Bundle implements AutoCloseable {
   private static native void save(long handle, byte[] path);
 
   private static native void load(long handle, byte[] path);
-
-  private static native byte[] figures(long handle);
 
   private static native byte[] check(long handle);
 

@@ -63,7 +63,7 @@ public final class StepsActivity extends Activity {
       JSONObject output = description.getJSONArray("outputs").getJSONObject(0);
       for (int step = 0; step < STEPS && !stopped; step++) {
         bundle.step();
-        String line = "step " + step + ": " + new JSONObject(bundle.figures()).getDouble("step_ms") + " ms";
+        String line = "step " + step + ": " + new JSONObject(bundle.describe()).getJSONObject("figures").getDouble("step_ms") + " ms";
         if (trains && output.getString("dtype").equals("float32")) {
           ByteBuffer loss = buffer(output);
           bundle.getOutput(output.getString("name"), loss);
