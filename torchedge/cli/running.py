@@ -282,7 +282,8 @@ def _check_over(options: SimpleNamespace, bundles: int) -> None:
         )
     if bundles > 1:
         raise InputError(f"{bundles} bundles are given with --over; expected one: run them one by one")
-    refuse_given((*_HOST_OPTIONS, "method", "prompt_ids"), "with --over, which runs steps of the first method: omit it")
+    others = (*_HOST_OPTIONS, "method", "prompt_ids")
+    refuse_given(others, "with --over, which runs steps of the first method: omit it")
 
 
 def _check_text(options: SimpleNamespace) -> None:
