@@ -34,6 +34,7 @@ from torchedge.expressions.scalars import (
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.building import view
 from torchedge.lowering.nodes import (
+    PACKED,
     Contraction,
     Node,
     Pointwise,
@@ -56,8 +57,6 @@ MOST_TENSORS = 48
 """Tensors that a kernel which others join reads or writes."""
 MOST_EXTRA_WORK = 24
 """Arithmetic operations an element that may be spent again to spare a tensor its way through memory."""
-PACKED = ("int8", "uint8")
-"""Types of integers that hold one element or several."""
 OPERAND_BLOCKS: dict[Kind, int] = {"panel": 128, "local": 64, "register": 4}
 """Rows or columns for which a schedule of a contraction reads an element of an operand once."""
 ACCUMULATED = "acc"

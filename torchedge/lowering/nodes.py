@@ -27,6 +27,10 @@ def axes(sizes: Sequence[int], letter: str = "i") -> tuple[Axis, ...]:
     return tuple([Axis(f"{letter}{next(_numbers)}", size) for size in sizes])
 
 
+PACKED = ("int8", "uint8")
+"""Types of integers that hold one element of a quantised weight or several."""
+
+
 @dataclass(eq=False, repr=False)
 class Node:
     """A tensor: logical shape and dtype. `scope` is the module path of the operator that made it."""

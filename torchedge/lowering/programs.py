@@ -89,7 +89,7 @@ class Kernel:
     """One OpenCL C 1.2 kernel: `source` defines exactly one `__kernel` called `name`.
 
     access: use of each argument, in order. kind: the node it comes from. load_class: of its
-    kind: contractions are reusable, kernels over rows hierarchical, all others elemental. checks: it has
+    kind: products are reusable, other kernels over rows hierarchical, all others elemental. checks: it has
     one more argument, an int buffer of 4 elements that it writes (1 + the argument's position, index, low,
     high) when an access lies outside a tensor. sizes: number of int arguments behind all others, whose values
     a launch has (extents, strides, offsets of its tensors). in_place: (argument read, argument written) that

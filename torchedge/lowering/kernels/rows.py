@@ -312,7 +312,7 @@ def write_rows(
         reference if nest.stages else f"element by element for {group.scope or 'the step'}",
         group.scope,
         text.group * sum(a.nbytes for a in text.shared),
-        "hierarchical" if nest.stages else "elemental",
+        "elemental" if not nest.stages else "reusable" if name == "matmul" else "hierarchical",
         attributes,
     )
 

@@ -6,9 +6,9 @@ from functools import reduce
 from operator import add
 
 from torchedge.expressions.indices import ZERO, Index, flatten, of
-from torchedge.expressions.scalars import Scalar, cast, reads_of, substitute
+from torchedge.expressions.scalars import Read, Scalar, cast, reads_of, substitute
 from torchedge.lowering.building import Operand, contraction, elementwise, reduction
-from torchedge.lowering.nodes import ContractionRole, Node, Pointwise, axes
+from torchedge.lowering.nodes import PACKED, ContractionRole, Node, Pointwise, axes
 from torchedge.lowering.rules.registry import Result, rule
 
 LEAST_ROW = 32
@@ -67,10 +67,10 @@ def _product(a: Node, b: Node, dtype: str) -> Node:
 
 
 def _step_of_rows(a: Node, b: Node) -> int | None:
-    """Return whether a product reads a vector, and each column or row of a matrix from one place onwards.
+    """Return the step of sums over a quantised matrix whose elements lie side by side; None: another product.
 
-    It is then as fast as the matrix can be read if each sum is shared by work-items that stand side by side.
-    The step is the number of elements of a sum in one number of memory: two where they are packed.
+    A product with such a vector is as fast as the matrix can be read if work-items that stand side by side
+    share each sum. The step is the number of elements in one number of memory: two where they are packed.
     """
     inner = a.shape[-1]
     if inner < LEAST_ROW or (a.shape[-2] == 1) == (b.shape[-1] == 1):
@@ -82,13 +82,17 @@ def _step_of_rows(a: Node, b: Node) -> int | None:
             element = b.at(*[ZERO] * (len(b.shape) - 2), over, ZERO)
         else:
             element = a.at(*[ZERO] * (len(a.shape) - 1), over)
-        if inner % step == 0 and _position(element).terms == ((axis, 1),):
+        read = _largest_read(element)
+        if read is None or read.tensor.dtype not in PACKED:
+            return None
+        position = flatten(read.indices, read.tensor.shape)
+        if inner % step == 0 and position.terms == ((axis, 1),):
             return step
     return None
 
 
-def _position(element: Scalar) -> Index:
-    """Return where an element lies in the largest tensor in memory that it is computed from."""
+def _largest_read(element: Scalar) -> Read | None:
+    """Return the read of the largest tensor in memory that an element is computed from."""
     reads = reads_of(element)
     for _ in range(MOST_VIEWS):
         inlined = [read for read in reads if isinstance(read.tensor, Pointwise)]
@@ -99,8 +103,7 @@ def _position(element: Scalar) -> Index:
             assert isinstance(read.tensor, Pointwise)
             moved = dict(zip(read.tensor.axes, read.indices, strict=True))
             reads += reads_of(substitute(read.tensor.body, moved))
-    largest = max(reads, key=lambda read: read.tensor.numel, default=None)
-    return ZERO if largest is None else flatten(largest.indices, largest.tensor.shape)
+    return max(reads, key=lambda read: read.tensor.numel, default=None)
 
 
 def _added(result: Result, input: Operand, product: Node, beta: float, alpha: float) -> Node:
