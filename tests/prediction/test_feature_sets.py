@@ -186,7 +186,7 @@ def test_no_model_is_named():
 def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(InputError, match="did you mean perf4sight"):
         features(one_convolution(), 1, feature_set="perf4sigth")
-    with pytest.raises(InputError, match="there are: perf4sight, perf4sight-infer"):
+    with pytest.raises(InputError, match="expected one of perf4sight, perf4sight-infer"):
         find_feature_set("nonsense")
     with pytest.raises(InputError, match="did you mean mem_w_grad"):
         _ = features(one_convolution(), 1)["mem_w_grads"]

@@ -117,16 +117,22 @@ def test_a_full_disk_is_one_line(native, training, batch, tmp_path):
     write_tensors(inputs, batches_of(bundle, [tensor.numpy() for tensor in batch], 1)[0])
     words = [training, "--device", native.device, "--inputs", inputs]
     assert native.start(*words).returncode == 0  # compiled programs are in the cache
-    for option in ("--save", "--outputs"):
-        state.write_bytes(OLD)
-        done = subprocess.run(
-            [str(word) for word in (native.program, *words, option, state, "--cache", native.cache)],
+
+    def start(*more):
+        return subprocess.run(
+            [str(word) for word in (native.program, *words, *more, "--cache", native.cache)],
             env={**os.environ, **native.environment}, capture_output=True, text=True, check=False,
             preexec_fn=lambda: (
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
                 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)),
             ),
         )  # fmt: skip
+
+    if start().returncode:
+        pytest.skip("the driver writes files of its own when it takes a compiled program")
+    for option in ("--save", "--outputs"):
+        state.write_bytes(OLD)
+        done = start(option, state)
         assert done.returncode == 2 and "cannot be written" in done.stderr, done.stderr
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1 and state.read_bytes() == OLD  # a driver may have lines of its own

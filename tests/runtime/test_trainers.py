@@ -402,8 +402,8 @@ def test_what_is_no_optimizer_is_refused():
     for wrong, message in (
         ("adam", r"optimizer is 'adam'; expected one .*torch.optim.Adam\(model.parameters\(\)\)$"),
         (several, r"optimizer is a list of 2; .*A GAN, .*docs/recipes.md"),
-        (None, "optimizer is None; expected a name"),
-        (torch.optim.Adam, "optimizer is the class Adam; expected a name"),
+        (None, "optimizer is None; expected an object such as torch.optim.Adam"),
+        (torch.optim.Adam, "optimizer is the class Adam; expected an object such as torch.optim.Adam"),
     ):
         with pytest.raises(InputError, match=message):
             torchedge.Trainer(

@@ -78,7 +78,7 @@ def test_any_bytes_give_a_document_or_a_profile_error(data):
         (parse_json, '{"a": 1e999}', "finite"),
         (parse_json, '{"a": 1, "a": 2}', "twice"),
         (parse_json, "[" * 100_000, "nested too deep"),
-        (parse_json, "[1]", "expected an object"),
+        (parse_json, "[1]", "expected a JSON object"),
         (parse_json, '{"a": ' + "9" * 5000 + "}", "f.x"),
     ],
 )

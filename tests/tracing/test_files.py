@@ -158,7 +158,7 @@ def resize(size):
         (resize({"as_expr": {"expr_str": "__import__('os').abort()"}}), ""),
         (lambda d: d.pop("graph_module"), "not understood"),
         (lambda d: b"{" * 100_000, "JSON"),
-        (lambda d: b"[1]", "expected an object"),
+        (lambda d: b"[1]", "holds a list, expected a JSON object"),
         (lambda d: b'{"a":[' + b"[]," * 3_000_000 + b"[]]}", "values, expected at most"),
         (resize({"as_int": 2**41}), "elements"),
         (resize({"as_int": 10**30}), "64 bits"),

@@ -99,11 +99,11 @@ def test_unusable_configurations_are_refused_by_what_is_wrong(write, entries, wo
 
 
 def test_files_that_are_no_configurations_are_refused(tmp_path):
-    for text, words in ((b'{"a":', "not valid JSON"), (b"[1]", "expected an object"), (b"\xff", "UTF-8")):
+    for text, words in ((b'{"a":', "not valid JSON"), (b"[1]", "expected a JSON object"), (b"\xff", "UTF-8")):
         (tmp_path / "config.json").write_bytes(text)
         with pytest.raises(InputError, match=words):
             load_model(f"hf:{tmp_path}")
-    with pytest.raises(InputError, match=r"cannot be read.*config\.json of transformers"):
+    with pytest.raises(InputError, match=r"there is no file .*config\.json of transformers"):
         load_model(f"hf:{tmp_path}/nothing.json")
     with pytest.raises(InputError, match="names no file"):
         load_model("hf:")
