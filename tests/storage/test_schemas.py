@@ -174,7 +174,7 @@ def test_files_read_back_and_are_bounded(name, tmp_path):
         codec.write(tmp_path / file, noun)
         assert codec.document(codec.read(tmp_path / file)) == document
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    for text, says in ((b"[]", "expected a JSON object"), (b" " * (codec.max_bytes + 1), "unpacks to more than")):
+    for text, says in ((b"[]", "holds a list"), (b" " * (codec.max_bytes + 1), "unpacks to more than")):
         (tmp_path / "c.json.gz").write_bytes(gzip.compress(text))
         with pytest.raises(ProfileError, match=rf"c\.json\.gz.*{says}"):
             codec.read(tmp_path / "c.json.gz")
