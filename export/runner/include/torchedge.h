@@ -50,7 +50,7 @@ TORCHEDGE_API int torchedge_open(const char *folder, const torchedge_options *op
 /* The model, methods, inputs, outputs, parameters, states, hyperparameters and the device, as JSON, and "figures":
  * steps, times in ms (median and quartiles: of the last 1,000 steps), bytes allocated on the device, compiled and
  * cached programs, the process's largest resident set until kernels were built and until now. Valid until the next
- * call of this function on the handle. */
+ * call of this function in the same thread. */
 TORCHEDGE_API const char *torchedge_describe(torchedge_bundle *handle);
 
 /* Copy an array to an input, where it stays until it is set again. method: whose input; NULL: the first one's.

@@ -13,7 +13,7 @@ using namespace torchedge;
 struct torchedge_bundle {
   std::mutex lock;
   std::unique_ptr<Executor> executor;
-  std::string error, description, checked;
+  std::string error, checked;
 };
 
 namespace {
@@ -159,8 +159,9 @@ int torchedge_open(const char* folder, const torchedge_options* options, torched
 }
 
 const char* torchedge_describe(torchedge_bundle* handle) {
-  int code = call(handle, [&](Executor& executor) { return handle->description = describe(executor), Status(); });
-  return code == 0 ? handle->description.c_str() : "{}";
+  static thread_local std::string described;  // another thread may ask for the handle's meanwhile
+  int code = call(handle, [&](Executor& executor) { return described = describe(executor), Status(); });
+  return code == 0 ? described.c_str() : "{}";
 }
 
 int torchedge_set_input(torchedge_bundle* handle, const char* method, const char* name, const void* data, size_t nbytes) {
