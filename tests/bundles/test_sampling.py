@@ -1,91 +1,66 @@
-"""Drawn tokens follow docs/bundle-format.md to the letter: the same numbers, written from the page alone."""
+"""Drawn tokens follow docs/language-models.md to the letter: the same ones, written from the page alone."""
 
 import math
 
 import numpy as np
 import pytest
 
-from torchedge.bundles.generation import Sampling
-
-WORD, LONG, WIDE = 2**32 - 1, 2**64 - 1, 2**128 - 1
+from torchedge.bundles.generation import Generator, Sampling
 
 
-class Numbers:
-    """The uniform numbers of a seed."""
-
-    def __init__(self, seed):
-        words = [seed >> 32 * n & WORD for n in range(max(1, -(-seed.bit_length() // 32)))]
-        self.constant = 0x43B0D7E5
-        pool = [self.hashed(word) for word in (words + [0] * 4)[:4]]
-        for source in range(4):
-            for target in range(4):
-                if source != target:
-                    pool[target] = mixed(pool[target], self.hashed(pool[source]))
-        for word in words[4:]:
-            pool = [mixed(own, self.hashed(word)) for own in pool]
-        state, constant = [], 0x8B51F9DD
-        for n in range(8):
-            word = pool[n % 4] ^ constant
-            constant = constant * 0x58F38DED & WORD
-            word = word * constant & WORD
-            state.append(word ^ word >> 16)
-        first, second, third, fourth = (state[n] | state[n + 1] << 32 for n in range(0, 8, 2))
-        self.step = ((third << 64 | fourth) << 1 | 1) & WIDE
-        self.state = 0
-        self.advance()
-        self.state = self.state + (first << 64 | second) & WIDE
-        self.advance()
-
-    def hashed(self, word):
-        word ^= self.constant
-        self.constant = self.constant * 0x931E8875 & WORD
-        word = word * self.constant & WORD
-        return word ^ word >> 16
-
-    def advance(self):
-        self.state = self.state * 0x2360ED051FC65DA44385DF649FCCF645 + self.step & WIDE
-
-    def next(self):
-        self.advance()
-        word, turn = self.state >> 64 ^ self.state & LONG, self.state >> 122
-        return ((word >> turn | word << (-turn & 63) & LONG) >> 11) / 2**53
+def numbers(seed):
+    state = seed
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) & 2**64 - 1
+        word = state
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            word = (word ^ word >> shift) * factor & 2**64 - 1
+        yield ((word ^ word >> 31) >> 11) / 2**53
 
 
-def mixed(one, other):
-    word = 0xCA01F9DD * one - 0x4973F715 * other & WORD
-    return word ^ word >> 16
+def weight(score):
+    n = round(score * float.fromhex("0x1.71547652b82fep+0"))
+    r = score - n * float.fromhex("0x1.62e42feep-1") - n * float.fromhex("0x1.a39ef35793c76p-33")
+    s = 1.0
+    for k in range(13, 0, -1):
+        s = 1 + s * r / k
+    return 0.0 if score < -700 else s * 2.0**n
 
 
-def drawn(logits, temperature, top_k, top_p, number):
-    scores = [float(value) / temperature for value in logits]
+def drawn(logits, temperature, top_k, top_p, u):
+    largest = max(map(float, logits))
+    scores = {token: (float(value) - largest) / temperature for token, value in enumerate(logits)}
     if top_k is not None and top_k < len(scores):
-        least = sorted(scores, reverse=True)[top_k - 1]
-        scores = [score if score >= least else -math.inf for score in scores]
-    order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
-    likely = [math.exp(scores[token] - scores[order[0]]) for token in order]
-    whole, sums, total = math.fsum(likely), [], 0.0
-    for weight in likely:
-        total += weight / whole
+        least = sorted(scores.values(), reverse=True)[top_k - 1]
+        scores = {token: score for token, score in scores.items() if score >= least}
+    order = sorted(scores, key=lambda token: (-scores[token], token))
+    sums, total = [], 0.0
+    for token in order:
+        total += weight(scores[token])
         sums.append(total)
-    kept = len(sums)
     if top_p is not None:
-        kept = min(kept, sum(value < top_p for value in sums) + 1)
-    chosen = sum(value <= number * sums[kept - 1] for value in sums[:kept])
-    return order[min(chosen, kept - 1)]
+        sums = sums[: 1 + next(n for n, value in enumerate(sums) if value >= top_p * sums[-1])]
+    return next(token for token, value in zip(order, sums, strict=False) if value > u * sums[-1])
 
 
-@pytest.mark.parametrize("seed", [0, 1, 7, 2**32 + 5, 2**200 + 3])
-def test_numbers_are_those_of_the_page(seed):
-    numbers, generator = Numbers(seed), np.random.default_rng(seed)
-    assert [numbers.next() for _ in range(20)] == generator.random(20).tolist()
+def test_numbers_are_those_of_the_published_generator():
+    # Vigna's splitmix64.c, begun with 1234567: its first words.
+    words = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    generator = Generator(1234567)
+    assert [generator.random() for _ in words] == [(word >> 11) / 2**53 for word in words]
+
+
+def test_weights_are_exponentials_to_the_last_bits():
+    for score in np.linspace(-699, 0, 500):
+        assert weight(score) == pytest.approx(math.exp(score), rel=1e-15)
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 5])
 @pytest.mark.parametrize("top_p", [None, 0.5, 1.0])
 def test_tokens_are_those_of_the_page(top_k, top_p):
     logits = np.random.default_rng(3).normal(size=50).astype(np.float32).round(1)  # with equal ones
-    numbers, generator = Numbers(11), np.random.default_rng(11)
-    for _ in range(50):
-        wanted = drawn(logits, 0.7, top_k, top_p, numbers.next())
+    generator = Generator(11)
+    for _, u in zip(range(200), numbers(11), strict=False):
+        wanted = drawn(logits, 0.7, top_k, top_p, u)
         assert Sampling(0.7, top_k, top_p).draw(logits, generator) == wanted
     assert Sampling().draw(logits, generator) == logits.tolist().index(logits.max())
