@@ -219,13 +219,19 @@ def _undampened_at_first(build: _UpdateBuilder, dampening: float) -> int:
     return build("rsub", build("mul", later, dampening), 1.0)
 
 
+def _either_decayed(
+    build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int
+) -> tuple[int, int]:
+    """Return value and gradient with the weight decay in the first one (decoupled) or in the second one."""
+    if group.get("decoupled_weight_decay") and group["weight_decay"]:
+        factor = build("rsub", build("mul", lr, float(group["weight_decay"])), 1.0)
+        return build("mul", value, Ref(factor)), gradient
+    return value, _decayed(build, group, value, gradient)
+
+
 def _adam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
-    (beta1, beta2), eps, decay = group["betas"], float(group["eps"]), float(group["weight_decay"])
-    if decay and group.get("decoupled_weight_decay"):
-        factor = build("rsub", build("mul", lr, decay), 1.0)
-        value = build("mul", value, Ref(factor))
-    elif decay:
-        gradient = build("add", gradient, Ref(value), alpha=decay)
+    (beta1, beta2), eps = group["betas"], float(group["eps"])
+    value, gradient = _either_decayed(build, group, lr, value, gradient)
     _, step = build.counter("step", float(build.existing.get("step", 0.0)))
     first, second = build.state("exp_avg", value), build.state("exp_avg_sq", value)
     mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
@@ -323,11 +329,7 @@ def _adamax(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: 
 
 def _nadam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
     (beta1, beta2), (_, step) = group["betas"], _counted(build)
-    if group["decoupled_weight_decay"] and group["weight_decay"]:
-        factor = build("rsub", build("mul", lr, float(group["weight_decay"])), 1.0)
-        value = build("mul", value, Ref(factor))
-    else:
-        gradient = _decayed(build, group, value, gradient)
+    value, gradient = _either_decayed(build, group, lr, value, gradient)
 
     def momentum(steps: int) -> int:
         decay = build("exp", build("mul", steps, math.log(0.96) * float(group["momentum_decay"])))
@@ -351,11 +353,7 @@ def _nadam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: i
 
 def _radam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
     (beta1, beta2), (_, step) = group["betas"], _counted(build)
-    if group["decoupled_weight_decay"] and group["weight_decay"]:
-        factor = build("rsub", build("mul", lr, float(group["weight_decay"])), 1.0)
-        value = build("mul", value, Ref(factor))
-    else:
-        gradient = _decayed(build, group, value, gradient)
+    value, gradient = _either_decayed(build, group, lr, value, gradient)
     first = build.state("exp_avg", value)
     mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
     root = build(
