@@ -86,6 +86,19 @@ def test_an_inference_computes_what_the_dequantised_model_computes(model, format
     assert abs(output - exact).max() <= 4 * single
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("format", "group", "zero_points"), FORMATS)
+def test_a_product_with_a_vector_reads_its_matrix_as_it_lies(target, format, group, zero_points):
+    quantized = torchedge.quantize(nn.Linear(256, 96), format, group=group, zero_points=zero_points)
+    programs = [
+        lower_inference(capture_model(quantized, torch.zeros(rows, 256)), TARGETS[target]).program
+        for rows in (1, 600)
+    ]
+    vector, matrix = ([kernel for kernel in p.kernels if kernel.kind == "matmul"] for p in programs)
+    assert [kernel.name.split("_")[0] for kernel in (*vector, *matrix)] == ["rows", "contraction"]
+    assert vector[0].load_class == matrix[0].load_class == "reusable"  # weights stream beside both
+
+
 @pytest.mark.parametrize("rows", [1, 600])
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_tensor_of_a_program_holds_weights_that_are_unpacked(model, target, rows):

@@ -75,8 +75,8 @@ def _step_of_rows(a: Node, b: Node) -> int | None:
     inner = a.shape[-1]
     if inner < LEAST_ROW or (a.shape[-2] == 1) == (b.shape[-1] == 1):
         return None
-    (axis,) = axes((inner,), "k")
     for step in (1, 2):
+        (axis,) = axes((inner // step,), "k")
         over = of(axis) * step
         if a.shape[-2] == 1:
             element = b.at(*[ZERO] * (len(b.shape) - 2), over, ZERO)
@@ -95,14 +95,16 @@ def _largest_read(element: Scalar) -> Read | None:
     """Return the read of the largest tensor in memory that an element is computed from."""
     reads = reads_of(element)
     for _ in range(MOST_VIEWS):
-        inlined = [read for read in reads if isinstance(read.tensor, Pointwise)]
-        if not inlined:
+        below: list[Read] = []
+        for read in reads:
+            if isinstance(read.tensor, Pointwise):
+                moved = dict(zip(read.tensor.axes, read.indices, strict=True))
+                below += reads_of(substitute(read.tensor.body, moved))
+            else:
+                below.append(read)
+        if below == reads:
             break
-        reads = [read for read in reads if read not in inlined]
-        for read in inlined:
-            assert isinstance(read.tensor, Pointwise)
-            moved = dict(zip(read.tensor.axes, read.indices, strict=True))
-            reads += reads_of(substitute(read.tensor.body, moved))
+        reads = below
     return max(reads, key=lambda read: read.tensor.numel, default=None)
 
 
