@@ -86,8 +86,8 @@ class LatencyModel:
     their work in it (`Analysis.work_under`). excess: how much slower matrix products compute than the
     coefficients say, in log, where these were scaled to another device or precision. host: times as long as
     the coefficients say that a launch takes on the host in use. matrices: the model of steps that mostly
-    multiply matrices (transformers), where one was fitted apart. spread: half-width in log of an interval
-    around the described steps in which those lie that are predicted.
+    multiply matrices (transformers), where one was fitted apart. spread: half-width in log of the
+    interval in which the predicted steps lie around the described ones (compiled ones around eager ones).
     """
 
     coefficients: FloatArray
