@@ -59,6 +59,22 @@ def test_weights_stream_within_the_plan_s_memory_with_the_executor_s_bits(native
     assert "use a limit of at least" in native.refusal(*words, "--memory-limit", str(total // 2))
 
 
+@pytest.mark.parametrize("kind", ["methods", "training", "accumulation"])
+def test_streams_that_the_runner_does_not_run_are_named(native, tmp_path, kind):
+    torch.manual_seed(0)
+    model, numbers = Deep().eval().requires_grad_(False), torch.randint(0, 300, (2, 5))
+    model.layers[0].bias.requires_grad_(kind != "methods")
+    calls = {"one": (model, numbers), "two": (model, numbers[:1])} if kind == "methods" else model
+    optimizer = torch.optim.SGD([model.layers[0].bias], lr=0.1)
+    step = {"memory_limit": LIMIT} if kind == "methods" else {
+        "example": numbers, "mode": "train", "loss": lambda y: y.square().mean(), "optimizer": optimizer,
+        "accumulation": 1 + (kind == "accumulation"), "memory_limit": "700KiB",
+    }  # fmt: skip
+    bundle = torchedge.export(calls, out=tmp_path / "bundle", device="local-cpu", onnx=False, **step)
+    assert bundle.schedules
+    assert "run it in Python" in native.refusal(bundle.path, "--device", native.device)
+
+
 @pytest.mark.parametrize("file", ["weights.safetensors", "streaming_plan.json"])
 def test_changed_files_are_refused(native, streaming, tmp_path, file):
     folder = tmp_path / "copied"
