@@ -135,16 +135,10 @@ def _profile_over(
     *, kernels: bool, streaming: bool,
 ) -> None:  # fmt: skip
     """Make the profile of a device without Python, or parts of it; print what to do next."""
-    from torchedge.devices import LOCAL_DEVICE, find_device
+    from torchedge.devices import LOCAL_DEVICE
     from torchedge.devices.device import NAME
     from torchedge.profiling.campaigns.transports import open_transport
-    from torchedge.profiling.kernel_cases import cases
-    from torchedge.profiling.kernel_fitting import figures_of, fit_kernels
-    from torchedge.profiling.kernel_measuring import RemoteBench, measure_kernels
-    from torchedge.profiling.load_fitting import fit_device_loads
-    from torchedge.profiling.profile_folders import write_profile
-    from torchedge.profiling.remote_devices import ask_device, describe_there
-    from torchedge.profiling.remote_loads import RemoteLoads, measure_loads_there
+    from torchedge.profiling.remote_profiles import profile_there
     from torchedge.profiling.remote_runs import RemoteRunner
     from torchedge.storage import cache_folder, user_folder
     from torchedge.storage.documents import writing
@@ -162,49 +156,31 @@ def _profile_over(
         raise InputError("--out is given without one of --kernels and --streaming, whose rows it receives")
     assert over is not None and runner is not None
     folder = user_folder() / "profiles" / name
-    both = kernels == streaming
-    command = f"torchedge profile {name} --over {over}"
+    parts = {"kernels": kernels, "loads": streaming}
+    rows: dict[str, Path] = {}
+    for kind in [kind for kind, wanted in parts.items() if wanted or kernels == streaming]:
+        rows[kind] = out or user_folder() / kind / f"{name}{'-quick' * quick}.jsonl"
+        with writing(rows[kind].parent, "choose another --out"):
+            rows[kind].parent.mkdir(parents=True, exist_ok=True)
     with writing(folder, "set TORCHEDGE_HOME to a folder that can be written"):
         folder.mkdir(parents=True, exist_ok=True)
-    transport = open_transport(over, None, cache_folder() / "device")
-
-    def rows(kind: str) -> Path:
-        path = out or user_folder() / kind / f"{name}{'-quick' * quick}.jsonl"
-        with writing(path.parent, "choose another --out"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
-    written: dict[str, str] = {}
+    transport, command = open_transport(over, None, cache_folder() / "device"), f"torchedge profile {name}"
     with RemoteRunner(transport, runner, opencl or "") as remote, _kept():
-        there = ask_device(remote)
-        device = describe_there(folder, name, there, command)
-        if kernels or both:
-            bench, file = RemoteBench(remote, there), rows("kernels")
-            with Progress(
-                2 * sum(1 for _ in cases(bench.traits, quick=quick)), "measuring kernels"
-            ) as progress:
-                measure_kernels(file, bench, command=command, quick=quick, step=progress.begin)
-            part = figures_of(fit_kernels(file, device, folder), device)
-            device = write_profile(folder, device, {}, kernels=part)
-            written["kernels"] = str(file)
-        if streaming or both:
-            loads, file = RemoteLoads(remote, there, device), rows("loads")
-            with Progress(sum(1 for _ in loads.tasks(quick)), "measuring loads") as progress:
-                measure_loads_there(file, loads, command, quick=quick, step=progress.begin)
-            device = write_profile(folder, device, {}, loading=fit_device_loads(file, device, folder))
-            written["loads"] = str(file)
-    device = find_device(folder)
+        device = profile_there(
+            name, remote, folder, rows, command=f"{command} --over {over}", quick=quick, bar=Progress
+        )
     following = f"torchedge campaign run {name} --plan quick --over {over} --runner {runner} --out {name}" + (
         f" --opencl {opencl!r}" if opencl else ""
     )
 
     def show() -> None:
         print_device(device)
-        for kind, file in written.items():
+        for kind, file in rows.items():
             print_wrapped(f"{kind}: rows in {file}")
         print_next(following)
 
-    answer({**device_document(device), "rows": written, "next": following}, show)
+    paths = {kind: str(file) for kind, file in rows.items()}
+    answer({**device_document(device), "rows": paths, "next": following}, show)
 
 
 @contextlib.contextmanager
