@@ -8,13 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drivers.networks import drawn
 
 from torchedge.errors import KernelBuildError
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import TARGETS
 from torchedge.opencl import build_processes, compile_kernels, compiling, open_context
 from torchedge.opencl.binary_caches import MAGIC, BinaryCache, default_cache, key_of
 from torchedge.opencl.build_processes import TrialRun, process_count
 from torchedge.opencl.memory import allocate_buffer, download, upload
 from torchedge.opencl.wide_vectors import in_halves
+from torchedge.tracing.steps import capture_step
 
 cl = pytest.importorskip("pyopencl")
 
@@ -288,6 +293,18 @@ def test_512_bit_vectors_are_computed_on_every_processor(call):
 def test_only_texts_with_512_bit_vectors_are_redirected():
     assert in_halves("__kernel void a(__global float8* t) { t[0] = exp(t[0]); }") == ""
     assert "te_exp" in in_halves("__kernel void a(__global float16* t) { t[0] = exp(t[0]); }")
+
+
+@pytest.mark.parametrize("name", ["gpt", "unet"])
+def test_kernels_call_no_function_of_512_bits_that_is_not_redirected(name):
+    case = drawn(name)
+    keep = frozenset(all_rules())
+    step = capture_step(case.model, case.inputs, targets=case.targets, loss=case.loss, keep=keep).step
+    for kernel in lower(step, TARGETS["cpu"]).kernels:
+        if redirected := in_halves(kernel.source):
+            calls = set(re.findall(r"\b(?!te_|vload|vstore|get_)([a-z]\w*)\(", kernel.source))
+            calls -= {kernel.name, "reqd_work_group_size", "aligned", "sizeof", "mul_hi"}
+            assert {call for call in calls if not re.search(rf"\b{call}\b", redirected)} == set()
 
 
 def test_macros_of_the_driver_are_replaced_without_a_warning():
