@@ -16,6 +16,7 @@ import pytest
 EXAMPLES = {
     "batch_size_finder.py",
     "before_training.py",
+    "fine_tune_language_model.py",
     "fit_my_device.py",
     "latency_memory_tradeoff.py",
     "ofa_search.py",
@@ -182,6 +183,25 @@ def test_digits_are_learnt_through_opencl_as_in_pytorch(run, tmp_path, way):
     ours, theirs, difference = map(float, found.groups())
     assert min(ours, theirs) > 95 and difference <= 0.5
     assert (tmp_path / "train_on_opencl.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_language_model_learns_within_a_third_of_its_memory(run, tmp_path, monkeypatch):
+    for package in ("pyopencl", "transformers", "matplotlib"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")  # most of the time is compilation
+    for variable in ("POCL_CACHE_DIR", "TORCHEDGE_CACHE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    words = ("--layers", "1", "--length", "32", "--pretraining", "30", "--steps", "30")
+    status, out, err = run("fine_tune_language_model.py", *words)
+    assert status == 0, err
+    first, last = map(
+        float, re.search(r"^Python: +([\d.]+) in the first .*, ([\d.]+) in", out, re.M).groups()
+    )
+    assert last < first
+    limit, held = map(float, re.search(r"limit is ([\d.]+) MiB, ([\d.]+) are held", out).groups())
+    assert held <= limit and "\n    def " in out
+    assert (tmp_path / "fine_tune_language_model.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _need_streaming(*packages):

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from torchedge.searching.pruning_space import PruningSpace
     from torchedge.searching.spaces import SearchSpace
     from torchedge.streaming.planning import StreamingPlan
+    from torchedge.tracing.gguf_files import load_gguf
     from torchedge.tracing.quantizing import quantize
 
 __version__ = "0.1.0"
@@ -95,6 +96,7 @@ __all__ = [
     "fit",
     "list_devices",
     "load_bundle",
+    "load_gguf",
     "measure_operator_us",
     "plan",
     "predict",
@@ -152,6 +154,7 @@ _HOMES = {
     "torchedge.searching.driver": ("Search",),
     "torchedge.searching.spaces": ("SearchSpace",),
     "torchedge.streaming.planning": ("StreamingPlan",),
+    "torchedge.tracing.gguf_files": ("load_gguf",),
     "torchedge.tracing.quantizing": ("quantize",),
 }
 _LAZY = {name: module for module, names in _HOMES.items() for name in names}

@@ -587,6 +587,8 @@ def export_lm(
     out: str | Path,
     max_length: int,
     chunk: int = 64,
+    batch: int = 1,
+    cache_dtype: Literal["float32", "float16"] = "float32",
     quantize: Literal["int8", "int4"] | None = None,
     memory_limit: Amount | None = None,
     seed: int | None = None,
@@ -600,7 +602,8 @@ def export_lm(
 
     model: it, with its weights, left as found; or its configuration, for random weights. max_length: tokens
     of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
-    once. The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
+    once. batch: prompts that `generate` takes together. cache_dtype: "float16" halves the caches.
+    The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
     token). quantize: "int8" (a scale a row) or "int4" (a scale for 32 weights of a row) of linear layers and
     embeddings; for other groups and zero points pass a model of `torchedge.quantize`. memory_limit: of all
     that generation allocates; weights beyond it are read for every token and chunk. The other arguments and
@@ -608,7 +611,7 @@ def export_lm(
     """
     from torchedge.tracing.language_models import causal_model, methods_of
 
-    methods = methods_of(causal_model(model, quantize), max_length, chunk)
+    methods = methods_of(causal_model(model, quantize), max_length, chunk, batch, cache_dtype)
     title = name or type(next(iter(methods.values()))[0].model).__name__
     return export(
         methods,

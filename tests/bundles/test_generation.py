@@ -140,6 +140,41 @@ def test_a_kept_prefix_changes_nothing_and_is_not_computed_again(bundle, folder)
     assert calls == ["prefill"]
 
 
+@pytest.mark.parametrize("name", ["Llama", pytest.param("Mistral", marks=pytest.mark.slow)])
+def test_prompts_of_mixed_lengths_run_together_in_half_caches(name, tmp_path):
+    model, prompts = network(name), [prompt(n)[0].tolist() for n in (17, 1, 9)]
+    bundle = torchedge.export_lm(
+        model,
+        "local-cpu",
+        out=tmp_path / "lm",
+        max_length=LENGTH,
+        chunk=CHUNK,
+        batch=3,
+        cache_dtype="float16",
+    )
+    wanted = [
+        model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, pad_token_id=0)[0, len(ids) :]
+        for ids in prompts
+    ]
+    told = []
+    together = bundle.generate(prompts, 8, stream=told.append)
+    assert together == [tokens.tolist() for tokens in wanted]
+    assert list(map(list, zip(*told, strict=True))) == together
+    assert [bundle.generate(ids, 8) for ids in prompts] == together
+    longer = [ids + new for ids, new in zip(prompts, together, strict=True)]
+    bundle.generate(prompts, 8)
+    assert bundle.generate(longer[:2], 4) == [bundle.generate(ids, 4) for ids in longer[:2]]
+    settings = {"temperature": 1.5, "stop": together[0][:3]}
+    drawn = bundle.generate(prompts, 8, seed=4, **settings)
+    assert drawn == [bundle.generate(ids, 8, seed=4 + n, **settings) for n, ids in enumerate(prompts)]
+    tensors = bundle.programs["decode"].tensors
+    caches = [t for t in tensors if t.role == "state"]
+    assert {t.dtype for t in caches} == {"float16"}
+    assert all(  # no copy of a cache in float32
+        t.nbytes < 2 * caches[0].nbytes for t in tensors if t.role == "intermediate"
+    )
+
+
 def test_tokens_are_drawn_by_seed(bundle):
     settings = {"temperature": 1.5, "top_k": 20, "top_p": 0.9}
     drawn = [bundle.generate([5, 6, 7], 12, seed=seed, **settings) for seed in (1, 1, 2)]
@@ -173,7 +208,9 @@ def test_draws_follow_the_distribution_that_transformers_leaves():
         (([], 4), {}, "ids has no token"),
         (([1] * 48, 2), {}, "the caches hold 48"),
         (([1.5], 2), {}, "expected whole numbers"),
-        (([[1, 2], [3, 4]], 2), {}, "expected whole numbers in one row"),
+        (([[1, 2], [3, 4]], 2), {}, "2 prompts are given, and the bundle takes 1 at once"),
+        (([[1, 2], []], 2), {}, "ids has no token"),
+        (([[[1, 2]]], 2), {}, "expected whole numbers in one row"),
         ((5, 2), {}, "ids is"),
         (([1], 0), {}, "max_new_tokens is 0"),
         (([1], 2), {"temperature": -1}, "temperature is -1"),

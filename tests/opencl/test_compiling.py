@@ -292,7 +292,9 @@ def test_512_bit_vectors_are_computed_on_every_processor(call):
 
 def test_only_texts_with_512_bit_vectors_are_redirected():
     assert in_halves("__kernel void a(__global float8* t) { t[0] = exp(t[0]); }") == ""
-    assert "te_exp" in in_halves("__kernel void a(__global float16* t) { t[0] = exp(t[0]); }")
+    for name in ("exp", "isfinite"):
+        text = f"__kernel void a(__global float16* t) {{ t[0] = {name}(t[0]) ? t[1] : t[2]; }}"
+        assert f"#define {name} te_{name}" in in_halves(text)
 
 
 @pytest.mark.parametrize("name", ["gpt", "unet"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.bundles.generation import Sampling, Windows, generate
+from torchedge.bundles.generation import Column, Sampling, Windows, generate
 from torchedge.bundles.manifests import (
     CHECK,
     MANIFEST,
@@ -290,7 +290,7 @@ class Bundle:
 
     def generate(
         self,
-        ids: Iterable[int],
+        ids: Iterable[Any],
         max_new_tokens: int = 64,
         *,
         temperature: float = 0.0,
@@ -298,8 +298,8 @@ class Bundle:
         top_p: float | None = None,
         stop: Iterable[int] = (),
         seed: int = 0,
-        stream: Callable[[int], object] | None = None,
-    ) -> list[int]:
+        stream: Callable[[Any], object] | None = None,
+    ) -> list[Any]:
         """Return the tokens that follow a prompt, by a bundle of `torchedge.export_lm`.
 
         ids: the prompt, of any length that the caches hold; it runs in chunks. What it has in common with the
@@ -308,9 +308,13 @@ class Bundle:
         the fewest whose probabilities reach top_p. The same seed draws the same. stop: tokens that end the
         text; the one found is returned, too. stream: called with each new token.
 
+        Several prompts, of any lengths, give a list of each one's tokens: as many as the bundle's `batch`.
+        Prompt n draws by seed + n; stream gets a list, with None for texts that have ended.
+
         Raises:
             InputError: the bundle is no language model, an argument is out of range, or the tokens are more
-            than the caches hold. IndexRangeError: a token is not in the vocabulary.
+            than the caches hold, or the prompts more than the bundle takes. IndexRangeError: a token is not
+            in the vocabulary.
         """
         sampling = Sampling(temperature, top_k, top_p)
         return self.runner.generate(ids, max_new_tokens, sampling, stop, seed, stream)
@@ -438,7 +442,7 @@ class Runner:
         self._lock = threading.RLock()
         self.bundle, self.streams = bundle, bool(schedules)
         self.batches = 0
-        self.kept: tuple[int, ...] = ()
+        self.kept: tuple[Column, ...] = ()
         context = open_context(device)
         self.executors: dict[str, Executor] = {}
         placed: dict[str, Program | StreamingSchedule] = {}
@@ -517,13 +521,13 @@ class Runner:
     @serialised
     def generate(
         self,
-        ids: Iterable[int],
+        ids: Iterable[Any],
         max_new_tokens: int,
         sampling: Sampling,
         stop: Iterable[int] = (),
         seed: int = 0,
-        stream: Callable[[int], object] | None = None,
-    ) -> list[int]:
+        stream: Callable[[Any], object] | None = None,
+    ) -> list[Any]:
         """Return the tokens that follow a prompt, as `Bundle.generate` does."""
         methods = {name: self.bundle.method(name) for name in self.bundle.methods}
         ports = {name: (method.inputs, method.outputs) for name, method in methods.items()}

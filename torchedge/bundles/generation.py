@@ -14,7 +14,9 @@ from torchedge.errors import InputError, check_function, check_whole, described
 
 PREFILL, DECODE = "prefill", "decode"
 CACHES = ("keys.", "values.")
-"""How names of caches begin; they are [1, heads, tokens, width]."""
+"""How names of caches begin; they are [texts, heads, tokens, width]."""
+Column = tuple[int | None, ...]
+"""Tokens of several texts at one place; None before a text begins."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ Ports = tuple[Sequence[Port], Sequence[Port]]
 class Stepping(Protocol):
     """What runs the methods: `bundles.bundle.Runner`. kept: the tokens that its caches hold."""
 
-    kept: tuple[int, ...]
+    kept: tuple[Column, ...]
 
     def step(self, *inputs: object, method: str | None = None) -> list[npt.NDArray[Any]]:
         """Run a method and forget what is kept."""
@@ -97,10 +99,11 @@ class Stepping(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """chunk: tokens that a prefill takes; length: those that the caches hold."""
+    """chunk: tokens of a text that a prefill takes; length: those that the caches hold; texts: at once."""
 
     chunk: int
     length: int
+    texts: int = 1
 
     @classmethod
     def of(cls, methods: Mapping[str, Ports], states: Iterable[Port]) -> Windows:
@@ -108,14 +111,22 @@ class Windows:
         pair = [methods[name] for name in (PREFILL, DECODE) if name in methods]
         shapes = [[port.shape for port in inputs] for inputs, _ in pair]
         logits = [[port.shape for port in outputs if port.dtype == "float32"] for _, outputs in pair]
-        sizes = {p.shape[2] if len(p.shape) == 4 else 0 for p in states if p.name.startswith(CACHES)}
-        chunk = shapes[0][0][-1] if shapes and shapes[0] and shapes[0][0] else 0
-        takes = shapes == [[(1, tokens), (1,), (1,)] for tokens in (chunk, 1)]
+        sizes = {
+            (p.shape[0], p.shape[2]) if len(p.shape) == 4 else (0, 0)
+            for p in states
+            if p.name.startswith(CACHES)
+        }
+        texts, chunk = shapes[0][0] if shapes and shapes[0] and len(shapes[0][0]) == 2 else (0, 0)
+        begins = [(texts,)][: texts - 1]
+        takes = shapes == [[(texts, tokens), (1,), (1,), *begins] for tokens in (chunk, 1)]
         gives = all(
-            len(shape) == 1 and len(shape[0]) == 2 and shape[0][0] == 1 <= shape[0][1] for shape in logits
+            len(shape) == 1 and len(shape[0]) == 2 and shape[0][0] == texts and shape[0][1]
+            for shape in logits
         )
-        if takes and gives and len(sizes) == 1 and 0 < chunk <= min(sizes):
-            return cls(chunk, *sizes)
+        if takes and gives and texts and len(sizes) == 1:
+            held, length = sizes.pop()
+            if held == texts and 0 < chunk <= length:
+                return cls(chunk, length, texts)
         raise InputError(
             f"a bundle with the methods {', '.join(methods)} generates no text; expected one of "
             "torchedge.export_lm"
@@ -125,83 +136,106 @@ class Windows:
 def generate(
     runner: Stepping,
     windows: Windows,
-    ids: Iterable[int],
+    ids: Iterable[Any],
     max_new_tokens: int,
     sampling: Sampling,
     stop: Iterable[int],
     seed: int,
-    stream: Callable[[int], object] | None,
-) -> list[int]:
-    """Return the tokens that follow a prompt; see `Bundle.generate`."""
+    stream: Callable[[Any], object] | None,
+) -> list[Any]:
+    """Return the tokens that follow a prompt, or each of several; see `Bundle.generate`."""
     chunk, length = windows.chunk, windows.length
-    prompt = _tokens("ids", ids)
+    prompts, several = _prompts(ids)
     ends = {*_tokens("stop", stop)}
     check_whole("max_new_tokens", max_new_tokens)
     check_whole("seed", seed, 0)
     sampling.check()
     if stream is not None:
         check_function("stream", stream)
-    if not prompt:
-        raise InputError("ids has no token; expected a prompt of at least one")
-    if len(prompt) + max_new_tokens - 1 > length:
+    if len(prompts) > windows.texts:
         raise InputError(
-            f"{len(prompt)} tokens and {max_new_tokens} new ones are given, and the caches hold {length}; "
+            f"{len(prompts)} prompts are given, and the bundle takes {windows.texts} at once; expected no "
+            "more, or a bundle of torchedge.export_lm(..., batch=)"
+        )
+    most = max(map(len, prompts))
+    if most + max_new_tokens - 1 > length:
+        raise InputError(
+            f"{most} tokens and {max_new_tokens} new ones are given, and the caches hold {length}; "
             "expected fewer, or a bundle with a larger max_length"
         )
-    generator = Generator(seed)
+    rows = [[None] * (most - len(prompt)) + prompt for prompt in prompts]
+    unused = windows.texts - len(rows)  # they compute what the first text does
+    columns: list[Column] = [*zip(*rows, *[rows[0]] * unused, strict=True)]
+    begins = np.array([most - len(prompt) for prompt in prompts + [prompts[0]] * unused])
+
+    def step(part: Sequence[Column], begin: int, tokens: int) -> npt.NDArray[Any]:
+        """Run tokens at a position; return the logits that follow the last ones.
+
+        What fills up a chunk lies behind: later tokens overwrite it before any of them reads it.
+        """
+        padded = np.zeros((windows.texts, tokens), np.int64)
+        padded[:, : len(part)] = np.array([[token or 0 for token in column] for column in part]).T
+        method, kept = PREFILL if tokens > 1 else DECODE, runner.kept
+        places = np.array([begin]), np.array([len(part) - 1])
+        (logits,) = runner.step(padded, *places, *[begins][: windows.texts - 1], method=method)
+        runner.kept = kept
+        if not np.isfinite(logits.max(-1)).all():
+            raise InputError(
+                f"the logits after token {begin + len(part) - 1} are no numbers; expected weights and a "
+                "precision with which the model computes numbers: export it again"
+            )
+        return logits
+
     known = 0  # the last token is computed again: its logits are not kept
-    for before, token in zip(runner.kept, prompt[:-1], strict=False):
-        if before != token:
+    for before, column in zip(runner.kept, columns[:-1], strict=False):
+        if before != column:
             break
         known += 1
-    tokens, logits = list(prompt), np.zeros(0)
-    while known < len(prompt):
+    logits = np.zeros(0)
+    while known < most:
         begin = max(0, min(known, length - chunk))
-        part = prompt[begin : begin + chunk]
-        logits = _step(runner, part, begin, chunk)
+        part = columns[begin : begin + chunk]
+        logits = step(part, begin, chunk)
         known = begin + len(part)
-        runner.kept = tuple(prompt[:known])
-    new: list[int] = []
+        runner.kept = tuple(columns[:known])
+    generators = [Generator(seed + number) for number in range(len(prompts))]
+    new: list[list[int]] = [[] for _ in prompts]
+    ended = [False] * len(prompts)
     while True:
-        token = sampling.draw(logits, generator)
-        new.append(token)
-        tokens.append(token)
+        drawn: list[int | None] = [None] * len(prompts)
+        for number, text in enumerate(new):
+            if not ended[number]:
+                drawn[number] = token = sampling.draw(logits[number], generators[number])
+                text.append(token)
+                ended[number] = token in ends
         if stream is not None:
-            stream(token)
-        if token in ends or len(new) == max_new_tokens:
-            return new
-        kept = runner.kept
-        logits = _step(runner, [token], len(tokens) - 1, 1)
-        runner.kept = (*kept, token)
+            stream(drawn if several else drawn[0])
+        if all(ended) or max(map(len, new)) == max_new_tokens:
+            return new if several else new[0]
+        last = [text[-1] for text in new]
+        column, kept = (*last, *[last[0]] * unused), runner.kept
+        logits = step([column], len(kept), 1)
+        runner.kept = (*kept, column)
 
 
-def _step(runner: Stepping, part: list[int], begin: int, chunk: int) -> npt.NDArray[Any]:
-    """Run tokens at a position; return the logits that follow the last one.
-
-    What fills up a chunk lies behind: later tokens overwrite it before any of them reads it.
-    """
-    padded = np.zeros((1, chunk), np.int64)
-    padded[0, : len(part)] = part
-    method = PREFILL if chunk > 1 else DECODE
-    kept = runner.kept
-    (logits,) = runner.step(padded, np.array([begin]), np.array([len(part) - 1]), method=method)
-    runner.kept = kept
-    row: npt.NDArray[Any] = logits[0]
-    if not np.isfinite(row.max()):
-        raise InputError(
-            f"the logits after token {begin + len(part) - 1} are no numbers; expected weights and a "
-            "precision with which the model computes numbers: export it again"
-        )
-    return row
+def _prompts(ids: Iterable[Any]) -> tuple[list[list[int]], bool]:
+    """Return prompts, and whether they were given as several."""
+    given: Any = ids if hasattr(ids, "__array__") or not isinstance(ids, Iterable) else list(ids)
+    several = getattr(given, "ndim", 0) == 2 or (
+        isinstance(given, list)
+        and any(isinstance(item, (list, tuple)) or getattr(item, "ndim", 0) for item in given)
+    )
+    prompts = [_tokens("ids", row) for row in given] if several else [_tokens("ids", given)]
+    if not prompts or not all(prompts):
+        raise InputError("ids has no token; expected a prompt of at least one")
+    return prompts, several
 
 
-def _tokens(name: str, ids: Iterable[int]) -> list[int]:
+def _tokens(name: str, ids: Any) -> list[int]:  # noqa: ANN401 - whatever users give
     try:
         array = np.asarray(ids if hasattr(ids, "__array__") else list(ids))
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} is {described(ids)}; expected numbers of tokens") from error
-    if array.ndim == 2 and array.shape[0] == 1:
-        array = array[0]
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InputError(
             f"{name} has shape {array.shape} and dtype {array.dtype}; expected whole numbers in one row"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torchedge.expressions.functions import BINARY, UNARY
 
-_ONE = (*UNARY, "rint", "fabs", "isinf", "abs")
+_ONE = (*UNARY, "rint", "fabs", "isinf", "isfinite", "abs")
 _TWO = (*BINARY, "pow", "max", "min")
 _WIDE = re.compile(
     r"\b(?:float16|int16|uint16|double8|double16|long8|long16|half16)\b|_half16\b|convert_\w+16\b"
@@ -58,7 +58,7 @@ def _overloads(name: str) -> Iterator[str]:
             result = kind
             if name == "abs":
                 result = "uint"
-            elif name == "isinf":
+            elif name in ("isinf", "isfinite"):
                 result = "long" if kind == "double" and width > 1 else "int"
             sized, returned = (word + (str(width) if width > 1 else "") for word in (kind, result))
             parameters = ", ".join(f"{sized} {letter}" for letter in "ab"[:count])

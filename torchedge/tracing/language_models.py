@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import CaptureError, InputError, check_whole, described, first_line, needed
+from torchedge.errors import (
+    CaptureError,
+    InputError,
+    check_choice,
+    check_whole,
+    described,
+    first_line,
+    needed,
+)
 from torchedge.tracing.quantizing import WeightFormat, quantize
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -19,16 +27,17 @@ TOLERANCE = 1e-3
 
 
 class CachedModel(torch.nn.Module):
-    """A causal model with its caches: forward(ids [1, T], position [1], last [1]) -> logits [1, vocabulary].
+    """A causal model with its caches: forward(ids [texts, T], position [1], last [1]) -> logits of each text.
 
     The tokens lie at position, position + 1, ...; the logits are those that follow token `last` of them. The
-    caches, buffers of this module, hold `length` tokens.
+    caches, buffers of this module, hold `length` tokens. Several texts end together: forward takes the place
+    at which each one begins, too, and no token sees what lies before its own text.
 
     Raises:
         CaptureError: the model takes no caches. MissingExtraError: transformers is not installed.
     """
 
-    def __init__(self, model: torch.nn.Module, length: int) -> None:
+    def __init__(self, model: torch.nn.Module, length: int, texts: int = 1) -> None:
         super().__init__()
         prepare_torchvision()
         with needed("transformers", purpose="exporting a language model"):
@@ -50,8 +59,9 @@ class CachedModel(torch.nn.Module):
                 if layer_idx not in self.held:
                     return key_states, value_states
                 for cache, new in zip(self.held[layer_idx], (key_states, value_states), strict=True):
-                    cache.index_copy_(2, self.places, new)
-                return self.held[layer_idx]
+                    cache.index_copy_(2, self.places, new.to(cache.dtype))
+                keys, values = self.held[layer_idx]
+                return keys.to(key_states.dtype), values.to(value_states.dtype)
 
             def get_seq_length(self, *_: Any, **__: Any) -> int:
                 return 0
@@ -66,7 +76,7 @@ class CachedModel(torch.nn.Module):
         shapes = self._shapes()
         for layer, pair in shapes.items():
             for holder, (_, heads, _, size) in zip((self.keys, self.values), pair, strict=True):
-                holder.register_buffer(str(layer), torch.zeros(1, heads, length, size))
+                holder.register_buffer(str(layer), torch.zeros(texts, heads, length, size))
         self._layers = sorted(shapes)
 
     def caches(self) -> list[torch.Tensor]:
@@ -79,7 +89,7 @@ class CachedModel(torch.nn.Module):
             one = torch.zeros(1, 1, dtype=torch.int64)
             cache = self._cache(one[0], {})
             try:
-                self._call(one, one[0], torch.ones(1, 1, dtype=torch.bool), one[0], cache)
+                self._call(one, one, torch.ones(1, 1, 1, dtype=torch.bool), one[0, :, None], one[0], cache)
             except Exception as error:
                 raise CaptureError(
                     f"{type(self.model).__name__} raised {type(error).__name__} on one token and a cache: "
@@ -92,28 +102,39 @@ class CachedModel(torch.nn.Module):
             )
         return cache.shapes
 
-    def forward(self, ids: torch.Tensor, position: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        ids: torch.Tensor,
+        position: torch.Tensor,
+        last: torch.Tensor,
+        begins: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the logits that follow one of the tokens; afterwards the caches hold the tokens."""
         places = position + torch.arange(ids.shape[1])
         caches = iter(self.caches())
         held = dict(zip(self._layers, zip(caches, caches, strict=True), strict=True))
         distance = places[:, None] - torch.arange(self.length)
-        return self._call(ids, places, distance, last, self._cache(places, held))
+        seen, positions = (distance >= 0)[None], places[None]
+        if begins is not None:
+            seen = seen & (torch.arange(self.length) >= begins[:, None, None])
+            positions = (places - begins[:, None]).clamp(min=0)
+        return self._call(ids, positions, seen, distance, last, self._cache(places, held))
 
     def _call(
         self,
         ids: torch.Tensor,
-        places: torch.Tensor,
+        positions: torch.Tensor,
+        seen: torch.Tensor,
         distance: torch.Tensor,
         last: torch.Tensor,
         cache: object,
     ) -> torch.Tensor:
         config: Any = self.model.config
-        masks = {FULL: _additive(distance >= 0)}
+        masks = {FULL: _additive(seen)}
         window = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or [FULL if window is None else SLIDING])
         if window is not None:
-            masks[SLIDING] = _additive((distance >= 0) & (distance < window))
+            masks[SLIDING] = _additive(seen & (distance < window))
         if not kinds <= masks.keys():
             raise CaptureError(
                 f"{type(self.model).__name__} has layers of {', '.join(sorted(kinds - masks.keys()))}; "
@@ -124,7 +145,7 @@ class CachedModel(torch.nn.Module):
         logits: torch.Tensor = self.model(
             input_ids=ids,
             attention_mask=mask,
-            position_ids=places[None],
+            position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             **given,
@@ -134,8 +155,8 @@ class CachedModel(torch.nn.Module):
 
 
 def _additive(allowed: torch.Tensor) -> torch.Tensor:
-    """Return a mask [1, 1, T, length] that is added to scores."""
-    return torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[None, None]
+    """Return a mask [texts or 1, 1, T, length] that is added to scores."""
+    return torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[:, None]
 
 
 def causal_model(model: object, form: WeightFormat | None = None) -> torch.nn.Module:
@@ -158,26 +179,24 @@ def causal_model(model: object, form: WeightFormat | None = None) -> torch.nn.Mo
     return (model if form is None else quantize(model, form, group=GROUPS.get(form))).eval()
 
 
-def _check_equal(cached: CachedModel, length: int) -> None:
+def _check_equal(cached: CachedModel, length: int, texts: int) -> None:
     """Raise CaptureError where a text in two parts has other logits than the model gives for the whole.
 
-    It has 16 tokens, or 8 more than a window of the model's attention. The caches are empty afterwards.
+    It has 16 tokens, or 8 more than a window of the model's attention; of several texts every second one is
+    shorter by a token. The caches are empty afterwards.
     """
     model: Any = cached.model
     entries = model.config.get_text_config().to_dict().items()
     windows = [size for name, size in entries if "window" in name and type(size) is int]
     with torch.no_grad():
-        ids = (
-            torch.arange(min(length, 8 + max([8, *windows])))[None]
-            * 7
-            % model.config.get_text_config().vocab_size
-        )
-        expected = model(ids).logits[:, -1]
-        half = ids.shape[1] // 2
-        parts = ((ids[:, :half], 0), (ids[:, half:], half))
-        for part, position in parts:
+        count = min(length, 8 + max([8, *windows]))
+        ids = (torch.arange(count) * 7 % model.config.get_text_config().vocab_size).expand(texts, -1)
+        begins = torch.arange(texts) % 2
+        expected = torch.cat([model(ids[:1, begin:]).logits[:, -1] for begin in range(min(texts, 2))])[begins]
+        half = count // 2
+        for part, position in ((ids[:, :half], 0), (ids[:, half:], half)):
             last = torch.tensor([part.shape[1] - 1])
-            found = cached(part, torch.tensor([position]), last)
+            found = cached(part, torch.tensor([position]), last, *[begins][: texts - 1])
         for cache in cached.caches():
             cache.zero_()
     error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
@@ -189,13 +208,19 @@ def _check_equal(cached: CachedModel, length: int) -> None:
         )
 
 
-def methods_of(model: torch.nn.Module, length: int, chunk: int) -> dict[str, tuple[torch.nn.Module, Any]]:
+def methods_of(
+    model: torch.nn.Module, length: int, chunk: int, texts: int = 1, cache_dtype: str = "float32"
+) -> dict[str, tuple[torch.nn.Module, Any]]:
     """Return the methods "prefill" and "decode" as `torchedge.export` takes them."""
-    cached = CachedModel(model, check_whole("max_length", length, 2))
-    _check_equal(cached, length)
-    zero = torch.zeros(1, dtype=torch.int64)
+    check_choice("cache_dtype", cache_dtype, ("float32", "float16"))
+    length, texts = check_whole("max_length", length, 2), check_whole("batch", texts)
+    cached = CachedModel(model, length, texts)
+    _check_equal(cached, length, texts)
+    for holder in (cached.keys, cached.values):
+        holder.to(getattr(torch, cache_dtype))
+    zero, begins = torch.zeros(1, dtype=torch.int64), torch.zeros(texts, dtype=torch.int64)
     chunk = min(check_whole("chunk", chunk, 2), length)
     return {
-        "prefill": (cached, (torch.zeros(1, chunk, dtype=torch.int64), zero, zero)),
-        "decode": (cached, (torch.zeros(1, 1, dtype=torch.int64), zero, zero)),
+        name: (cached, (torch.zeros(texts, tokens, dtype=torch.int64), zero, zero, *[begins][: texts - 1]))
+        for name, tokens in (("prefill", chunk), ("decode", 1))
     }

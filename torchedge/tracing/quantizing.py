@@ -7,7 +7,7 @@ is a handful of element-wise operators on stored tensors, which kernels compute 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from typing import Any, Literal, get_args
 
@@ -33,35 +33,20 @@ class QuantizedWeight(torch.nn.Module):
     zero: torch.Tensor | None
 
     def __init__(
-        self, matrix: torch.Tensor, kind: WeightFormat, group: int | None, zero_points: bool
+        self,
+        packed: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None,
+        kind: WeightFormat,
+        columns: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.bits, self.columns, self.dtype = 8 if kind == "int8" else 4, matrix.shape[1], matrix.dtype
-        self.group = min(group or self.columns, self.columns)
-        self.group += self.bits == 4 and self.group % 2
-        whole = group is None or group >= self.columns
-        values = pad(matrix.detach().float(), (0, -self.columns % self.group))
-        values = values.reshape(matrix.shape[0], -1, self.group)
-        highest = (1 << self.bits) - 1 if zero_points else (1 << self.bits - 1) - 1
-        low, high = values.amin(-1, keepdim=True).clamp(max=0), values.amax(-1, keepdim=True).clamp(min=0)
-        scale = (high - low if zero_points else torch.maximum(high, -low)) / highest
-        half = torch.finfo(torch.float16)
-        exact = (scale == 0) | ((scale >= half.tiny) & (scale <= half.max))
-        if not whole and (scale.is_meta or bool(exact.all())):
-            scale = scale.to(torch.float16)
-        step = torch.where(scale == 0, 1, scale).float()
-        zero = (-low / step).round().clamp(0, highest) if zero_points else None
-        least = 0 if zero_points else -highest
-        integers = ((values / step).round() + (0 if zero is None else zero)).clamp(least, highest)
-        integers = integers.reshape(matrix.shape[0], -1)
-        if self.bits == 4:
-            nibbles = (integers if zero_points else integers + 8).to(torch.uint8)
-            packed = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
-        else:
-            packed = integers.to(torch.uint8 if zero_points else torch.int8)
+        self.bits, self.columns, self.dtype = 8 if kind == "int8" else 4, columns, dtype
+        self.group = packed.shape[1] * 8 // self.bits // scale.shape[1]
         self.register_buffer("packed", packed.contiguous())
         self.register_buffer("scale", scale)
-        self.register_buffer("zero", None if zero is None else zero.to(torch.uint8))
+        self.register_buffer("zero", zero)
 
     def forward(self, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Return the matrix, or only some of its rows, whose numbers may have any shape."""
@@ -92,6 +77,41 @@ class QuantizedWeight(torch.nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed.device)).dtype
         return self
+
+
+def rounded(
+    matrix: torch.Tensor, kind: WeightFormat, group: int | None, zero_points: bool
+) -> QuantizedWeight:
+    """Return a matrix as the nearest integers; arguments as of `quantize`."""
+    bits, columns = 8 if kind == "int8" else 4, matrix.shape[1]
+    size = min(group or columns, columns)
+    size += bits == 4 and size % 2
+    whole = group is None or group >= columns
+    values = pad(matrix.detach().float(), (0, -columns % size)).reshape(matrix.shape[0], -1, size)
+    highest = (1 << bits) - 1 if zero_points else (1 << bits - 1) - 1
+    low, high = values.amin(-1, keepdim=True).clamp(max=0), values.amax(-1, keepdim=True).clamp(min=0)
+    scale = (high - low if zero_points else torch.maximum(high, -low)) / highest
+    half = torch.finfo(torch.float16)
+    exact = (scale == 0) | ((scale >= half.tiny) & (scale <= half.max))
+    if not whole and (scale.is_meta or bool(exact.all())):
+        scale = scale.to(torch.float16)
+    step = torch.where(scale == 0, 1, scale).float()
+    zero = (-low / step).round().clamp(0, highest) if zero_points else None
+    least = 0 if zero_points else -highest
+    integers = ((values / step).round() + (0 if zero is None else zero)).clamp(least, highest)
+    integers = integers.reshape(matrix.shape[0], -1)
+    if bits == 4:
+        packed = in_nibbles((integers if zero_points else integers + 8).to(torch.uint8))
+    else:
+        packed = integers.to(torch.uint8 if zero_points else torch.int8)
+    return QuantizedWeight(
+        packed, scale, None if zero is None else zero.to(torch.uint8), kind, columns, matrix.dtype
+    )
+
+
+def in_nibbles(integers: torch.Tensor) -> torch.Tensor:
+    """Return integers from 0 to 15 two a byte, as `QuantizedWeight` has them."""
+    return integers[:, 0::2] | integers[:, 1::2] << 4
 
 
 class _Quantized:
@@ -125,7 +145,7 @@ class _QuantizedTransposed(_Quantized):
         return weight.t()
 
 
-def _kind_of(layer: Any) -> type[_Quantized] | None:
+def kind_of(layer: Any) -> type[_Quantized] | None:
     """Return what a layer becomes; None where it stays as it is."""
     transformers = sys.modules.get("transformers.pytorch_utils")
     if isinstance(layer, torch.nn.Embedding):
@@ -162,6 +182,27 @@ def quantize(
             f"group is {group!r}; expected a whole number of at least 2, or None for a whole row"
         )
     layers = _layers(model, [skip] if isinstance(skip, str) else skip)
+
+    def made(name: str, weight: torch.Tensor) -> QuantizedWeight:
+        if not (weight.is_meta or bool(weight.isfinite().all())):
+            raise InputError(
+                f"{name}.weight is not finite in all places; expected finite weights: correct them, "
+                f'or pass skip=["{name}"]'
+            )
+        return rounded(weight, format, group, zero_points)
+
+    return with_quantized(model, layers, made)
+
+
+def with_quantized(
+    model: torch.nn.Module,
+    layers: Mapping[str, Any],
+    made: Callable[[str, torch.Tensor], QuantizedWeight],
+) -> torch.nn.Module:
+    """Return a copy whose layers, given by name, have the weights that `made` returns for name and matrix.
+
+    A matrix has the outputs as rows; it is asked for once where layers share it.
+    """
     originals = {id(layer.weight): layer.weight for layer in layers.values()}
     copy = deepcopy(model, dict(originals))
     weights: dict[tuple[int, bool], QuantizedWeight] = {}
@@ -169,17 +210,12 @@ def quantize(
     for name in layers:
         layer: Any = copy.get_submodule(name)
         weight = layer._parameters.pop("weight")
-        if not (weight.is_meta or bool(weight.isfinite().all())):
-            raise InputError(
-                f"{name}.weight is not finite in all places; expected finite weights: correct them, "
-                f'or pass skip=["{name}"]'
-            )
-        kind, plain = _kind_of(layer), type(layer)
+        kind, plain = kind_of(layer), type(layer)
         assert kind is not None
         transposed = kind is _QuantizedTransposed
         key = id(weight), transposed
         if key not in weights:
-            weights[key] = QuantizedWeight(weight.t() if transposed else weight, format, group, zero_points)
+            weights[key] = made(name, weight.t() if transposed else weight)
         if (kind, plain) not in classes:
             attributes = {"__module__": __name__}
             classes[kind, plain] = type(f"Quantized{plain.__name__}", (kind, plain), attributes)
@@ -198,7 +234,7 @@ def _layers(model: torch.nn.Module, skip: Collection[str]) -> dict[str, Any]:
         fits = weight is not None and weight.is_floating_point() and weight.dim() == 2 and weight.numel()
         if matched and weight is not None:
             shared.add(id(weight))
-        elif fits and _kind_of(layer) is not None:
+        elif fits and kind_of(layer) is not None:
             layers[name] = layer
     if unmatched:
         raise InputError(
