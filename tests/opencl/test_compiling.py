@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from drivers.networks import drawn
 
 from torchedge.errors import KernelBuildError
-from torchedge.lowering.assembly import lower
-from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS
 from torchedge.opencl import build_processes, compile_kernels, compiling, open_context
 from torchedge.opencl.binary_caches import MAGIC, BinaryCache, default_cache, key_of
 from torchedge.opencl.build_processes import TrialRun, process_count
 from torchedge.opencl.memory import allocate_buffer, download, upload
-from torchedge.opencl.wide_vectors import in_halves
-from torchedge.tracing.steps import capture_step
 
 cl = pytest.importorskip("pyopencl")
 
@@ -288,29 +281,3 @@ def test_512_bit_vectors_are_computed_on_every_processor(call):
     download(context, context.queue, target, out)
     wanted = {"exp": np.exp(values), "fmo": np.fmod(values, values + 1), "fab": np.abs(values)}
     np.testing.assert_allclose(out, wanted.get(call[:3], np.abs(values.astype(np.int32))), rtol=1e-5)
-
-
-def test_only_texts_with_512_bit_vectors_are_redirected():
-    assert in_halves("__kernel void a(__global float8* t) { t[0] = exp(t[0]); }") == ""
-    for name in ("exp", "isfinite"):
-        text = f"__kernel void a(__global float16* t) {{ t[0] = {name}(t[0]) ? t[1] : t[2]; }}"
-        assert f"#define {name} te_{name}" in in_halves(text)
-
-
-@pytest.mark.parametrize("name", ["gpt", "unet"])
-def test_kernels_call_no_function_of_512_bits_that_is_not_redirected(name):
-    case = drawn(name)
-    keep = frozenset(all_rules())
-    step = capture_step(case.model, case.inputs, targets=case.targets, loss=case.loss, keep=keep).step
-    for kernel in lower(step, TARGETS["cpu"]).kernels:
-        if redirected := in_halves(kernel.source):
-            calls = set(re.findall(r"\b(?!te_|vload|vstore|get_)([a-z]\w*)\(", kernel.source))
-            calls -= {kernel.name, "reqd_work_group_size", "aligned", "sizeof", "mul_hi"}
-            assert {call for call in calls if not re.search(rf"\b{call}\b", redirected)} == set()
-
-
-def test_macros_of_the_driver_are_replaced_without_a_warning():
-    text = in_halves("__kernel void a(__global int16* t) { t[0] = min(convert_int16(t[1]), t[2]); }")
-    names = re.findall(r"^#define (\w+)", text, re.MULTILINE)
-    assert "min" in names and "convert_int16" in names
-    assert all(text.index(f"#undef {name}\n") < text.index(f"#define {name}") for name in names)

@@ -16,7 +16,6 @@ from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.foreign_caches import pocl_cache
 from torchedge.opencl.platforms import ClDevice
 from torchedge.opencl.sharing import check_process
-from torchedge.opencl.wide_vectors import in_halves
 from torchedge.storage.locks import warnings_ignored
 
 OPTIONS = ("-cl-std=CL1.2",)
@@ -83,8 +82,6 @@ def compile_kernels(
         for part in _shares(bodies, -(-len(bodies) // MOST_KERNELS) if binaries else max(1, count))
     ]
     texts = ["\n".join([preamble, *bodies.values()]) for preamble, bodies in parts]
-    if by_itself:
-        texts = [in_halves(text) + text for text in texts]
     if binaries is not None:
         _build_ahead(context, texts, binaries)
     elif count > 1:

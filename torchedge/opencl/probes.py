@@ -3,7 +3,9 @@
 A driver can list a device and fail at every program: PoCL without code for the processor, a library that is
 missing, a compiler that crashes or never ends. So a device is tried before it is used: a kernel with an
 image, a sub-buffer, local memory, a barrier and built-in functions is built and run, and what it wrote is
-compared. A second kernel looks for what a driver does wrong in silence at sizes that small kernels do not
+compared. The functions take 512-bit vectors: PoCL 3.0 links their AVX-512 forms by the processor's features,
+but compiles for the nearest processor that its LLVM knows (AMD Zen 4 becomes Zen 3, without AVX-512), and
+calls of them end the process. A second kernel looks for what a driver does wrong in silence at sizes that small kernels do not
 have: llvmpipe (Mesa 22.3) ends all loops of a work-item after 65,535 rounds. The verdict lies in the cache
 folder, by driver, device, processor and the driver's environment variables.
 """
@@ -57,7 +59,8 @@ __kernel void torchedge_probe(
     const int x = get_local_id(0), y = get_group_id(0);
     row[x] = READ((int2)(x, y));
     barrier(CLK_LOCAL_MEM_FENCE);
-    vstore4(exp(row[7 - x]) + sqrt(row[x]), y * 8 + x, to);
+    const float16 wide = exp((float16)(row[x], row[7 - x], row[x], row[7 - x]));
+    vstore4(wide.s4567 + sqrt(row[x]), y * 8 + x, to);
 }
 __kernel void torchedge_rounds(__global float *to, const int rounds)
 {

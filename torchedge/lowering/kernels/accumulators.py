@@ -124,9 +124,7 @@ class Accumulator:
             return [f"const {wide} {self.name} = convert_{wide}({self.name}_p);"]
         summed = self.name if self.width == 1 else f"{self.name}_l"
         # A compensated sum is NaN once it was infinite; what is not finite is the uncompensated sum's.
-        # `isfinite` of 512 bits ends PoCL 3.0's compiler where it does not know the processor's AVX-512.
-        finite = f"{summed} - {summed} == 0"
-        lines = [f"{summed} = {finite} ? {summed} : {self.name}_u;"] if self.exact else []
+        lines = [f"{summed} = isfinite({summed}) ? {summed} : {self.name}_u;"] if self.exact else []
         if self.width == 1:
             return lines
         if not self.along:
