@@ -13,6 +13,8 @@ from torch._decomp.decompositions import lstm_impl
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from torchedge.tracing.grid_sampling import grid_sampler
+
 Table = dict[Any, Callable[..., Any]]
 
 
@@ -25,7 +27,7 @@ _BEYOND_CORE = _names(
     _batch_norm_with_update_functional batch_norm_backward
     _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
     _adaptive_avg_pool2d _log_softmax _softmax adaptive_max_pool2d addmm addmv dist elu embedding gelu
-    grid_sampler_2d hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm repeat
+    hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm repeat
     """
 )
 _RANDOM = _names(
@@ -207,13 +209,14 @@ def _cdist_backward(
     difference, distance = x1.unsqueeze(-2) - x2.unsqueeze(-3), distances.unsqueeze(-1)
     if p == 0:
         return torch.zeros_like(difference.sum(-2))
+    sign = torch.where(difference.isnan(), difference, difference.sign())
     if p == 1:
-        slope = difference.sign()
+        slope = sign
     elif p == math.inf:
-        slope = torch.where(difference.abs() == distance, difference.sign(), 0.0)
+        slope = torch.where(difference.abs() == distance, sign, 0.0 * sign)
     else:
-        share = (difference.abs() / distance) ** (p - 1) * difference.sign()
-        slope = torch.where((distance == 0) | (difference == 0), 0.0, share)
+        share = (difference.abs() / distance) ** (p - 1) * sign
+        slope = torch.where((distance == 0) | (difference == 0) if p < 1 else distance == 0, 0.0, share)
     return (grad.unsqueeze(-1) * slope).sum(-2)
 
 
@@ -289,6 +292,8 @@ _OWN: Table = {
     _ATEN.elu_backward.default: _elu_backward,
     _ATEN.gelu.default: _gelu,
     _ATEN.gelu_backward.default: _gelu_backward,
+    _ATEN.grid_sampler_2d.default: grid_sampler,
+    _ATEN.grid_sampler_3d.default: grid_sampler,
     _ATEN.hardshrink_backward.default: _shrink_backward,
     _ATEN.hardswish_backward.default: _hardswish_backward,
     _ATEN.hardtanh_backward.default: _hardtanh_backward,

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import PROCESS
 from torchedge.tracing.decompositions import Table
+from torchedge.tracing.grid_sampling import grid_sample, grid_sampler
 from torchedge.tracing.torch_calls import called_function, for_users_alone, imported, patches
 
 LOSS_SCOPE = "loss"
@@ -362,6 +363,10 @@ def _embedding_bag(
 _PLAIN: dict[Any, Callable[..., Any]] = {
     F.rrelu: _rrelu,
     F.embedding_bag: _embedding_bag,
+    F.grid_sample: grid_sample,
+    torch.grid_sampler: grid_sampler,
+    torch.ops.aten.grid_sampler: grid_sampler,
+    torch.ops.aten.grid_sampler.default: grid_sampler,
     F.multilabel_margin_loss: _multilabel_margin_loss,
     torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     F.scaled_dot_product_attention: _attention,
