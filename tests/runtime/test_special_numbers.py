@@ -38,6 +38,7 @@ def sampled(x):
     return F.grid_sample(x, places, align_corners=False)
 
 
+attention = F.scaled_dot_product_attention
 IMAGE, ROWS = (2, 2, 6, 6), (4, 6)
 LATER = torch.ones(7, 7).triu(1).bool()
 GROUPS = {
@@ -201,8 +202,8 @@ GROUPS = {
             "blends": lambda x, y, t: (x.lerp(y, 0.3), torch.addcmul(x, x, y), torch.addcdiv(x, x, y)),
             "products": lambda x, y, t: (F.linear(x, y, x[:, 0]), x.t() @ y, torch.outer(x[0], y[1])),
             "gram": lambda x, y, t: torch.einsum("ij,kj->ik", x, y).relu().mean(0),
-            "attention": lambda x, y, t: F.scaled_dot_product_attention(x[None], y[None], x[None]),
-            "causal": lambda x, y, t: F.scaled_dot_product_attention(x[None], y[None], y[None], is_causal=True),
+            "attention": lambda x, y, t: attention(x[None], y[None], x[None]),
+            "causal": lambda x, y, t: attention(x[None], y[None], y[None], is_causal=True),
             "masked": lambda x, y, t: (x @ y.t()).masked_fill(LATER, -INF).softmax(1) @ y,
             "double softmax": lambda x, y, t: x.softmax(1).softmax(0),
         },
@@ -215,7 +216,7 @@ GROUPS = {
             "grid_sample": lambda x, y, t: sampled(x),
             # Without gradients: eager ends the process there.
             "grid_sample at special places": lambda x, y, t: F.grid_sample(
-                x.detach().nan_to_num(1, 1, 1), y.detach().permute(0, 2, 3, 1), padding_mode="border", align_corners=True
+                x.detach().nan_to_num(), y.detach().permute(0, 2, 3, 1), "bilinear", "border", True
             ),
             "softmax": lambda x, y, t: (x.softmax(1), x.logsumexp(1), x.amax((2, 3)), x.mean((2, 3))),
             "unpool": lambda x, y, t: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
