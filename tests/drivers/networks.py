@@ -149,6 +149,68 @@ class Ranking(nn.Module):
         return self.head(torch.cat([F.softplus(joined), ordered.clamp(-1, 2)], 1))[:, 0]
 
 
+class Translator(nn.Module):
+    """PyTorch's encoder and decoder of sequences with attention across: a causal mask, and padded words."""
+
+    def __init__(self, words: int = 11, width: int = 8) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(words, width), nn.Linear(width, words)
+        self.body = nn.Transformer(width, 2, 1, 1, 16, 0.0, "gelu", batch_first=True, norm_first=True)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        later = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=self.head.weight.dtype)
+        padded = torch.zeros_like(source, dtype=later.dtype).masked_fill(source == 0, -torch.inf)
+        seen = self.body(self.words(source), self.words(target), tgt_mask=later, src_key_padding_mask=padded)
+        return self.head(seen).flatten(0, 1)
+
+
+class Deformable(nn.Module):
+    """A deformable convolution: shares and places of what a kernel reads are computed from the picture."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.moves, self.shares = nn.Conv2d(width, 18, 3, padding=1), nn.Conv2d(width, 9, 3, padding=1)
+        self.weight = nn.Parameter(0.2 * torch.randn(4, 9 * width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[2:]
+        sizes = torch.tensor([height - 1, width - 1]).view(1, 1, 2, 1, 1)
+        taps = torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2)).view(1, 9, 2, 1, 1)
+        places = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
+        moved = places + taps + 0.3 * self.moves(x).unflatten(1, (9, 2))
+        grid = (moved * 2 / sizes - 1).flip(2).movedim(2, -1).flatten(1, 2)
+        read = F.grid_sample(x, grid, align_corners=True).unflatten(2, (9, height))
+        columns = (read * self.shares(x).sigmoid()[:, None]).flatten(1, 2)
+        made = torch.einsum("ok,bkhw->bohw", self.weight, columns)
+        return F.fold(F.unfold(made, 3, padding=1), (height, width), 3, padding=1) / 9
+
+
+class Scan(nn.Module):
+    """Mamba's selective scan, step by step, behind a causal depthwise convolution."""
+
+    def __init__(self, width: int = 6, states: int = 4) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = (
+            nn.RMSNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+        )
+        self.conv = nn.Conv1d(width, width, 3, padding=2, groups=width)
+        self.pairs, self.pace = nn.Linear(width, 2 * states), nn.Linear(width, width)
+        self.decay = nn.Parameter(torch.rand(width, states))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        taken, gate = self.first(self.norm(x)).chunk(2, -1)
+        taken = F.silu(self.conv(taken.mT)[..., : x.shape[1]].mT)
+        into, out = self.pairs(taken).chunk(2, -1)
+        pace, state, made = F.softplus(self.pace(taken)), torch.zeros_like(self.decay), []
+        for t in range(x.shape[1]):
+            added = (pace[:, t] * taken[:, t])[..., None] * into[:, t, None]
+            state = torch.exp(-pace[:, t, :, None] * self.decay.exp()) * state + added
+            made.append((state * out[:, t, None]).sum(-1))
+        return x + self.last(torch.stack(made, 1) * F.silu(gate))
+
+
 class Recurrent(nn.Module):
     """A recurrent layer and a classifier of its last step."""
 
@@ -215,6 +277,12 @@ def _gpt() -> Case:
     )
 
 
+def _translator() -> Case:
+    source = torch.randint(1, 11, (2, 6))
+    source[0, 4:] = 0
+    return Case(Translator(), (source, torch.randint(11, (2, 5))), torch.randint(11, (10,)), F.cross_entropy)
+
+
 def _graph() -> Case:
     edges = torch.cat([torch.randint(12, (2, 40)), torch.arange(12).expand(2, -1)], 1)
     return Case(Attention(), (torch.randn(12, 7), edges), torch.randint(4, (12,)), F.cross_entropy)
@@ -276,6 +344,9 @@ OTHERS: dict[str, Callable[[], Case]] = {
     "ranking": lambda: Case(
         Ranking(), (torch.randint(19, (6, 4)), torch.randn(6, 5)), torch.randn(6), F.smooth_l1_loss
     ),
+    "translator": _translator,
+    "deformable": lambda: Case(Deformable(), (_images(side=6),), torch.randn(2, 4, 6, 6)),
+    "scan": lambda: Case(Scan(), (torch.randn(2, size(7, 3), 6),), torch.randn(2, size(7, 3), 6)),
     "wide": lambda: _classified(
         nn.Sequential(nn.Linear(70, size(300, 140)), nn.ReLU(), nn.Linear(size(300, 140), 130)),
         torch.randn(size(33, 17), 70), of=130,

@@ -5,6 +5,7 @@
     python tests/drivers/run.py --only oclgrind   # devices whose name or platform holds the word
     python tests/drivers/run.py --simulate        # a tiny step of every network in Oclgrind, a process each
     python tests/drivers/run.py --simulate gpt    # ... of one
+    python tests/drivers/run.py --ulps            # errors of element-wise functions on every device
     python tests/drivers/run.py -- -k lstm        # what follows goes to pytest
 
 At hand is every device of the loader's drivers, rusticl on llvmpipe where Mesa has it, and Oclgrind, a
@@ -98,8 +99,8 @@ def at_hand(folder: Path) -> Iterator[Driver]:
                 yield driver
 
 
-def tested(driver: Driver, folder: Path, arguments: list[str]) -> Result:
-    """Run the suite on one device."""
+def tested(driver: Driver, folder: Path, arguments: list[str], suite: Path = HERE) -> Result:
+    """Run a suite on one device; its report is report.xml in the folder."""
     report, log = folder / "report.xml", folder / "oclgrind.log"
     for path in (report, log):
         path.unlink(missing_ok=True)
@@ -118,7 +119,7 @@ def tested(driver: Driver, folder: Path, arguments: list[str]) -> Result:
         "-n0",
         "-m",
         "slow or not slow",
-        str(HERE),
+        str(suite),
         f"--junit-xml={report}",
         *arguments,
     ]
@@ -138,6 +139,28 @@ def tested(driver: Driver, folder: Path, arguments: list[str]) -> Result:
         counts["failed" if bad else "skipped" if skipped else "passed"] += 1
         failures += [f"{case.get('name')}: {' '.join((b.get('message') or '').split())[:160]}" for b in bad]
     return Result(**counts, log=reports, failures=(*failures, *lines[:5]))
+
+
+def printed_ulps(drivers: list[Driver], folder: Path, arguments: list[str]) -> int:
+    """Print the worst errors of each element-wise function and its gradients, and return the exit status."""
+    worst: dict[str, dict[int, str]] = {}
+    status = 0
+    for place, driver in enumerate(drivers):
+        result = tested(driver, folder, arguments, HERE.parent / "lowering" / "test_whole_ranges.py")
+        status = status or int(not result.good)
+        for line in result.failures:
+            print(f"{driver.name} ({driver.platform}): {line}", flush=True)
+        if result.passed:
+            for case in ElementTree.parse(folder / "report.xml").getroot().iter("testcase"):
+                for noted in case.iter("property"):
+                    function = (case.get("name") or "").split("[")[1].rstrip("]")
+                    worst.setdefault(function, {})[place] = noted.get("value") or ""
+    print("\n".join(f"{k}: {d.name} ({d.platform} {d.version})" for k, d in enumerate(drivers)))
+    print("ulps of the result and of each gradient, in the unit of its bound in docs/kernel-figures.md")
+    print(f"{'':32}" + "".join(f"{k:<22}" for k in range(len(drivers))).rstrip())
+    for function, found in sorted(worst.items()):
+        print(f"{function:32}" + "".join(f"{found.get(k, '-'):<22}" for k in range(len(drivers))).rstrip())
+    return status
 
 
 def simulated(names: list[str]) -> int:
@@ -183,6 +206,7 @@ def main() -> None:
         metavar="NETWORK",
         help="run tiny steps of networks (all) in Oclgrind",
     )
+    parser.add_argument("--ulps", action="store_true", help="print errors of element-wise functions")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest")
     given = parser.parse_args()
     if given.simulate is not None:
@@ -194,6 +218,9 @@ def main() -> None:
             for d in at_hand(folder)
             if re.search(given.only, f"{d.name} {d.platform} {d.version}", re.IGNORECASE)
         ]
+        if given.ulps:
+            usable = [driver for driver in drivers if not (driver.fault or driver.simulates)]
+            sys.exit(printed_ulps(usable, folder, given.pytest))
         rows, status = [("device", "platform", "driver", "passed", "failed", "skipped", "reports")], 0
         for driver in drivers:
             row = (driver.name, driver.platform, driver.version)

@@ -125,9 +125,7 @@ def test_no_home_is_needed(bundle, expected):
     output, warnings = run(bundle, {})
     assert output == expected
     warned = [line for line in warnings.splitlines() if "Warning:" in line]
-    assert all(
-        "skipped OpenCL device" in line for line in warned
-    )  # a driver that fails is named wherever it is
+    assert all("OpenCL device" in line for line in warned)  # a driver that errs is named wherever it is
 
 
 def test_a_cache_folder_that_cannot_be_written_is_named_and_replaced(bundle, expected, tmp_path):

@@ -13,6 +13,8 @@ from torch._decomp.decompositions import lstm_impl
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from torchedge.tracing.grid_sampling import grid_sampler
+
 Table = dict[Any, Callable[..., Any]]
 
 
@@ -25,7 +27,7 @@ _BEYOND_CORE = _names(
     _batch_norm_with_update_functional batch_norm_backward
     _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
     _adaptive_avg_pool2d _log_softmax _softmax adaptive_max_pool2d addmm addmv dist elu embedding gelu
-    grid_sampler_2d hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm repeat
+    hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm repeat
     """
 )
 _RANDOM = _names(
@@ -101,7 +103,12 @@ def _padded(grad: torch.Tensor, dim: int, before: int, size: int) -> torch.Tenso
     return torch.constant_pad_nd(grad, pad)
 
 
-# At NaN PyTorch's decompositions of the next five differ from its kernels, or they overflow before those do.
+# At NaN PyTorch's decompositions of the next ones differ from its kernels, or they overflow before those do.
+
+
+def _softshrink(source: torch.Tensor, lambd: float = 0.5) -> torch.Tensor:
+    """Compute no product with 0, which rusticl takes for 0 of NaN too."""
+    return torch.where(source.abs() <= lambd, 0.0, source - source.sign() * lambd)
 
 
 def _shrink_backward(grad: torch.Tensor, source: torch.Tensor, lambd: float) -> torch.Tensor:
@@ -207,13 +214,14 @@ def _cdist_backward(
     difference, distance = x1.unsqueeze(-2) - x2.unsqueeze(-3), distances.unsqueeze(-1)
     if p == 0:
         return torch.zeros_like(difference.sum(-2))
+    sign = torch.where(difference.isnan(), difference, difference.sign())
     if p == 1:
-        slope = difference.sign()
+        slope = sign
     elif p == math.inf:
-        slope = torch.where(difference.abs() == distance, difference.sign(), 0.0)
+        slope = torch.where(difference.abs() == distance, sign, 0.0 * sign)
     else:
-        share = (difference.abs() / distance) ** (p - 1) * difference.sign()
-        slope = torch.where((distance == 0) | (difference == 0), 0.0, share)
+        share = (difference.abs() / distance) ** (p - 1) * sign
+        slope = torch.where((distance == 0) | (difference == 0) if p < 1 else distance == 0, 0.0, share)
     return (grad.unsqueeze(-1) * slope).sum(-2)
 
 
@@ -289,6 +297,8 @@ _OWN: Table = {
     _ATEN.elu_backward.default: _elu_backward,
     _ATEN.gelu.default: _gelu,
     _ATEN.gelu_backward.default: _gelu_backward,
+    _ATEN.grid_sampler_2d.default: grid_sampler,
+    _ATEN.grid_sampler_3d.default: grid_sampler,
     _ATEN.hardshrink_backward.default: _shrink_backward,
     _ATEN.hardswish_backward.default: _hardswish_backward,
     _ATEN.hardtanh_backward.default: _hardtanh_backward,
@@ -302,6 +312,7 @@ _OWN: Table = {
     _ATEN.sigmoid_backward.default: _sigmoid_backward,
     _ATEN.slice_backward.default: _slice_backward,
     _ATEN.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
+    _ATEN.softshrink.default: _softshrink,
     _ATEN.softshrink_backward.default: _shrink_backward,
     _ATEN.split_with_sizes.default: _split_with_sizes,
 }

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import PROCESS
 from torchedge.tracing.decompositions import Table
+from torchedge.tracing.grid_sampling import grid_sample, grid_sampler
 from torchedge.tracing.torch_calls import called_function, for_users_alone, imported, patches
 
 LOSS_SCOPE = "loss"
@@ -163,6 +164,7 @@ def tracing(*, seen: bool) -> Iterator[None]:
                 _replace(torch.compiler, name, _answer(getattr(torch.compiler, name)))
             mode = TorchFunctionMetadataMode
             _replace(mode, "__torch_function__", _of_called(mode.__torch_function__))
+            _replace(torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
             for home, name, patch in patches():
                 _replace(home, name, for_users_alone(patch, imported(home, name)))
                 if home is torch.Tensor and name in vars(FunctionalTensor):  # it converts by itself
@@ -179,6 +181,11 @@ def tracing(*, seen: bool) -> Iterator[None]:
             _tracing.remove(thread)
             while _replaced and not _tracing:
                 setattr(*_replaced.pop())
+
+
+def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Return the hint about a mask. PyTorch looks for one in the mask, which is added all the same."""
+    return is_causal is True
 
 
 def _replace(home: Any, name: str, item: Any) -> None:
@@ -362,6 +369,10 @@ def _embedding_bag(
 _PLAIN: dict[Any, Callable[..., Any]] = {
     F.rrelu: _rrelu,
     F.embedding_bag: _embedding_bag,
+    F.grid_sample: grid_sample,
+    torch.grid_sampler: grid_sampler,
+    torch.ops.aten.grid_sampler: grid_sampler,
+    torch.ops.aten.grid_sampler.default: grid_sampler,
     F.multilabel_margin_loss: _multilabel_margin_loss,
     torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     F.scaled_dot_product_attention: _attention,

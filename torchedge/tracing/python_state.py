@@ -883,9 +883,10 @@ class _Slots(MutableMapping[str, Any]):
 
 
 def _slots_of(kind: type) -> list[str]:
-    """Return the names of a class's slots, those of its bases among them."""
+    """Return the names of a class's slots, those of its bases among them, but no members of C structures."""
+    written = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
     members = types.MemberDescriptorType
-    return [name for base in kind.__mro__ for name, slot in vars(base).items() if isinstance(slot, members)]
+    return [name for names in written for name, slot in names.items() if isinstance(slot, members)]
 
 
 def _columns(rows: list[Any]) -> list[list[Any]]:

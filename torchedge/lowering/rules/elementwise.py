@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from inspect import Parameter, signature
-from math import factorial, pi
+from math import factorial, inf, pi
 from typing import Any, Literal
 
 from torchedge.errors import LoweringError
@@ -216,7 +216,7 @@ def _test(a: Scalar, *, function: str) -> Scalar:
 
 
 for _kind in (*UNARY, *BINARY, "sigmoid", "reciprocal", "sign", "relu"):
-    if _kind not in (*_ROUNDING, "fmod", "tanh"):
+    if _kind not in (*_ROUNDING, "fmod", "lgamma", "tanh"):
         formula(_kind, function=_kind)(_applied)
 for _kind in _ROUNDING:
     formula(_kind, function=_kind)(_rounded)
@@ -330,6 +330,22 @@ def where_(result: Result, condition: Node, input: Operand, other: Operand) -> N
 def to_copy(result: Result, input: Node, dtype: str | None = None) -> Node:
     """Input as another dtype."""
     return converted(input, result.dtype)
+
+
+@formula("lgamma")
+def lgamma(a: Scalar) -> Scalar:
+    """Logarithm of |Γ(input)|; rusticl's is not infinity at -infinity."""
+    return where(apply("isinf", a), constant(inf, a.dtype), apply("lgamma", a))
+
+
+@formula("mish")
+def mish(a: Scalar) -> Scalar:
+    """Input · tanh(log(1 + exp(input))), by a root that is no denormal where mish is none."""
+    root = apply("exp", apply("abs", a) * -0.5)
+    small = root * root
+    right, left = constant(1, a.dtype) + small * 2, small + 2
+    above = right / (right + small * small * 2)
+    return where(a > 0, a * above, a * root * (root * left / (small * left + 2)))
 
 
 @formula("mish_backward")
