@@ -1,4 +1,7 @@
-"""Custom autograd functions as people write them, on tensors of (batch, width) with gradients."""
+"""Custom autograd functions as people write them, on tensors of (batch, width) with gradients.
+
+None runs an operator that CUDA's autocast runs in float32 and the CPU's does not.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Attributes(Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
-        ctx.mask, ctx.factor, ctx.power = x > 0, factor, x.exp()
+        ctx.mask, ctx.factor, ctx.power = x > 0, factor, x.sin()
         return ctx.power * factor
 
     @staticmethod
@@ -44,13 +47,13 @@ class Scratch(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
-        return x + torch.cat([x, x, x, x], 1).sin().sum(1, keepdim=True)
+        return x + torch.cat([x, x, x, x], 1).sin().amax(1, keepdim=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
         wide = torch.cat([x, x, x, x, gradient, gradient], 1).cos()
-        return gradient + wide[:, : x.shape[1]] + (wide * 2).sum(1, keepdim=True)
+        return gradient + wide[:, : x.shape[1]] + (wide * 2).amax(1, keepdim=True)
 
 
 class Straight(Function):
@@ -128,7 +131,7 @@ class Modern(Function):
 
     @staticmethod
     def forward(x: torch.Tensor, factor: float) -> torch.Tensor:
-        return factor * x**3
+        return factor * x * x * x
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
