@@ -278,6 +278,11 @@ WRONG = {
         InputError,
         "expected one of Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, SGD of torch.optim",
     ),
+    "an optimizer of one's own": (
+        lambda: train(optimizer=type("Own", (torch.optim.SGD,), {"step": len})(NET.parameters())),
+        InputError,
+        "SGD of torch.optim; for any other write the loop yourself: compiled = torch.compile(model, backend=",
+    ),
     "an export of mse": (
         lambda: export_training(loss="mse"),
         InputError,

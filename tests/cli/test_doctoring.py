@@ -68,6 +68,24 @@ def test_a_missing_package_is_no_error(fast, capsys, monkeypatch):
     assert found["OpenCL"]["verdict"] == "missing" and "torchedge[opencl]" in found["OpenCL"]["command"]
 
 
+def test_a_damaged_package_is_broken_and_has_a_command(fast, capsys, monkeypatch):
+    real = doctoring.importlib.import_module
+
+    def damaged(name):
+        if name in ("sklearn", "pyopencl"):
+            raise ImportError(f"{name}: libfoo.so.1: cannot open shared object file")
+        return real(name)
+
+    pytest.importorskip("sklearn")
+    pytest.importorskip("pyopencl")
+    monkeypatch.setattr(doctoring.importlib, "import_module", damaged)
+    status, found = findings(capsys)
+    assert status == 4
+    for subject, package in (("[fit]", "scikit-learn"), ("OpenCL", "pyopencl")):
+        assert found[subject]["verdict"] == "broken" and "libfoo.so.1" in found[subject]["detail"]
+        assert found[subject]["command"].endswith(f"pip install --force-reinstall --no-deps {package}")
+
+
 @pytest.mark.parametrize("faults", [["", ""], ["", "builds nothing"], ["builds nothing", "hangs"]])
 def test_opencl_devices_are_judged_by_their_probes(faults, fast, capsys, monkeypatch):
     """A driver that is listed may build nothing; beside one that works it is no defect."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from oracles.custom_functions import FUNCTIONS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -116,7 +117,7 @@ def drawn(seed: int, wide: bool = False) -> tuple[Step, ...]:
 
     def step(depth: int, low: bool) -> Step:
         kinds = ["linear", "linear", "hooked", "cast", "activation", "residual"]
-        kinds += ["wide", "wide", "plain", "plain", "normed"] if wide else []
+        kinds += ["wide", "wide", "plain", "plain", "normed", "own"] if wide else []
         if depth:
             kinds += ["batch", "device", "autocast", "autocast", "checkpoint"]
         kind = source.choice(kinds)
@@ -126,6 +127,8 @@ def drawn(seed: int, wide: bool = False) -> tuple[Step, ...]:
             return Step(kind)
         if kind == "plain":
             return Step(kind, source.choice(sorted(PLAIN)))
+        if kind == "own":
+            return Step(kind, source.choice(sorted(FUNCTIONS)))
         if kind == "wide":
             return Step(kind, (source.choice(sorted(WIDE)), low))
         if kind == "activation":
@@ -191,6 +194,8 @@ class Asking(nn.Module):
             return self.layers[here](x if low else x.float())
         if step.kind == "plain":
             return PLAIN[step.argument](x)
+        if step.kind == "own":
+            return FUNCTIONS[step.argument](x)
         if step.kind == "residual":
             return x + self.layers[here](x if low else x.float())
         if step.kind == "activation":

@@ -277,6 +277,10 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
         lambda: functools.partial(lambda given: given["value"], {"value": 1.0}), lambda x: x(),
         lambda x: x.args[0].update(value=2.0),
     ),
+    "PartialAttribute": (
+        lambda: functools.partial(function), lambda x: getattr(x, "value", 1.0),
+        lambda x: setattr(x, "value", 2.0),
+    ),
     "Method": (lambda: Slots().read, lambda x: x(), lambda x: x.__self__.change()),
     "Operators": (OwnLength, len, lambda x: setattr(x, "value", 2.0)),
     "Callable": (OwnLength, lambda x: x(), lambda x: setattr(x, "value", 2.0)),

@@ -18,6 +18,7 @@ from tracing import networks
 from tracing.networks import NETWORKS, BatchLoop, Caching, Halving, ManyInputs, Reads, SmallNet, image
 
 from torchedge.errors import CaptureError, InputError
+from torchedge.graphs import FUNCTION_REGION
 from torchedge.graphs.sizes import BATCH_PRIME, poly, symbolic
 from torchedge.ops import registry
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_each, capture_request, use_graph
@@ -153,22 +154,14 @@ def test_no_gradient_where_autograd_was_off():
 
 def test_custom_functions_are_recorded_with_gradients_and_a_note():
     graph = capture(networks.CustomFunction(), image(8))
-    assert kinds(graph)[:5] == ["linear", "mul", "mul", "mul", "mul"]
-    assert all(op.grad for op in graph.ops[:5])
+    own = "custom_function"
+    assert kinds(graph)[:7] == ["linear", "mul", own, "mul", "mul", "mul", own]
+    assert all(op.grad for op in graph.ops[:7])
+    assert [len(op.footprint.saved) for op in graph.ops[:7] if op.kind == own] == [1, 1]
     assert ["Square" in note or "Cube" in note for note in graph.notes] == [True, True]
 
 
-def test_a_custom_function_keeps_what_it_reads_and_runs_again():
-    class Activation(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * torch.sigmoid(torch.tanh(x))
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
+def test_a_custom_function_is_a_region_inside_of_a_checkpoint_too():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -176,21 +169,20 @@ def test_a_custom_function_keeps_what_it_reads_and_runs_again():
 
         def forward(self, x):
             for layer in self.layers:
-                x = Activation.apply(layer(x))
+                x = networks.Square.apply(layer(x))
             return x
-
-    graph = capture(Net(), image(8))
-    regions = [op.region for op in graph.ops[:8]]
-    assert regions == [0, *[regions[1]] * 3, 0, *[regions[5]] * 3]
-    assert 0 < regions[1] < regions[5]
 
     class Checkpointed(Net):
         def forward(self, x):
             return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
 
-    inside = {op.region for op in capture(Checkpointed(), image(8)).ops if op.scope != "loss"}
-    assert len(inside) == 1
-    assert 0 not in inside
+    regions = [op.region for op in capture(Net(), image(8)).ops[:6]]
+    assert regions == [0, regions[1], 0, 0, regions[4], 0]
+    assert FUNCTION_REGION < regions[1] < regions[4]
+    inside = [(op.outer, op.region) for op in capture(Checkpointed(), image(8)).ops[:6]]
+    checkpoint = inside[0][1]
+    assert [outer for outer, _ in inside] == [(), (checkpoint,), ()] * 2
+    assert [region for outer, region in inside if not outer] == [checkpoint] * 4
 
 
 def test_autocast_inside_a_model_casts():
@@ -391,11 +383,12 @@ def test_two_threads_at_once():
 
 def test_patches_are_gone_afterwards():
     before = (nn.Module.__call__, range, torch.jit.ScriptFunction.__call__, nn.functional.has_torch_function)
-    applied = vars(torch.autograd.Function)["apply"]
+    applied = networks.Square.apply
     capture(copy.deepcopy(SmallNet()), image(3, 8, 8))
     after = (nn.Module.__call__, range, torch.jit.ScriptFunction.__call__, nn.functional.has_torch_function)
     assert before == after
-    assert vars(torch.autograd.Function)["apply"] is applied
+    assert networks.Square.apply == applied
+    assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
     assert len(range(BATCH_PRIME)) == BATCH_PRIME
 
 

@@ -7,7 +7,9 @@ import os
 import random
 import time
 from dataclasses import dataclass
+from functools import cache as memoized
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +141,14 @@ def unseeded_numpy(self, x):
     return self.layer(x) * np.random.default_rng().random()
 
 
+def file_(self, x):
+    return self.layer(x) * len(Path(__file__).read_text())
+
+
+def array_file(self, x):
+    return self.layer(x) * float(np.fromfile(__file__, np.uint8, 1)[0])
+
+
 def random_number(self, x):
     return self.layer(x) * random.random()
 
@@ -194,6 +204,8 @@ REFUSED = {
     system_number: "from os.urandom",
     system_generator: "from random.SystemRandom",
     unseeded_numpy: "from numpy.random.default_rng",
+    file_: f"reads the file '{Path(__file__).name}' at",
+    array_file: f"reads the file '{Path(__file__).name}' at",
     random_number: "from random",
     random_branch: "from random",
     random_choice: "from random",
@@ -234,6 +246,15 @@ def statistics(self, x):
     return self.layer(x)
 
 
+@memoized
+def read_once():
+    return len(Path(__file__).read_text())
+
+
+def file_read_once(self, x):
+    return self.layer(x) * read_once()
+
+
 def cache(self, x):
     if self.state is None or self.width < x.shape[0]:
         self.state, self.width = torch.arange(4.0), x.shape[0]
@@ -260,7 +281,7 @@ def timed(self, x):
     return self.layer(x)
 
 
-ACCEPTED = (statistics, cache, global_cache, last_output, certain_draw, timed)
+ACCEPTED = (statistics, file_read_once, cache, global_cache, last_output, certain_draw, timed)
 
 
 @pytest.mark.parametrize("forward", ACCEPTED, ids=lambda f: f.__name__)

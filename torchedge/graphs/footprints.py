@@ -41,7 +41,8 @@ class Footprint:
     sizes: of each storage. tensors: the storage of each input and output (-1: an absent input); an output may
     share an input's. gradients: the storage of the gradient that arrives for each output (-1: none).
     forward: k + 1 where storage k is allocated, -k - 1 where it is freed. saved: storages that autograd
-    keeps. backward: events (event, storage, input, `FILLS` and `IN_ORDER` of a gradient).
+    keeps. backward: events (event, storage, input, `FILLS` and `IN_ORDER` of a gradient). kept: those of
+    `saved` that stay until the loss goes: attributes of a custom function's `ctx`.
     """
 
     sizes: tuple[StorageSize, ...]
@@ -50,6 +51,12 @@ class Footprint:
     forward: tuple[int, ...]
     saved: tuple[int, ...]
     backward: tuple[tuple[FootprintEvent, int, int, int], ...]
+    kept: tuple[int, ...] = ()
+
+    def narrowed(self, before: int, now: int) -> Footprint:
+        """Return the footprint where elements of `before` bytes, as the first input's, have `now` bytes."""
+        sizes = [replace(s, item_size=now) if s.item_size == before else s for s in self.sizes]
+        return replace(self, sizes=tuple(sizes))
 
     def widened(self, item_size: int, narrow: Collection[int], *, casts: bool = True) -> Footprint:
         """Return the footprint where some inputs and outputs have narrower elements than the others.

@@ -107,10 +107,10 @@ class Op:
 
     `scope` is the path of the module that called it; `inplace` that output 0 overwrites input 0; `grad` that
     autograd was recording; `region` numbers the activation-checkpoint region it runs in (0: none, below 0:
-    one with reentrant autograd; from `FUNCTION_REGION` on: a custom autograd function, which runs again as a
-    checkpoint does), `outer` the regions around that one, the outermost first; `stored` that a selective
-    checkpoint stores its outputs; `known` that
-    `torchedge.ops` knows it. `footprint`: its memory as PyTorch runs it, if no rule there says
+    one with reentrant autograd; from `FUNCTION_REGION` on: the forward of a custom autograd function, whose
+    memory is that of the "custom_function" behind it), `outer` the regions around that one, the outermost
+    first; `stored` that a selective checkpoint stores its outputs; `known` that `torchedge.ops` knows it.
+    `footprint`: its memory as PyTorch runs it, if no rule there says
     so. `autocast`: the autocast that the model entered itself, "off" or a dtype, whatever autocast is around
     the model; empty outside of one.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -150,11 +151,20 @@ def wait(context: DeviceContext, queue: Any) -> None:
         queue.flush()
         begun = time.perf_counter()
         while (status := marker.command_execution_status) > context.cl.command_execution_status.COMPLETE:
-            time.sleep(min(0.01, (time.perf_counter() - begun) / 50))
+            waited = time.perf_counter() - begun
+            if waited < _SHORT:  # a pause takes longer than asked for
+                _give_way()
+            else:
+                time.sleep(min(0.01, waited / 50))
     except context.cl.Error as error:
         raise failure(context, queue, error) from error
     if status < 0:
         raise failure(context, queue, status)
+
+
+_SHORT = 5e-4
+_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Seconds of waiting without a pause, in which other threads, such as a driver's own, run first."""
 
 
 def drain(context: DeviceContext, *queues: Any) -> None:

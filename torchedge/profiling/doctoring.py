@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -164,6 +165,10 @@ def _opencl() -> Iterator[Finding]:
             "OpenCL", "missing", "pyopencl: training and running kernels", _pip("'torchedge[opencl]'")
         )
         return
+    if fault := _fault_of_import("pyopencl"):
+        mend = _pip("--force-reinstall --no-deps pyopencl")
+        yield Finding("OpenCL", "broken", f"pyopencl does not load: {fault}", mend)
+        return
     from torchedge.opencl import list_opencl_devices
     from torchedge.opencl.choosing import remedy
     from torchedge.opencl.probes import fault_of
@@ -238,7 +243,23 @@ def _fault_of_writing(folder: Path) -> str:
 
 def _extras() -> Iterator[Finding]:
     for extra, (module, purpose) in _EXTRAS.items():
-        if importlib.util.find_spec(module) is not None:
-            yield Finding(f"[{extra}]", "works", purpose)
-        else:
+        if importlib.util.find_spec(module) is None:
             yield Finding(f"[{extra}]", "missing", f"{module}: {purpose}", _pip(f"'torchedge[{extra}]'"))
+        elif fault := "" if module == "torchvision" else _fault_of_import(module):
+            mend = _pip(f"--force-reinstall --no-deps {_DISTRIBUTIONS.get(module, module)}")
+            yield Finding(f"[{extra}]", "broken", f"{module} does not load: {fault}", mend)
+        else:
+            yield Finding(f"[{extra}]", "works", purpose)
+
+
+def _fault_of_import(module: str) -> str:
+    """Return why a package that is installed cannot be imported, empty where it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a damaged package may raise anything
+        return first_line(error)
+    return ""
+
+
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
+"""What pip calls the package of a module, where the names differ."""

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd.function import FunctionCtx
 from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 from torch.utils import checkpoint as checkpoints
@@ -34,17 +33,14 @@ class AutogradState:
     """The gradient mode of the model's operators, and the checkpointed region that contains them.
 
     In a custom autograd function and a reentrant checkpoint, PyTorch disables gradients below Python.
-    Operators there count as recorded, and run again in the backward pass: that of a custom function is not
-    captured, and those that people write keep what they read and compute the rest anew.
+    Operators there count as recorded, and run again in the backward pass.
     """
 
     def __init__(self) -> None:
         self._switched_on = torch.is_grad_enabled()
         self._regions = 0
         self._annotated: CheckpointRegion | None = None
-        self.entered: tuple[Any, tuple[Any, ...]] | None = (
-            None  # the custom function entered last: class, arguments
-        )
+        self._function: tuple[int, ...] = ()  # the regions of the custom function that runs
 
     def switch(self, on: bool) -> None:
         """Follow `torch.set_grad_enabled`, called before it takes effect."""
@@ -53,6 +49,8 @@ class AutogradState:
 
     def now(self, note: Note) -> tuple[bool, tuple[int, ...]]:
         """Return whether gradients are recorded, and the regions as in `Op.outer` and, last, `Op.region`."""
+        if self._function:
+            return True, self._function
         if torch.is_grad_enabled():
             self._switched_on = True
         elif self._switched_on and self._is_inside_function():
@@ -63,6 +61,24 @@ class AutogradState:
         if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
             return self._switched_on and not torch.is_inference_mode_enabled(), (0,)
         return self._switched_on, self._path(hooks[0], note)
+
+    @contextmanager
+    def function(self, note: Note) -> Iterator[int]:
+        """Take operators as part of a custom autograd function; yields its region, 0 where it is none.
+
+        It is none where no gradients are recorded, and inside of another one.
+        """
+        on, path = self.now(note)
+        if not on or self._function:
+            yield 0
+            return
+        self._regions += 1
+        region = FUNCTION_REGION + self._regions
+        self._function = (*[number for number in path if number], region)
+        try:
+            yield region
+        finally:
+            self._function = ()
 
     @contextmanager
     def inside(self, region: CheckpointRegion | None) -> Iterator[None]:
@@ -98,39 +114,25 @@ class AutogradState:
         numbers: tuple[int, ...] = getattr(pack, _REGION)
         return numbers
 
-    def _number(self, owner: Any, least: int = 1) -> int:
+    def _number(self, owner: Any) -> int:
         """Return the number of a region, an attribute of the object that PyTorch creates for it."""
         if not hasattr(owner, _REGION):
-            setattr(owner, _REGION, self._regions + least)
             self._regions += 1
+            setattr(owner, _REGION, self._regions)
         number: int = getattr(owner, _REGION)
         return number
 
     def _in_frames(self, note: Note) -> tuple[bool, tuple[int, ...]]:
-        """Return the region of the innermost reentrant checkpoint, else of the outermost custom function."""
+        """Return the region of the innermost reentrant checkpoint, else of the one whose hooks are set."""
         frame: FrameType | None = sys._getframe(1)
-        owner: object = None
-        inner, function = None, None
         while frame is not None:
             if frame.f_code is CheckpointFunction.forward.__code__:
                 return self._in_reentrant(frame, note)
-            if frame.f_code is _APPLY and frame.f_locals["cls"] is not CheckpointFunction:
-                name = frame.f_locals["cls"].__name__
-                note(
-                    f"{name} is a custom autograd function: captured as the operators of its forward, which "
-                    "run again in the backward pass, each with its own backward"
-                )
-                owner = inner.f_locals.get(inner.f_code.co_varnames[0]) if inner is not None else None
-                function = frame.f_locals["cls"], frame.f_locals["args"]
-            inner, frame = frame, frame.f_back
+            frame = frame.f_back
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook"):
             return True, self._path(hooks[0], note)
-        if not isinstance(owner, FunctionCtx):
-            return True, (0,)
-        if not hasattr(owner, _REGION):
-            self.entered = function
-        return True, (self._number(owner, FUNCTION_REGION),)
+        return True, (0,)
 
     def _in_reentrant(self, frame: FrameType, note: Note) -> tuple[bool, tuple[int, ...]]:
         owner = frame.f_locals["ctx"]
@@ -166,7 +168,6 @@ _MIXED = (
     "to a fifth"
 )
 _REGION = "_torchedge_region"
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 def _policy_of(context: Any) -> Policy | None:

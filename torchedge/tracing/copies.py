@@ -127,6 +127,7 @@ def _copied(model: _Module) -> tuple[_Module, list[Any]]:
         elif kind is functools.partial:
             keywords = {key: twin_of(value) for key, value in item.keywords.items()}
             twin = functools.partial(twin_of(item.func), *map(twin_of, item.args), **keywords)
+            vars(twin).update({key: twin_of(value) for key, value in vars(item).items()})
         else:
             twin = item
         return twin

@@ -20,6 +20,8 @@ from types import CodeType, FrameType, ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.function import _SingleLevelFunction
+from torch.utils.checkpoint import CheckpointFunction
 
 from torchedge.devices import Device
 from torchedge.errors import CaptureError
@@ -43,6 +45,9 @@ class QuestionTaker(Protocol):
 
     def note(self, text: str) -> None:
         """Add a note to the capture, once."""
+
+    def run_function(self, function: Any, apply: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return `apply(*args, **kwargs)`, which runs a custom autograd function."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +336,9 @@ class _Version(ModuleType):
         return software.get("cuda", "12.8") if accelerator.type == "cuda" else None
 
 
+_ABSENT = object()
+
+
 class _Installed:
     """The functions of PyTorch that answer for captures, in place while one of any thread runs."""
 
@@ -355,12 +363,13 @@ class _Installed:
             self._replace(torch.autocast, "__init__", _heard(torch.autocast.__init__, _made))
             self._replace(torch.autocast, "__enter__", _heard(torch.autocast.__enter__, _entered))
             self._replace(torch.autocast, "__exit__", _heard(torch.autocast.__exit__, _left))
+            self._replace(_SingleLevelFunction, "apply", classmethod(_apply))
             for function in _OF_WHOLE_NUMBERS:
                 self._replace(math, function, _through_int(vars(math)[function]))
             torch.version.__class__ = _Version
 
     def _replace(self, home: object, name: str, function: Any) -> None:
-        self._originals.append((home, name, vars(home)[name]))
+        self._originals.append((home, name, vars(home).get(name, _ABSENT)))
         setattr(home, name, function)
 
     def leave(self) -> None:
@@ -371,7 +380,10 @@ class _Installed:
 
     def _restore(self) -> None:
         for home, name, original in reversed(self._originals):
-            setattr(home, name, original)
+            if original is _ABSENT:
+                delattr(home, name)
+            else:
+                setattr(home, name, original)
         self._originals.clear()
         torch.version.__class__ = ModuleType
 
@@ -394,6 +406,14 @@ def _heard(original: Any, listening: Callable[[QuestionTaker, Any], None]) -> An
         return result
 
     return run
+
+
+def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a custom autograd function, through the capture if one runs; reentrant checkpoints are none."""
+    run = super(_SingleLevelFunction, function).apply
+    if _active.accelerator is None or issubclass(function, CheckpointFunction):
+        return run(*args, **kwargs)
+    return _active.listener.run_function(function, run, args, kwargs)
 
 
 _OF_WHOLE_NUMBERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "factorial", "comb", "perm")

@@ -152,6 +152,7 @@ class _FootprintRun(StorageLog):
         self.gradients: list[int] = []
         self.returned = 0
         self.saved: tuple[int, ...] = ()
+        self.kept: tuple[int, ...] = ()
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _FootprintRun:
         """Run the call and, where it is differentiable, its backward call."""
@@ -162,6 +163,8 @@ class _FootprintRun(StorageLog):
                 own = self.follow(loss)
                 self.saved = tuple([k for k in self.alive.values() if k != own])
                 loss.backward()
+                alive = {*self.alive.values()}
+                self.kept = tuple([k for k in self.saved if k in alive])
         return self
 
     def _forward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], anchor: torch.Tensor) -> Any:
@@ -182,7 +185,7 @@ class _FootprintRun(StorageLog):
         if isinstance(item, torch.Tensor):
             place = len(self.inputs)
             needs = self.needs[place]
-            tensor = _input(anchor, self, place, item) if needs else _empty_like(item)
+            tensor = _input(anchor, self, place, _form(item)) if needs else _empty(*_form(item))
             self.inputs.append((self.follow(tensor), item.numel(), item.dtype))
             return tensor
         if type(item) in (tuple, list):
@@ -228,6 +231,7 @@ class _FootprintRun(StorageLog):
             tuple(forward),
             self.saved,
             tuple([e for e in backward if e[1] in known]),
+            self.kept,
         )
 
 
@@ -275,17 +279,25 @@ def _order(gradient: torch.Tensor, steps: tuple[int, ...]) -> int:
     return FILLS * fills + IN_ORDER * same
 
 
-def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="meta")
+_Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def _form(tensor: torch.Tensor) -> _Form:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _empty(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, steps, dtype=dtype, device="meta")
 
 
 class _Input(torch.autograd.Function):
     """A tensor that the call reads; its backward call gets the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, replay: _FootprintRun, place: int, like: torch.Tensor) -> Any:
-        ctx.replay, ctx.place, ctx.steps = replay, place, like.stride()
-        return _empty_like(like)
+    def forward(ctx: Any, anchor: torch.Tensor, replay: _FootprintRun, place: int, form: _Form) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.replay, ctx.place, ctx.steps = replay, place, form[1]
+        return _empty(*form)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -185,8 +185,6 @@ class Interceptor(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call; the mode is off while this runs."""
-        if self.recorder.inside is not None:
-            self.recorder.leave_function()
         func = called_function(func, sys._getframe(1))
         target = target_of(func)
         kwargs = kwargs or {}

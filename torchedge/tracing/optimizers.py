@@ -54,8 +54,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Iterable[torch
         names = ", ".join(sorted(kind.__name__ for kind in _RULES))
         raise InputError(
             f"optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; expected one "
-            f"of {names} of torch.optim: train with another one in a loop of your own, on "
-            'torch.compile(model, backend="torchedge")'
+            f"of {names} of torch.optim; for any other write the loop yourself: compiled = "
+            'torch.compile(model, backend="torchedge"), then loss.backward() and optimizer.step()'
         )
     check_parameters(optimizer, parameters)
     check_hooks(optimizer)
@@ -79,7 +79,8 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     places = [f"a parameter of shape {tuple(p.shape)}" for p in parameters if _hooked(p, _PARAMETER_HOOKS)]
-    if _hooked(optimizer, _OPTIMIZER_HOOKS) or not _is_own(optimizer.step):
+    exchanged = type(optimizer) in _RULES and not _is_own(optimizer.step)  # others are refused by kind
+    if exchanged or _hooked(optimizer, _OPTIMIZER_HOOKS):
         places.append("the optimizer")
     if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         places.append("every optimizer (register_optimizer_step_pre_hook or _post_hook)")

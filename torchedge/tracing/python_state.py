@@ -592,7 +592,7 @@ class _Walk:
             return f"cached {self.of(item.func, path)}"
         if isinstance(item, functools.partial):
             parts = [self.of(part, path) for part in (item.func, item.args, item.keywords)]
-            return f"partial {parts}"
+            return f"partial {parts}{self._attributes(item, path)}"
         if isinstance(item, functools._lru_cache_wrapper):
             return f"memoized {self.of(item.__wrapped__, path)}"
         if isinstance(item, CellType):

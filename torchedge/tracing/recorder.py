@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -316,23 +316,6 @@ def leaves_of(model: torch.nn.Module) -> Leaves:
     return leaves
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
-    """The custom autograd function that runs: its region, its first value, what it reads, its footprint."""
-
-    region: int
-    first: int
-    inputs: list[int]
-    footprint: Callable[[], Footprint | None]
-
-
-def _like(item: Any) -> Any:
-    """Return an argument without the stand-in, whose end is that of a value."""
-    if not isinstance(item, torch.Tensor):
-        return item
-    return torch.empty_strided(item.size(), item.stride(), dtype=item.dtype, device="meta")
-
-
 class Recorder:
     """Collects values and operators while a model is traced.
 
@@ -369,7 +352,6 @@ class Recorder:
         self.shows_batch = self.reads_batch = False
         self.notes: list[str] = []
         self.has_complex = False
-        self.inside: _Inside | None = None
         self._named_leaves = leaves
         self._leaves: dict[int, int] = {}
         self._metas: dict[int, torch.Tensor] = {}
@@ -456,41 +438,73 @@ class Recorder:
                 whole.token = self._view_again(whole, written) if root in self._hiding else token
             tensor.token = self._view_again(tensor, written)
 
-    def leave_function(self) -> None:
-        """End a custom autograd function whose own backward may pass gradients on that its operators stop.
+    def run_function(self, function: Any, apply: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a custom autograd function; an operator behind those of its forward has its memory.
 
-        Then an operator behind its result has the footprint of the function (straight-through estimators).
+        That is what its own forward and backward take on meta tensors, with what `ctx` keeps. Where they
+        cannot run so, autograd is taken to keep every input.
         """
-        entered, self.inside = self.inside, None
-        if entered is None or self.autograd.now(self.note)[1][-1:] == (entered.region,):
-            self.inside = entered
-            return
-        owners = map(self._owner, range(entered.first, len(self.values)))
-        results = [owner for owner in owners if owner is not None]
-        trains = any(self.needs_gradient(index) for index in entered.inputs)
-        if len(results) == 1 and trains and results[0].dtype_name in FLOATING:
-            (result,), old = results, results[0].token.index
-            if not self.needs_gradient(old):
-                form = (result.sizes, result.dtype_name)
-                (index,) = self.add_call("custom_function", entered.inputs, {}, [form], old)
-                self.ops[-1] = replace(self.ops[-1], footprint=entered.footprint())
-                result.token = self.token(index)
+        before = {id(t): t.token.index for t in (*args, *kwargs.values()) if type(t) is TracedTensor}
+        inputs: list[int] = []
+        needs: list[bool] = []
+        with torch._C.DisableTorchFunction():
+            shapes = self._arguments((args, kwargs), inputs, needs, 2) if before else (args, kwargs)
+        if True not in needs:
+            return apply(*args, **kwargs)
+        with self.autograd.function(self.note) as region:
+            results = apply(*args, **kwargs)
+        several = results if isinstance(results, tuple) else (results,)
+        if not region or any(type(item) is not TracedTensor for item in several if torch.is_tensor(item)):
+            return results
+        outputs: list[TracedTensor] = [item for item in several if type(item) is TracedTensor]
+        with torch._C.DisableTorchFunction():
+            on_every_batch = self.fixed_batch is None
+            footprint = footprint_of(function.apply, shapes[0], shapes[1], needs, decoded=on_every_batch)
+            if footprint is not None and len(footprint.tensors) != len(inputs) + len(outputs):
+                footprint = None
+            self._note_function(function.__name__, footprint)
+            old = [output.token.index for output in outputs]
+            new = self.add_call("custom_function", inputs, {"body": region}, [self._form(k) for k in old])
+            written = [before.get(id(output), k) != k for output, k in zip(outputs, old, strict=True)]
+            self.ops[-1] = replace(self.ops[-1], footprint=footprint, inplace=True in written[:1])
+            for place, (index, k) in enumerate(zip(new, old, strict=True)):
+                output, self.values[index] = outputs[place], replace(self.values[index], alias=k)
+                if written[place]:
+                    self._views[index] = self.ops[-1]
+                    self.overwrite(output, index)
+                elif id(output) in before:  # an input as it is: PyTorch returns a view of it
+                    outputs[place] = self.wrap(output, index)
+                else:
+                    output.token, self._owners[index] = self.token(index), ref(output)
+        ends = iter(outputs)
+        returned = tuple([next(ends) if torch.is_tensor(item) else item for item in several])
+        return returned if several is results else returned[0]
 
-    def _enter_function(self, function: Any, args: Sequence[Any], region: int, first: int) -> None:
-        tensors = [item for item in args if isinstance(item, torch.Tensor)]
-        metas = [self.meta_of(item) if isinstance(item, torch.Tensor) else item for item in args]
-        inputs = [self.index_of(tensor) for tensor in tensors]
-        needs = [self.needs_gradient(index) for index in inputs]
-        shapes = [_like(item) for item in metas]
+    def _note_function(self, name: str, footprint: Footprint | None) -> None:
+        memory = "its memory that of its own forward and backward"
+        if footprint is None:
+            memory = "and every input counts as kept, since it does not run on tensors without values"
+        self.note(
+            f"{name} is a custom autograd function: its time is that of the operators of its forward, which "
+            f"count again in the backward pass, {memory}"
+        )
 
-        def footprint() -> Footprint | None:
-            replayed = footprint_of(function.apply, shapes, {}, needs, decoded=self.fixed_batch is None)
-            if replayed is None:
-                return None
-            hidden = [k for k in replayed.saved if k not in replayed.tensors]
-            return replace(replayed, forward=tuple([k + 1 for k in hidden]))
+    def _arguments(self, item: Any, inputs: list[int], needs: list[bool], nesting: int) -> Any:
+        """Return arguments of a function on meta tensors; collect the tensors' values, and which are trained.
 
-        self.inside = _Inside(region, first, inputs, footprint)
+        Those in containers are none of autograd's. nesting: containers to the function's own arguments.
+        """
+        if torch.is_tensor(item):
+            index = self.index_of(item)
+            inputs.append(index)
+            needs.append(not nesting and self.needs_gradient(index))
+            meta = self.meta_of(item)
+            return torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype, device="meta")
+        if type(item) in (tuple, list):
+            return type(item)([self._arguments(part, inputs, needs, nesting - 1) for part in item])
+        if type(item) is dict:
+            return {key: self._arguments(part, inputs, needs, nesting - 1) for key, part in item.items()}
+        return without_batch_sizes(item)
 
     def _view_again(self, tensor: TracedTensor, whole: int) -> Token:
         """Return the value of a tensor whose storage `whole` has by now."""
@@ -668,9 +682,6 @@ class Recorder:
         outputs = range(first, len(self.values))
         plain_attrs = {k: plain(v) for k, v in attrs.items()}
         grad, (*outer, region) = self.autograd.now(self.note)
-        if self.autograd.entered is not None:
-            (function, args), self.autograd.entered = self.autograd.entered, None
-            self._enter_function(function, args, region, first)
         self.ops.append(
             Op(kind, tuple(inputs), tuple(outputs), plain_attrs, self.scopes[-1], inplace, grad, region,
                kind in registry(), autocast=self._own_autocast() if self.own_autocasts else "",

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import CaptureError
 from torchedge.tracing.copies import Draws
+from torchedge.tracing.file_reads import reading
 from torchedge.tracing.python_state import Change, PythonState
 
 _EXTREMES = (0.0, 1 - 2**-53)
@@ -50,10 +51,12 @@ class ForwardState:
         """
         self.begin()
         try:
-            yield
+            with reading() as files:
+                yield
             reasons = [] if self.accepted else [*map(str, self.changes()), *self.drawn_from()]
             if not self.accepted and (self.draws.count or self.clocks):
                 reasons.append("random numbers, or the time")
+            reasons += [] if self.accepted else files
         finally:
             self.restore()
         if reasons:
@@ -151,6 +154,7 @@ class _Operators(TorchDispatchMode):
         self.dependent = {_storage(tensor) for tensor in sources}
         self.read: set[int] = set()
         self.record: list[Any] = []
+        self.files: list[str] = []
         self.alive: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -190,7 +194,7 @@ def rehearse(state: ForwardState, run: Callable[[], Any], sources: Sequence[torc
 
     def observed() -> _Operators:
         operators = _Operators(sources)
-        with operators:
+        with operators, reading() as operators.files:
             run()
         return operators
 
@@ -214,6 +218,10 @@ def rehearse(state: ForwardState, run: Callable[[], Any], sources: Sequence[torc
             reads_results = not second.read.isdisjoint(carried & first.dependent)
             if again or reads_results or second.record != first.record:
                 raise _refusal(f"changes {(again or changed)[0]}, and reads it")
+        else:
+            second = observed() if first.files else first
+        if second.files:
+            raise _refusal(f"reads {second.files[0]}")
         for extreme in _EXTREMES if draws or state.clocks else ():
             state.begin()
             state.draws.restart(extreme)

@@ -181,6 +181,12 @@ class StepWatch(Interceptor):
         if self._recording is not None:
             self._recording.end_autocast()
 
+    def run_function(self, function: Any, apply: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return `apply(*args, **kwargs)`, which runs a custom autograd function."""
+        if self._recording is None:
+            return apply(*args, **kwargs)
+        return self._recording.run_function(function, apply, args, kwargs)
+
     # begin and end ------------------------------------------------------------------------------------------
 
     def watch(self) -> StepWatch:

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from oracles.checkpointed import CHECKPOINTED
+from oracles.custom_functions import FUNCTIONS
 from oracles.eager_memory import run_training
 from oracles.fake_cpu import run_training_on_fake_cpu
 from oracles.networks import FAST, NETWORKS, Network, criterion
 from oracles.optimizers import OPTIMIZERS
+from torch.utils.checkpoint import checkpoint
 
 from torchedge.prediction.memory.decomposition import decompose
 from torchedge.prediction.memory.settings import StepSettings
@@ -313,31 +315,42 @@ def test_peak_of_a_layer_in_place_behind_an_instance_norm():
     check(Network("norm", build, lambda batch: ((torch.empty(batch, 3, 32, 32, device="meta"),), {})))
 
 
-class Binary(torch.autograd.Function):
-    """A step whose own backward passes gradients on where its forward stops them."""
+class Own(torch.nn.Module):
+    """Layers with a custom autograd function behind each, within checkpoints or not."""
 
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return (x > 0).float()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient * (1 - x.abs())
-
-
-class Straight(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, function, checkpointed):
         super().__init__()
-        self.first, self.last = torch.nn.Linear(64, 1024), torch.nn.Linear(1024, 10)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(n, 256) for n in (64, 256, 256)])
+        self.last, self.function, self.checkpointed = torch.nn.Linear(256, 10), function, checkpointed
 
     def forward(self, x):
-        return self.last(Binary.apply(self.first(x)))
+        for layer in self.layers:
+            if self.checkpointed:
+                x = checkpoint(self.run, layer, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = self.run(layer, x)
+        return self.last(x)
+
+    def run(self, layer, x):
+        return self.function(layer(x))
 
 
-def test_peak_with_a_straight_through_function():
-    check(Network("straight", Straight, lambda batch: ((torch.empty(batch, 64, device="meta"),), {})))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_peak_with_a_custom_function(name):
+    check_function(name, "sgd", False)
+
+
+@pytest.mark.parametrize("name", ["saves", "attributes", "scratch"])
+def test_peak_with_a_custom_function_in_checkpoints_and_under_autocast(name):
+    check_function(name, "sgd", True)
+    check_function(name, "bfloat16", False)
+
+
+def check_function(name, recipe, checkpointed):
+    def feed(batch):
+        return (torch.empty(batch, 512, 64, device="meta"),), {}
+
+    check(Network(name, lambda: Own(FUNCTIONS[name], checkpointed), feed), recipe)
 
 
 class Chain(torch.nn.Module):

@@ -99,6 +99,9 @@ class _AutocastPass:
         """
         footprint, kind = op.footprint, "widest" if spec is None else spec.autocast
         reads = spec is not None and spec.widens
+        if op.kind == "custom_function" and footprint is not None and op.inputs[0] is not None:
+            now, before = [values[op.inputs[0]].item_size for values in (self.out.values, self.graph.values)]
+            return replace(op, footprint=footprint.narrowed(before, now)) if now < before else op
         if (
             footprint is None
             or not (reads or kind in _WIDEST)
@@ -160,6 +163,8 @@ class _AutocastPass:
             if op.kind == "to_copy" or not op.inputs:
                 continue
             dtype = wanted or self._promoted(op, spec, value)
+            if op.kind == "custom_function" and value.alias is not None:  # as its body ran
+                dtype = values[value.alias].dtype
             if dtype != value.dtype and dtype in _CASTABLE:
                 values[index] = replace(value, dtype=dtype)
 

@@ -76,3 +76,37 @@ def releases_of(graph: ForwardGraph) -> tuple[tuple[int, ...], ...]:
         return graph.releases
     stays = {*graph.outputs} if graph.loss is None else {graph.loss}
     return last_uses([[i for i in (*op.inputs, *op.outputs) if i is not None] for op in graph.ops], stays)
+
+
+def without_bodies(graph: ForwardGraph) -> ForwardGraph:
+    """Return a graph without the operators inside of custom functions: the one behind has their memory.
+
+    Those whose results are read elsewhere stay, such as casts of weights that autocast keeps.
+    """
+    if not any(op.kind == "custom_function" for op in graph.ops):
+        return graph
+    values = list(graph.values)
+    bodies = {op.attrs["body"]: op for op in graph.ops if op.kind == "custom_function"}
+    made = {index for op in graph.ops if op.region in bodies for index in op.outputs}
+    for op in bodies.values():
+        for index in op.outputs:
+            alias = values[index].alias
+            while alias in made:
+                alias = values[alias].alias
+            values[index] = replace(values[index], alias=alias)
+    read: set[int | None] = {*graph.outputs, graph.loss}
+    stays = [False] * len(graph.ops)
+    for position, op in reversed([*enumerate(graph.ops)]):
+        stays[position] = op.region not in bodies or not read.isdisjoint(op.outputs)
+        if stays[position]:
+            read.update(op.inputs)
+    out, waiting = Rewriter(replace(graph, values=tuple(values))), list[int]()
+    for op, released, is_kept in zip(graph.ops, releases_of(graph), stays, strict=True):
+        waiting += released
+        if is_kept:
+            body = bodies.get(op.region)
+            out.emit(
+                op if body is None else replace(op, region=body.region, outer=body.outer), tuple(waiting)
+            )
+            waiting.clear()
+    return out.finish()

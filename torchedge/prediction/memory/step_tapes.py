@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from torchedge.graphs import FUNCTION_REGION, ForwardGraph, Op, Value
+from torchedge.graphs import ForwardGraph, Op, Value
 from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, UpdateFootprint
 from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, Work, spec_of
@@ -20,7 +20,7 @@ from torchedge.ops.gradients import gradient_needs, is_differentiated, makes_lea
 from torchedge.ops.kernels import kernel
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.decomposition import decompose
-from torchedge.prediction.memory.rewriting import releases_of
+from torchedge.prediction.memory.rewriting import releases_of, without_bodies
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
 from torchedge.prediction.memory.workspaces import (
@@ -108,7 +108,7 @@ class StepWriter:
     """Writes one step of a graph to a tape; `graph` is the graph as the framework runs it."""
 
     def __init__(self, graph: ForwardGraph, settings: StepSettings) -> None:
-        self.graph = decompose(lower_precision(graph, settings), settings)
+        self.graph = decompose(without_bodies(lower_precision(graph, settings)), settings)
         self.settings = settings
         self.tape = TapeWriter()
         self.differentiable = gradient_needs(self.graph)
@@ -128,6 +128,8 @@ class StepWriter:
         self._blas_size = (int(settings.blas_workspace_mib * 2**20) // len(_BLAS), 0, 0)
         self._multiplied: set[int] = set()
         self._trained: set[int] = set()
+        self._kept: list[int] = []  # what the loss keeps beyond the step
+        self._kept_before: list[int] = []
         self._first = False
         self._update: UpdateFootprint | None = None
         self._updated: frozenset[int] | None = None
@@ -149,6 +151,12 @@ class StepWriter:
         for value in self.graph.unread:
             tape.keep(value.nbytes, WEIGHTS, value.name)
         for op in self.graph.ops if trains else ():
+            if op.footprint is not None and not first and self._keeps(op):
+                for number in op.footprint.kept:
+                    label = f"{_title(op)} (kept by the last loss)"
+                    storage = tape.keep(self._size_of(op, op.footprint, number), SAVED, label)
+                    tape.counts[storage] = 1
+                    self._kept_before.append(storage)
             if op.scope == "loss" and op.kind == "zeros" and not op.inputs:  # the targets, which a user feeds
                 index = op.outputs[0]
                 self._storage[index] = tape.keep(self._sizes[index], INPUTS, "target")
@@ -182,7 +190,7 @@ class StepWriter:
                 storages.append(gradient)
         for _, state in sorted(self._state.items()):
             storages += state
-        return storages
+        return storages + self._kept
 
     def forget_unused(self) -> None:
         """Take back workspaces that no product used, and what parameters without a gradient do not have."""
@@ -209,7 +217,6 @@ class StepWriter:
         graph, tape = self.graph, self.tape
         regions: dict[int, _Region] = {}
         ends = {_regions_of(op)[0]: position for position, op in enumerate(graph.ops) if op.region}
-        checkpoints = range(1, FUNCTION_REGION)  # those without re-entry
         for position, op in enumerate(graph.ops):
             tape.owner = position
             if op.region and op.grad and graph.loss is not None:
@@ -223,7 +230,7 @@ class StepWriter:
                 self._run(position, op, saving=False)
                 if op.stored:
                     self._store(op, region)
-                is_over = position == ends[number] and number in checkpoints
+                is_over = position == ends[number] and number > 0
                 if is_over and self._run_again(region) == (0, 0):  # autograd keeps nothing that refers to it
                     self._drop_all(region.inputs)
                     region.inputs.clear()
@@ -235,6 +242,7 @@ class StepWriter:
                     tape.drop(storage)
             if position in self._forgotten:
                 self._forget({*self._forgotten[position]})
+        self._drop_all(self._kept_before)
 
     def _forget(self, positions: Collection[int]) -> None:
         """Free what autograd keeps of operators that no gradient reaches."""
@@ -305,6 +313,10 @@ class StepWriter:
         if saving and self.graph.loss is not None and makes_leaf(op):
             for index in op.outputs:  # the loss refers to it and to its gradient until the step ends
                 tape.hold(storage[index])
+        if footprint.kept and not tape.phase and self._keeps(op):
+            self._kept += [numbers[number] for number in footprint.kept]
+            for number in footprint.kept:
+                tape.hold(numbers[number])
         self._start_blas(op)
         self._take_workspace(op, 0)
         if not recorded:
@@ -323,6 +335,10 @@ class StepWriter:
             if tape.category[storage] == TEMPORARY:
                 tape.category[storage] = SAVED
         return _Record(op, footprint, needs, saved, position, numbers)
+
+    def _keeps(self, op: Op) -> bool:
+        """Whether the loss keeps what `ctx` of a custom function has: a reentrant checkpoint drops it."""
+        return op.region >= 0 and is_differentiated(op, self.differentiable)
 
     def _start_blas(self, op: Op) -> None:
         """Let cuBLAS take the workspace of the pass's thread at its first product of matrices."""
@@ -365,6 +381,9 @@ class StepWriter:
         for number, gradient in zip(footprint.gradients, incoming, strict=False):
             if gradient is not None and number >= 0:
                 numbers[number] = gradient
+            elif number >= 0 and op.kind == "custom_function":  # a tensor of zeros in its place
+                label = f"backward of {_title(op)}"
+                numbers[number] = tape.new(self._size_of(op, footprint, number), TEMPORARY, label)
             elif gradient is not None:
                 tape.drop(gradient)
         inputs = [index for index in op.inputs if index is not None]
