@@ -5,9 +5,9 @@ missing, a compiler that crashes or never ends. So a device is tried before it i
 image, a sub-buffer, local memory, a barrier and built-in functions is built and run, and what it wrote is
 compared. The functions take 512-bit vectors: PoCL 3.0 links their AVX-512 forms by the processor's features,
 but compiles for the nearest processor that its LLVM knows (AMD Zen 4 becomes Zen 3, without AVX-512), and
-calls of them end the process. A second kernel looks for what a driver does wrong in silence at sizes that small kernels do not
-have: llvmpipe (Mesa 22.3) ends all loops of a work-item after 65,535 rounds. The verdict lies in the cache
-folder, by driver, device, processor and the driver's environment variables.
+such calls end the process there. A second kernel looks for what a driver does wrong in silence at sizes that
+small kernels do not have: llvmpipe (Mesa 22.3) ends all loops of a work-item after 65,535 rounds. The verdict
+lies in the cache folder, by driver, device, processor and the driver's environment variables.
 """
 
 from __future__ import annotations
