@@ -61,8 +61,13 @@ def test_the_reader_imports_nothing_of_torchedge():
     assert len(READER.read_text().splitlines()) <= 300
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("network", "device"), list(zip(NETWORKS, cycle(DEVICES), strict=False)))
+@pytest.mark.parametrize(
+    ("network", "device"),
+    [
+        pytest.param(*pair, marks=pytest.mark.slow) if place else pair
+        for place, pair in enumerate(zip(NETWORKS, cycle(DEVICES), strict=False))
+    ],
+)
 def test_training_steps_have_the_same_bits(network, device, tmp_path):
     case = drawn(network)
     bundle = torchedge.export(

@@ -47,7 +47,15 @@ def check_step(case, **settings):
     assert not wrong, f"{len(wrong)} of {len(off)} gradients are wrong: {wrong}"
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", [*OTHERS, *BENCHMARKS])
+QUICK = ("cnn", "gru", "ranking")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*OTHERS, *BENCHMARKS)
+    ],
+)
 def test_a_training_step_is_that_of_float64(name):
     check_step(drawn(name))
