@@ -154,14 +154,6 @@ def test_scores_in_closed_form():
 
 
 @pytest.mark.slow
-def test_the_real_edge_data(shared_data):
-    pytest.importorskip("sklearn")
-    public = read_public_samples(shared_data / "nasbench201-edge", find_device("jetson-nano"))
-    score = score_left_out(public, ("forest on our features",), strict=False)["forest on our features"]
-    assert score.mean < 3.5 and score.rank > 0.97
-
-
-@pytest.mark.slow
 def test_the_real_server_memory(shared_data):
     pytest.importorskip("sklearn")
     needs_timm()
