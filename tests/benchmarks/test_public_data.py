@@ -151,13 +151,3 @@ def test_scores_in_closed_form():
     score = LeftOut(np.array([1.1, 1.8, 4.0]), np.array([1.0, 2.0, 4.0]), 3)
     assert math.isclose(score.mean, 20 / 3) and math.isclose(score.median, 10) and math.isclose(score.rank, 1)
     assert math.isclose(LeftOut(np.array([3.0, 2, 1]), np.array([1.0, 2, 3]), 3).rank, -1)
-
-
-@pytest.mark.slow
-def test_the_real_server_memory(shared_data):
-    pytest.importorskip("sklearn")
-    needs_timm()
-    public = read_public_samples(shared_data / "server-train-memory", find_device("nvidia-a100"))
-    scores = score_left_out(public, methods_for(public), strict=False)
-    assert scores["without forest"].median <= 5 and scores["forest on our features"].median <= 5
-    assert scores["nothing fitted"].median > 20
