@@ -51,6 +51,17 @@ def test_a_failed_import_becomes_a_missing_extra():
     assert math.pi > 3
 
 
+def test_a_damaged_package_is_not_said_to_be_missing():
+    damaged = (
+        "drawing needs plots, which does not import: cannot import name 'no_such' .*; see: torchedge doctor"
+    )
+    with (
+        pytest.raises(errors.MissingExtraError, match=damaged),
+        errors.needed("plots", extra="plots", purpose="drawing"),
+    ):
+        from math import no_such  # noqa: F401
+
+
 def test_the_nearest_names_are_suggested():
     known = ("resnet18", "resnet34", "vgg16")
     assert errors.did_you_mean("resnet81", known) == "did you mean resnet18?"

@@ -253,8 +253,13 @@ def needed(package: str, *, extra: str | None = None, purpose: str) -> Iterator[
     """Raise MissingExtraError if an import of the package fails inside; arguments as of its `of`."""
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtraError.of(package, extra=extra, purpose=purpose) from error
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{purpose} needs {package}, which does not import: {clipped(first_line(error))}; "
+            "see: torchedge doctor"
+        ) from error
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:
