@@ -325,8 +325,10 @@ class Own(torch.nn.Module):
 
     def forward(self, x):
         for layer in self.layers:
-            if self.checkpointed:
+            if self.checkpointed == "all":
                 x = checkpoint(self.run, layer, x, use_reentrant=False, preserve_rng_state=False)
+            elif self.checkpointed == "function":
+                x = checkpoint(self.function, layer(x), use_reentrant=False, preserve_rng_state=False)
             else:
                 x = self.run(layer, x)
         return self.last(x)
@@ -337,13 +339,14 @@ class Own(torch.nn.Module):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_peak_with_a_custom_function(name):
-    check_function(name, "sgd", False)
+    check_function(name, "sgd", "")
 
 
 @pytest.mark.parametrize("name", ["saves", "attributes", "scratch"])
 def test_peak_with_a_custom_function_in_checkpoints_and_under_autocast(name):
-    check_function(name, "sgd", True)
-    check_function(name, "bfloat16", False)
+    check_function(name, "sgd", "all")
+    check_function(name, "sgd", "function")
+    check_function(name, "bfloat16", "")
 
 
 def check_function(name, recipe, checkpointed):

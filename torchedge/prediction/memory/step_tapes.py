@@ -129,6 +129,7 @@ class StepWriter:
         self._multiplied: set[int] = set()
         self._trained: set[int] = set()
         self._kept: list[int] = []  # what the loss keeps beyond the step
+        self._kept_by: dict[int, dict[int, int]] = {}  # of that, by operator: storages by number
         self._kept_before: list[int] = []
         self._first = False
         self._update: UpdateFootprint | None = None
@@ -314,9 +315,10 @@ class StepWriter:
             for index in op.outputs:  # the loss refers to it and to its gradient until the step ends
                 tape.hold(storage[index])
         if footprint.kept and not tape.phase and self._keeps(op):
-            self._kept += [numbers[number] for number in footprint.kept]
-            for number in footprint.kept:
-                tape.hold(numbers[number])
+            kept = self._kept_by[position] = {number: numbers[number] for number in footprint.kept}
+            self._kept += kept.values()
+            for one in kept.values():
+                tape.hold(one)
         self._start_blas(op)
         self._take_workspace(op, 0)
         if not recorded:
@@ -685,11 +687,12 @@ class StepWriter:
             if is_differentiated(op, self.differentiable):
                 footprint = self._footprint(op, self._needs(op))
                 known = {*footprint.tensors[: sum([index is not None for index in op.inputs])]}
-                if footprint.saved and (path := _regions_of(op)[depth:]):
+                asked = {*footprint.saved} - {*footprint.kept}  # attributes are there: nothing asks for them
+                if asked and (path := _regions_of(op)[depth:]):
                     parts = [_regions_of(self.graph.ops[position])[depth:][:1] for position in positions]
                     return parts.index(path[:1]), end
-                if footprint.saved:
-                    return end - 1 + (op.inplace or not known.issuperset(footprint.saved)), end
+                if asked:
+                    return end - 1 + (op.inplace or not known.issuperset(asked)), end
         return 0, 0
 
     def _record_unrun(self, position: int, op: Op) -> None:
@@ -699,7 +702,10 @@ class StepWriter:
         needs = self._needs(op)
         footprint = self._footprint(op, needs)
         storages = [self._storage[index] for index in op.inputs if index is not None]
-        numbers = dict(zip(footprint.tensors, storages, strict=False))
+        numbers = dict(zip(footprint.tensors, storages, strict=False)) | self._kept_by.get(position, {})
+        for number in footprint.kept:
+            if number not in footprint.tensors:
+                self.tape.hold(numbers[number])
         self._records.append(self._recorded(position, op, footprint, needs, numbers))
 
     # the optimizer ------------------------------------------------------------------------------------------
