@@ -140,7 +140,7 @@ Status Executor::open_queue(uint32_t hints) {
     if (hinted && device_.has(extension)) properties.insert(properties.end(), {key, key + (fast ? 1 : 3)});
   properties.push_back(0);
   context_ = cl_.CreateContext(properties.data(), 1, &device_.handle, nullptr, nullptr, &code);
-  if (context_ == nullptr) context_ = cl_.CreateContext(plain, 1, &device_.handle, nullptr, nullptr, &code);
+  if (context_ == nullptr && properties.size() > 3) context_ = cl_.CreateContext(plain, 1, &device_.handle, nullptr, nullptr, &code);
   if (context_ == nullptr) return failed("creating a context", code);
   const cl_ulong flags = time_launches_ > 0 ? kProfiling : 0, priority[] = {0x1096, fast ? cl_ulong{1} : cl_ulong{4}, 0x1093, flags, 0};
   if (hinted && device_.has("cl_khr_priority_hints") && cl_.CreateCommandQueueWithProperties != nullptr)
