@@ -63,8 +63,18 @@ def test_peaks_of_checkpoints_inside_of_checkpoints_are_exact(seed):
     assert not [note for note in notes if "checkpoint" in note]
 
 
+def test_what_runs_without_gradients_in_a_checkpoint_runs_again():
+    body = (
+        Step("normed", None, ()),
+        Step("plain", "detached", ()),
+        Step("plain", "without gradients", ()),
+    )
+    steps = (Step("cast", torch.float16, ()), Step("checkpoint", None, (body,)))
+    assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "wide"), [(0, False), (100, False), (1000, True), (1100, True)])
+@pytest.mark.parametrize(("first", "wide"), [(0, False), (1000, True)])
 def test_no_module_of_a_hundred_differs(first, wide):
     for seed in range(first, first + 100):
         for batch in (16, 4096):

@@ -220,8 +220,8 @@ class StepWriter:
         ends = {_regions_of(op)[0]: position for position, op in enumerate(graph.ops) if op.region}
         for position, op in enumerate(graph.ops):
             tape.owner = position
-            if op.region and op.grad and graph.loss is not None:
-                number = _regions_of(op)[0]
+            number = _regions_of(op)[0] if op.region and graph.loss is not None else 0
+            if number > 0 or (number and op.grad):  # without re-entry, what runs without gradients runs again
                 region = regions.get(number)
                 if region is None:
                     region = regions[number] = _Region(number < 0)
