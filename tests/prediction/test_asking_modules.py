@@ -74,9 +74,9 @@ def test_what_runs_without_gradients_in_a_checkpoint_runs_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "wide"), [(0, False), (1000, True)])
-def test_no_module_of_a_hundred_differs(first, wide):
-    for seed in range(first, first + 100):
+@pytest.mark.parametrize(("seeds", "wide"), [(range(40), False), (range(1000, 1100), True)])
+def test_no_module_of_many_differs(seeds, wide):
+    for seed in seeds:
         for batch in (16, 4096):
             assert difference(drawn(seed, wide), batch)[0] == pytest.approx(1, rel=0.02), (
                 f"seed {seed} at {batch}"

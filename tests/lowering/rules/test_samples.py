@@ -16,5 +16,5 @@ BEYOND = ("index_put", "scatter_reduce.prod", "index_reduce.prod", "half", "bflo
 @pytest.mark.sampled(60)
 @pytest.mark.parametrize("title", [title for title in ENTRIES if title not in BEYOND])
 def test_samples(title):
-    tally = check_entry(ENTRIES[title], samples=8, run=run_in_numpy)
+    tally = check_entry(ENTRIES[title], samples=4, run=run_in_numpy)
     assert not tally.count("failed", "refused"), tally.outcomes
