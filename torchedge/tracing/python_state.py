@@ -25,7 +25,7 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import IOBase
@@ -870,7 +870,8 @@ class _Slots(MutableMapping[str, Any]):
             raise KeyError(name) from None
 
     def __setitem__(self, name: str, value: Any) -> None:
-        object.__setattr__(self.item, name, value)
+        with suppress(AttributeError):  # a member of a C structure is read-only
+            object.__setattr__(self.item, name, value)
 
     def __delitem__(self, name: str) -> None:
         object.__delattr__(self.item, name)
@@ -883,10 +884,9 @@ class _Slots(MutableMapping[str, Any]):
 
 
 def _slots_of(kind: type) -> list[str]:
-    """Return the names of a class's slots, those of its bases among them, but no members of C structures."""
-    written = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+    """Return the names of a class's slots, those of its bases among them."""
     members = types.MemberDescriptorType
-    return [name for names in written for name, slot in names.items() if isinstance(slot, members)]
+    return [name for base in kind.__mro__ for name, slot in vars(base).items() if isinstance(slot, members)]
 
 
 def _columns(rows: list[Any]) -> list[list[Any]]:
