@@ -59,8 +59,11 @@ __kernel void torchedge_probe(
     const int x = get_local_id(0), y = get_group_id(0);
     row[x] = READ((int2)(x, y));
     barrier(CLK_LOCAL_MEM_FENCE);
-    const float16 wide = exp((float16)(row[x], row[7 - x], row[x], row[7 - x]));
-    vstore4(wide.s4567 + sqrt(row[x]), y * 8 + x, to);
+    float16 wide; /* a literal of four vectors ends Oclgrind 21.10 */
+    wide.s0123 = row[x];
+    wide.s4567 = row[7 - x];
+    wide.hi = wide.lo;
+    vstore4(exp(wide).s4567 + sqrt(row[x]), y * 8 + x, to);
 }
 __kernel void torchedge_rounds(__global float *to, const int rounds)
 {
