@@ -81,6 +81,8 @@ def test_what_no_groups_hold_is_named(tmp_path):
     written(file, model, gguf.GGMLQuantizationType.Q8_0, kind="gemma")
     with pytest.raises(InputError, match="holds a model of gemma; expected one of llama"):
         torchedge.load_gguf(model, file)
+    with pytest.raises(InputError, match="no such file; expected a GGUF file"):
+        torchedge.load_gguf(model, tmp_path / "none.gguf")
     for content in (b"", b"GGUF", file.read_bytes()[:900], b"x" * 999):
         file.write_bytes(content)
         with pytest.raises(InputError, match="is no GGUF file"):

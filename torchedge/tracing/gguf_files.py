@@ -36,6 +36,8 @@ def load_gguf(model: object, path: str | Path) -> torch.nn.Module:
     with needed("gguf", extra="gguf", purpose="reading a GGUF file"):
         import gguf
     file = check_path("path", path)
+    if not file.is_file():
+        raise InputError(f"{file}: no such file; expected a GGUF file")
     try:
         reader = gguf.GGUFReader(file)
         kind = str(reader.fields["general.architecture"].contents())

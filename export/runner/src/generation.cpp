@@ -104,7 +104,7 @@ Result<std::vector<int64_t>> Executor::generate(const std::vector<int64_t>& prom
     known = known && tokens >= chunk && (length == 0 || length == tokens);
     length = tokens;
   }
-  if (!known || length == 0) return Error{bundle_.path + ": generates no text; expected a bundle of torchedge.export_lm"};
+  if (!known || length == 0) return Error{bundle_.path + ": generates no text; expected a bundle of torchedge.export_lm with a batch of 1"};
   if (prompt.empty()) return Error{"the prompt has no token; expected at least one"};
   if (most < 1 || most > length || prompt.size() > length || prompt.size() + most - 1 > length)
     return Error{std::to_string(prompt.size()) + " tokens and " + std::to_string(most) + " new ones are given, and the caches hold " +
