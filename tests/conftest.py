@@ -6,11 +6,14 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from torchedge.errors import DeviceError
+from torchedge.opencl.probes import NO_TIMES
 
 # Every run draws the same examples, and none is judged by the clock: a slow machine is no failure.
 # HYPOTHESIS_PROFILE=explore draws new ones.
@@ -108,3 +111,25 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         )
 
     return hold
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """Skip a test whose fixtures measure on a device that does not."""
+    yield from measuring()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip a test that measures on a device that does not."""
+    yield from measuring()
+
+
+def measuring() -> Iterator[None]:
+    """Run what follows, and skip the test if the OpenCL device's driver has no times of commands."""
+    try:
+        yield
+    except DeviceError as error:
+        if NO_TIMES in str(error):
+            pytest.skip(str(error))
+        raise

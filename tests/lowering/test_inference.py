@@ -97,7 +97,7 @@ def test_matrices_of_weights_are_stored_in_half_precision(target):
     torch.manual_seed(0)
     model, tokens = Classifier().eval(), torch.randint(64, (2, 12))
     captured = capture_inference_step(model, (tokens,))
-    program = lower_inference(captured, replace(TARGETS[target], half=True)).program
+    program = lower_inference(captured, replace(target_here(target), half=True)).program
     dtypes = {t.name: t.dtype for t in program.tensors if t.role == "parameter"}
     halves = {"table.weight", "project.weight", "conv.weight"}
     assert {name for name, dtype in dtypes.items() if dtype == "float16"} == halves

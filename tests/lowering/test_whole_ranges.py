@@ -88,8 +88,19 @@ def read_bounds():
 
 
 def overloads():
-    """Yield (name, overload) of pointwise operators of one or two tensors that have kernels."""
+    """Yield (name, overload) of operators of one or two tensors that have kernels and are tagged pointwise.
+
+    PyTorch 2.11 tags fewer of them: a function that has a row of bounds and no overload with a tag is one.
+    """
     known = {*all_rules()} | {str(target).split(".")[1] for target in decompositions(all_rules())}
+    untagged = {
+        kind
+        for kind in read_bounds()
+        if not any(
+            torch.Tag.pointwise in getattr(getattr(aten, kind), overload).tags
+            for overload in getattr(aten, kind).overloads()
+        )
+    }
     for schema in torch._C._jit_get_all_schemas():
         space, kind = schema.name.split("::")
         if space != "aten" or kind not in known:
@@ -98,9 +109,9 @@ def overloads():
         tensors = [a for a in schema.arguments if str(a.type) == "Tensor"]
         others = [a for a in schema.arguments if str(a.type) != "Tensor" and not a.has_default_value()]
         optional = all(str(a.type).startswith("Optional") for a in others)
-        pointwise = torch.Tag.pointwise in target.tags and not schema.is_mutable
+        pointwise = torch.Tag.pointwise in target.tags or kind in untagged
         drawn = "rrelu" in kind
-        if not (pointwise and len(tensors) in (1, 2) and optional) or drawn:
+        if schema.is_mutable or not (pointwise and len(tensors) in (1, 2) and optional) or drawn:
             continue
         if result_of(target) in (torch.float32, torch.bool):
             yield f"{kind}.{schema.overload_name or 'default'}", target

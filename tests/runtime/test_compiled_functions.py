@@ -75,5 +75,11 @@ def test_operators_that_check_their_results():
     mine, x.grad = x.grad, None
     wanted.sum().backward()
     torch.testing.assert_close(mine, x.grad)
-    with pytest.raises(RuntimeError, match="singular"):
-        torch.compile(torch.linalg.inv, backend="torchedge")(torch.zeros(4, 4))
+    try:
+        torch.compile(torch.linalg.inv, backend="aot_eager")(torch.zeros(4, 4))
+    except RuntimeError:
+        torch._dynamo.reset()
+        with pytest.raises(RuntimeError, match="singular"):
+            torch.compile(torch.linalg.inv, backend="torchedge")(torch.zeros(4, 4))
+    else:
+        pytest.skip("PyTorch's own compiler drops the check: before 2.13")

@@ -22,6 +22,8 @@ FEWER_NANS = ("prod", "cumprod", "soft_margin_loss")
 """Gradients at infinities are numbers; PyTorch divides infinities, such as the product by a factor."""
 RUNS = 12
 """Draws of operands that each program runs on; the first few are of one number."""
+DIFFERENTIATES_AMINMAX = torch.__version__.split(".")[:2] > ["2", "11"]
+"""Whether PyTorch has the derivative."""
 
 
 def each_dim(name, **options):
@@ -87,7 +89,7 @@ GROUPS = {
             "amax of all": lambda x, y, t: x.amax(),
             "max of all": lambda x, y, t: x.max(),
             "min of all": lambda x, y, t: x.min(),
-            "aminmax": lambda x, y, t: torch.aminmax(x, dim=1),
+            **({"aminmax": lambda x, y, t: torch.aminmax(x, dim=1)} if DIFFERENTIATES_AMINMAX else {}),
             "maximum": lambda x, y, t: torch.maximum(x, y),
             "minimum": lambda x, y, t: torch.minimum(x, y),
             "fmax": lambda x, y, t: torch.fmax(x, y),
@@ -247,7 +249,7 @@ def all_of(functions, xs, ys, labels):
     outputs = []
     for place, function in enumerate(functions.values()):
         made = function(xs[place], ys[place], labels)
-        outputs += made if isinstance(made, tuple) else [made]
+        outputs += [*made] if isinstance(made, tuple) else [made]
     return outputs
 
 

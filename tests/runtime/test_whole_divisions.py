@@ -47,6 +47,7 @@ class Dividing(nn.Module):
         return self.form(a, b)
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", FORMS)
 def test_functions_of_torch_compile_raise_where_eager_does(name):

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakMethod, WeakSet
 
-from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
+from torchedge.errors import DeviceError, DeviceLostError, DeviceMemoryError, OpenCLError
 from torchedge.opencl.choosing import choose_device
 from torchedge.opencl.platforms import ClDevice, handles, load_pyopencl
+from torchedge.opencl.probes import NO_TIMES, remark_of
 from torchedge.opencl.sharing import check_process, kept_in_forks
 from torchedge.storage.locks import PROCESS
 
@@ -38,9 +39,15 @@ class DeviceContext:
         return self.context.devices[0]
 
     def new_queue(self, profile: bool, *, own: bool = False) -> Any:
-        """Return the in-order queue; a new one if it measures commands or is to be the caller's own."""
+        """Return the in-order queue; a new one if it measures commands or is to be the caller's own.
+
+        Raises:
+            DeviceError: it is to measure, and the driver's times are wrong.
+        """
         if not (profile or own):
             return self.queue
+        if profile and NO_TIMES in remark_of(self.device):
+            raise DeviceError(f"{self.device.described}: {NO_TIMES}; use another device")
         properties = self.cl.command_queue_properties.PROFILING_ENABLE if profile else 0
         with translated("a command queue", device=self.device):
             return self.cl.CommandQueue(self.context, properties=properties)

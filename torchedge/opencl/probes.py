@@ -6,8 +6,9 @@ image, a sub-buffer, local memory, a barrier and built-in functions is built and
 compared. The functions take 512-bit vectors: PoCL 3.0 links their AVX-512 forms by the processor's features,
 but compiles for the nearest processor that its LLVM knows (AMD Zen 4 becomes Zen 3, without AVX-512), and
 such calls end the process there. A second kernel looks for what a driver does wrong in silence at sizes that
-small kernels do not have: llvmpipe (Mesa 22.3) ends all loops of a work-item after 65,535 rounds. The verdict
-lies in the cache folder, by driver, device, processor and the driver's environment variables.
+small kernels do not have: llvmpipe (Mesa 22.3) ends all loops of a work-item after 65,535 rounds, and its
+times of commands are not times. The verdict lies in the cache folder, by driver, device, processor and the
+driver's environment variables.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ __kernel void torchedge_rounds(__global float *to, const int rounds)
 """
 _ROUNDS = 100_000
 """Rounds of a loop; the sum of so many ones is a float."""
+_LEAST_NS = 1000
+"""No device takes less time for them: ten rounds a nanosecond, of those that llvmpipe runs too."""
+NO_TIMES = "its times of commands are wrong: nothing can be measured there"
+"""What is said of a device whose driver does not measure commands."""
 
 _verdicts: dict[str, tuple[str, str]] = {}  # fault and remark
 _tried_now: set[str] = set()  # keys of devices that this process tried
@@ -119,7 +124,7 @@ def _key(device: ClDevice) -> str:
         for name, value in sorted(os.environ.items())
         if name.startswith(DRIVER_VARIABLES) and name not in CACHE_VARIABLES
     ]
-    return key_of(device, "probe\n" + _SOURCE, [*_OPTIONS, *environment, _processor()])
+    return key_of(device, "probe, with times\n" + _SOURCE, [*_OPTIONS, *environment, _processor()])
 
 
 def _processor() -> str:
@@ -174,7 +179,7 @@ def probe(handle: Any) -> tuple[str, str]:
 def _run(cl: Any, handle: Any) -> tuple[str, str]:
     images = bool(handle.image_support)
     context = cl.Context([handle])
-    queue = cl.CommandQueue(context)
+    queue = cl.CommandQueue(context, properties=cl.command_queue_properties.PROFILING_ENABLE)
     program = cl.Program(context, _SOURCE)
     program.build([*_OPTIONS, *["-DWITH_IMAGE"] * images])
     content = (np.arange(_SIDE * _SIDE * 4, dtype=np.float32) % 37 / 37).reshape(_SIDE, _SIDE, 4)
@@ -203,11 +208,16 @@ def _run(cl: Any, handle: Any) -> tuple[str, str]:
     cl.enqueue_copy(queue, whole, ones)
     loop = cl.Kernel(program, "torchedge_rounds")
     loop.set_args(whole, np.int32(_ROUNDS))
-    cl.enqueue_nd_range_kernel(queue, loop, (1,), None)
+    times = cl.enqueue_nd_range_kernel(queue, loop, (1,), None)
     cl.enqueue_copy(queue, ones, whole)
-    if (rounds := ones[8]) == _ROUNDS:
-        return "", ""
-    return "", f"its loops end after {rounds:.0f} rounds, without an error: results of large layers are wrong"
+    remarks = []
+    if (rounds := ones[8]) != _ROUNDS:
+        remarks.append(
+            f"its loops end after {rounds:.0f} rounds, without an error: results of large layers are wrong"
+        )
+    if times.profile.end - times.profile.start < _LEAST_NS:
+        remarks.append(NO_TIMES)
+    return "", "; ".join(remarks)
 
 
 def main() -> None:
