@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from torchedge import capture
-from torchedge.graphs import ForwardGraph, Mode, Op
+from torchedge.graphs import FLOATING, ForwardGraph, Mode, Op
 from torchedge.graphs.sizes import Affine
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -75,15 +75,24 @@ def kernels_of(graph: ForwardGraph, batch_size: int) -> Counter[Kernel]:
     for op in graph.ops:
         if op.outputs:
             kernels.update(_kernels(graph, op, batch_size))
-    return kernels
+    if graph.loss is not None:  # gradients that meet at a value are added
+        users = Counter(index for op in graph.ops for index in op.inputs if index is not None)
+        for index, count in users.items():
+            value, sizes = graph.values[index], _shape(graph, index, batch_size)
+            if value.role == "activation" and value.dtype in FLOATING and prod(sizes) >= LEAST:
+                kernels["add", (prod(sizes[:-1]), sizes[-1])] += count - 1
+    return +kernels
+
+
+def _shape(graph: ForwardGraph, index: int, batch_size: int) -> tuple[int, ...]:
+    sizes = graph.values[index].shape
+    return tuple(s.at(batch_size) if isinstance(s, Affine) else s for s in sizes)
 
 
 def _kernels(graph: ForwardGraph, op: Op, batch_size: int) -> Counter[Kernel]:
-    def shape(index: int) -> tuple[int, ...]:
-        sizes = graph.values[index].shape
-        return tuple(s.at(batch_size) if isinstance(s, Affine) else s for s in sizes)
-
-    out, inputs = shape(op.outputs[0]), [shape(index) for index in op.inputs if index is not None]
+    out, *inputs = (
+        _shape(graph, index, batch_size) for index in (op.outputs[0], *op.inputs) if index is not None
+    )
     trains, elements = graph.loss is not None, prod(out)
     if op.kind in ("linear", "addmm", "matmul"):
         table = "bmm" if op.kind == "matmul" else "linear"
@@ -91,7 +100,12 @@ def _kernels(graph: ForwardGraph, op: Op, batch_size: int) -> Counter[Kernel]:
         batch = prod(out[:-2]) if table == "bmm" else 1
         m, n, k = prod(out[:-1]) // batch, out[-1], inner
         shapes = ((m, n, k), (m, k, n), (k, n, m) if table == "bmm" else (n, k, m))
-        return Counter((table, (batch, *sizes)) for sizes in shapes[: 3 if trains else 1])
+        products = Counter((table, (batch, *sizes)) for sizes in shapes[: 3 if trains else 1])
+        if trains and len(inputs) > 2:  # the gradient of the bias reads half of what a sweep moves
+            products["mulu", (max(m // 2, 1), n)] += 1
+        return products
+    if op.kind == "cross_entropy_loss" and len(inputs[0]) == 2:
+        return Counter([("softmax", inputs[0]), ("add", inputs[0])])
     if elements < LEAST:
         return Counter()
     sweep = (elements // out[-1], out[-1])
