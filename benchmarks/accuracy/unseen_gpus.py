@@ -82,7 +82,7 @@ half matrix units. The kernels of the first six were measured without TF32."""
 Constants = Mapping[str, float]
 """Constants of `rates` by name."""
 
-PEAKS: Constants = {"VECTOR_SHARE": 0.0, "NARROW_GAIN": 1.0, "PRODUCT_ENERGY": float("inf")}
+PEAKS: Constants = {"VECTOR_SHARE": 0.0, "NARROW_GAIN": 1.0, "WATT_GFLOPS": float("inf")}
 """With these every rate is in the ratio of peaks."""
 
 LAWS: Mapping[str, tuple[str, str | None, Sequence[Constants]]] = {
@@ -91,7 +91,7 @@ LAWS: Mapping[str, tuple[str, str | None, Sequence[Constants]]] = {
         "linear",
         MATRICES,
         [
-            {"NARROW_GAIN": 1 + i / 50, "PRODUCT_ENERGY": 50.0 * j}
+            {"NARROW_GAIN": 1 + i / 50, "WATT_GFLOPS": 50.0 * j}
             for i in range(16)
             for j in (8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 24, 30, 60)
         ],

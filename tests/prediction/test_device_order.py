@@ -214,12 +214,21 @@ def with_figures(device, **values):
 def test_float32_products_are_bound_by_the_peak_or_by_the_power_of_the_board():
     t4, h200 = find_device("nvidia-t4"), find_device("nvidia-h200")
     assert product_rates(h200)[1] == h200.value("peak_fp32_gflops")  # the measured device is the unit
-    assert product_rates(t4)[1] == rates.PRODUCT_ENERGY / 12 * 70
+    assert product_rates(t4)[1] == rates.WATT_GFLOPS / 12 * 70
     cool = product_rates(with_figures(t4, power_w=300.0))[1]
     assert cool == rates.NARROW_GAIN * t4.value("peak_fp32_gflops")  # 16 lanes a scheduler
     figures = {n: f for n, f in t4.figures.items() if n != "power_w"}
     assert product_rates(replace(t4, figures=figures))[1] == cool
     assert product_rates(with_figures(t4, power_w=35.0), "float16") == product_rates(t4, "float16")
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_uneven_sides_do_not_make_a_layer_faster_on_a_device_that_nobody_measured(mode):
+    even, uneven = (
+        torchedge.predict(nn.Linear(size, size), 4096, "nvidia-a100", input_size=(size,), mode=mode)
+        for size in (4096, 4097)
+    )
+    assert even.latency.value <= uneven.latency.value
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])

@@ -5,7 +5,7 @@ Three laws, fitted to single kernels of five GPUs in float32, each GPU left out 
 
 - A convolution on matrix units has a part that stays on vector units (Amdahl's law, `VECTOR_SHARE`).
 - A product on vector units reaches more of their peak where a warp scheduler feeds 16 lanes (`NARROW_GAIN`).
-- A product on vector units takes energy, which the board's power limit bounds (`PRODUCT_ENERGY`).
+- A product on vector units takes power, which the board limits (`WATT_GFLOPS`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NARROW_GAIN = 1.12
 """How much more of the peak a float32 product reaches with 16 lanes a scheduler than with 32: there other
 instructions issue between two multiply-adds, here they take the place of one."""
 
-PRODUCT_ENERGY = 750.0
+WATT_GFLOPS = 750.0
 """Peak GFLOP/s that one watt sustains, times the nanometres of the process: the clock falls under the load of
 products where the board's power does not suffice for its peak."""
 
@@ -62,7 +62,7 @@ def _sustained(device: Device, peak: float) -> float:
     if generation is None:
         return peak
     process, lanes = generation
-    powered = PRODUCT_ENERGY / process * figure_of(device, "power_w", float("inf"))
+    powered = WATT_GFLOPS / process * figure_of(device, "power_w", float("inf"))
     return min(peak * (NARROW_GAIN if lanes == 16 else 1.0), powered)
 
 
