@@ -1,12 +1,15 @@
 """Latency on GPUs that nobody measured, scaled from the H200's: the figures of docs/transfer.md.
 
-    python benchmarks/accuracy/unseen_gpus.py kernels|share|networks DATA [--rows N] [--every N] [--peaks]
+    python benchmarks/accuracy/unseen_gpus.py kernels|share|products|transformers|networks DATA [--rows N]
+        [--every N] [--peaks]
 
 DATA is the folder that holds gpu-kernels, pytorch-gpu-benchmark and rtx3090-train. `kernels` predicts single
-kernels of five GPUs in float32. `share` fits `VECTOR_SHARE` to their convolutions, each GPU left out in
-turn. `networks` predicts whole training steps of seven GPUs, none of which anything was fitted to. `--peaks`
-shows the rule before: rates in the ratio of peaks, and one set of coefficients for all steps. `--write` puts
-the interval of `networks` into the relative's profile. Each takes one to six minutes.
+kernels of five GPUs in float32. `share` and `products` fit the constants of `rates` to their convolutions and
+linear layers, each GPU left out in turn. `transformers` predicts whole transformers with constants chosen
+without the GPU, and holds them against the times of similar single kernels. `networks` predicts whole
+training steps of seven GPUs, none of which anything was fitted to. `--peaks` shows rates in the ratio of
+peaks, and one set of coefficients for all steps. `--write` puts the interval of `networks` into the
+relative's profile. Each takes one to six minutes.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from kernel_sums import NETWORKS, kernels_of, network_graph, summed_ms
 from public_tables import STEP_SETTINGS, load_timm_model
 from tables import options_of
 
@@ -30,7 +35,7 @@ from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, write_device
 from torchedge.graphs import Mode
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.intervals import weighted_quantiles
-from torchedge.prediction.latency import roofline
+from torchedge.prediction.latency import rates
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import named, pack, work_times
 from torchedge.prediction.latency.workload import LAUNCHES, PASSES, Workload, count_work
@@ -52,29 +57,50 @@ FloatArray = npt.NDArray[np.float64]
 CARDS: Mapping[str, Mapping[str, float]] = {
     name: dict(
         zip(
-            ("peak_fp32_gflops", "bandwidth_gb_s", "peak_tf32_gflops", "peak_fp16_gflops",
-             "peak_fp16_matrix_gflops"), figures, strict=False,
+            ("compute_capability", "power_w", "peak_fp32_gflops", "bandwidth_gb_s", "peak_tf32_gflops",
+             "peak_fp16_gflops", "peak_fp16_matrix_gflops"), figures, strict=False,
         )
     )
     for name, figures in {
-        "NVIDIA A100-PCIE-40GB": (19500, 1555),
-        "NVIDIA A100 80GB PCIe": (19500, 1935),
-        "Tesla V100-PCIE-32GB": (14000, 900),
-        "Tesla P100-PCIE-16GB": (9300, 732),
-        "Tesla T4": (8100, 320),
-        "Tesla P4": (5500, 192),
-        "a100-sxm4-40gb": (19500, 1555, 156000),
-        "gtx1080ti": (11340, 484),
-        "rtx2080ti": (13450, 616, 13450, 26900, 107600),
-        "titanrtx": (16312, 672, 16312, 32600, 130500),
-        "titanv": (14900, 653, 14900, 29800, 110000),
-        "titanxp": (12150, 548),
+        "NVIDIA A100-PCIE-40GB": (8.0, 250, 19500, 1555),
+        "NVIDIA A100 80GB PCIe": (8.0, 300, 19500, 1935),
+        "Tesla V100-PCIE-32GB": (7.0, 250, 14000, 900),
+        "Tesla P100-PCIE-16GB": (6.0, 250, 9300, 732),
+        "Tesla T4": (7.5, 70, 8100, 320),
+        "Tesla P4": (6.1, 75, 5500, 192),
+        "a100-sxm4-40gb": (8.0, 400, 19500, 1555, 156000),
+        "gtx1080ti": (6.1, 250, 11340, 484),
+        "rtx2080ti": (7.5, 250, 13450, 616, 13450, 26900, 107600),
+        "titanrtx": (7.5, 280, 16312, 672, 16312, 32600, 130500),
+        "titanv": (7.0, 250, 14900, 653, 14900, 29800, 110000),
+        "titanxp": (6.1, 250, 12150, 548),
     }.items()
 }  # fmt: skip
-"""Published figures of cards: GFLOP/s in float32, GB/s, then GFLOP/s of TF32, half and half matrix units. The
-kernels of the first six were measured without TF32."""
+"""Published figures of cards: compute capability, W, GFLOP/s in float32, GB/s, then GFLOP/s of TF32, half and
+half matrix units. The kernels of the first six were measured without TF32."""
 
-SHARES = np.round(np.arange(0.0, 0.81, 0.05), 2)
+Constants = Mapping[str, float]
+"""Constants of `rates` by name."""
+
+PEAKS: Constants = {"VECTOR_SHARE": 0.0, "NARROW_GAIN": 1.0, "WATT_GFLOPS": float("inf")}
+"""With these every rate is in the ratio of peaks."""
+
+LAWS: Mapping[str, tuple[str, str | None, Sequence[Constants]]] = {
+    "share": ("conv", None, [{"VECTOR_SHARE": i / 20} for i in range(17)]),
+    "products": (
+        "linear",
+        MATRICES,
+        [
+            {"NARROW_GAIN": 1 + i / 50, "WATT_GFLOPS": 50.0 * j}
+            for i in range(16)
+            for j in (8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 24, 30, 60)
+        ],
+    ),
+}
+"""The operator and kind of steps that each law is fitted to, and the constants to choose from."""
+
+LAYERS = (256, 16384)
+"""Linear layers count whose rows are not fewer and whose sides lie within, as those of networks."""
 FLOOR = 4.0
 """Kernels count that take this many times as long as the shortest of their operator and GPU: the others time
 launches."""
@@ -103,14 +129,16 @@ def scaled(device: Device, mode: Mode, kind: str | None = None, precision: str |
 
 
 @contextmanager
-def vector_share(share: float) -> Iterator[None]:
-    """Scale with another share."""
-    shipped = roofline.VECTOR_SHARE
-    roofline.VECTOR_SHARE = share
+def with_constants(constants: Constants) -> Iterator[None]:
+    """Scale with other constants of `rates`."""
+    shipped = {name: getattr(rates, name) for name in constants}
+    for name, value in constants.items():
+        setattr(rates, name, value)
     try:
         yield
     finally:
-        roofline.VECTOR_SHARE = shipped
+        for name, value in shipped.items():
+            setattr(rates, name, value)
 
 
 # single kernels ---------------------------------------------------------------------------------------------
@@ -129,6 +157,13 @@ def read_kernels(data: Path, operator: str, rows: int) -> dict[str, Kernels]:
     """Return kernels by GPU: every so many of the operator's, those that are not bound by their launch."""
     with gzip.open(data / "gpu-kernels" / f"{operator}.csv.gz", "rt") as lines:
         table = list(csv.DictReader(lines))
+    if operator == "linear":
+        least, most = LAYERS
+        table = [
+            row
+            for row in table
+            if int(row["m"]) >= least and all(least <= int(row[side]) <= most for side in "nk")
+        ]
     drawn = np.random.default_rng(0).permutation(len(table))[:rows]
     by_gpu: dict[str, list[dict[str, str]]] = {}
     for place in sorted(drawn.tolist()):
@@ -178,31 +213,86 @@ def kernels(data: Path, rows: int, peaks: bool) -> None:
         kind = None if operator == "conv" or peaks else MATRICES
         for gpu, chosen in read_kernels(data, operator, rows).items():
             for mode in ("train", "infer"):
-                with vector_share(0.0 if peaks else roofline.VECTOR_SHARE):
+                with with_constants(PEAKS if peaks else {}):
                     model = scaled(card(gpu), mode, kind)
                 print_errors(f"{operator}, {gpu}, {mode}", kernel_errors(chosen, model, mode))
 
 
-def share(data: Path, rows: int) -> None:
-    """Print the share that makes convolutions err least, and what it gives on the GPU left out."""
+@dataclass(frozen=True)
+class Fit:
+    """Constants chosen without a GPU, and its median log bias (train, infer) with them and by the peaks."""
+
+    constants: Constants
+    bias: FloatArray
+    before: FloatArray
+
+
+def fit_law(data: Path, law: str, rows: int) -> dict[str | None, Fit]:
+    """Return the constants of a law that make kernels err least, by the GPU left out (None: none)."""
+    operator, kind, choices = LAWS[law]
     biases: dict[str, FloatArray] = {}
-    for gpu, chosen in read_kernels(data, "conv", rows).items():
-        errors = []
-        for tried in SHARES:
-            with vector_share(float(tried)):
-                models = {mode: scaled(card(gpu), mode) for mode in ("train", "infer")}
-            errors.append([np.median(kernel_errors(chosen, models[mode], mode)) for mode in models])
-        biases[gpu] = np.array(errors)  # (shares, modes)
-    print(f"{'GPU left out':<28}{'share':>6}{'training, %':>13}{'inference, %':>14}   ratio of peaks, %")
+    measured = find_device("nvidia-h200")
+    for gpu, chosen in read_kernels(data, operator, rows).items():
+        errors, known = [], dict[tuple[tuple[float, float], ...], list[float]]()
+        for constants in (PEAKS, *choices):
+            with with_constants(constants):
+                given = tuple(map(rates.product_rates, (card(gpu), measured)))
+                if given not in known:
+                    models = {mode: scaled(card(gpu), mode, kind) for mode in ("train", "infer")}
+                    known[given] = [
+                        float(np.median(kernel_errors(chosen, models[mode], mode))) for mode in models
+                    ]
+            errors.append(known[given])
+        biases[gpu] = np.array(errors)  # (1 + choices, modes)
+    fits: dict[str | None, Fit] = {}
     for gpu in (*biases, None):
-        others = np.stack([b for name, b in biases.items() if name != gpu])
+        others = np.stack([b[1:] for name, b in biases.items() if name != gpu])
         best = int(np.abs(others).mean(axis=(0, 2)).argmin())
-        if gpu is None:
-            print(f"{'none':<28}{SHARES[best]:>6.2f}")
-        else:
-            bias, before = (100 * (np.exp(biases[gpu][i]) - 1) for i in (best, 0))
-            cells = f"{SHARES[best]:>6.2f}{bias[0]:>+13.0f}{bias[1]:>+14.0f}"
-            print(f"{gpu:<28}{cells}   {before[0]:+.0f}, {before[1]:+.0f}")
+        own = others.mean(axis=0) if gpu is None else biases[gpu][1:]
+        fits[gpu] = Fit(choices[best], own[best], own[0] if gpu is None else biases[gpu][0])
+    return fits
+
+
+def print_law(data: Path, law: str, rows: int) -> None:
+    """Print the constants of a law, and what they give on the GPU left out."""
+    head = f"{'training, %':>13}{'inference, %':>14}   ratio of peaks, %"
+    names = tuple(LAWS[law][2][0])
+    print(f"{'GPU left out':<26}" + "".join(f"{name:>16}" for name in names) + head)
+    for gpu, fit in fit_law(data, law, rows).items():
+        line = f"{gpu or 'none':<26}" + "".join(f"{fit.constants[name]:>16.2f}" for name in names)
+        if gpu is not None:
+            bias, before = (100 * (np.exp(logs) - 1) for logs in (fit.bias, fit.before))
+            line += f"{bias[0]:>+13.0f}{bias[1]:>+14.0f}   {before[0]:+.0f}, {before[1]:+.0f}"
+        print(line)
+
+
+def print_transformers(data: Path, rows: int) -> None:
+    """Print the errors of whole transformers against sums of kernels, without and with the law of products.
+
+    A GPU's constants are those chosen without it.
+    """
+    fits = fit_law(data, "products", rows)
+    none: Constants = {name: PEAKS[name] for name in LAWS["products"][2][0]}
+    logs: dict[tuple[str, Mode, bool], list[float]] = {}
+    for name, (_, _, longest) in NETWORKS.items():
+        for seq_len, mode in product((longest // 4, longest), ("train", "infer")):
+            graph = network_graph(name, seq_len, mode)
+            work = [analyse(graph).work_under(StepSettings(optimizer="none"))]
+            for batch, gpu in product((2048 // seq_len, 8192 // seq_len), fits):
+                if gpu is None:
+                    continue
+                ms = summed_ms(data, gpu, kernels_of(graph, batch))
+                for constants in (none, fits[gpu].constants):
+                    with with_constants(constants):
+                        model = scaled(card(gpu), mode, MATRICES)
+                    value = model.predict(work, np.zeros(1, dtype=int), np.array([float(batch)])).value[0]
+                    logs.setdefault((gpu, mode, constants is none), []).append(float(np.log(value / ms)))
+    print(f"{'GPU left out, mode':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}   by the peak: mean, bias, %")
+    for (gpu, mode, by_peak), errors in logs.items():
+        if not by_peak:
+            before = np.array(logs[gpu, mode, True])
+            mean, bias = np.mean(np.abs(np.exp(before) - 1)), np.exp(np.median(before)) - 1
+            print_errors(f"{gpu}, {mode}", np.array(errors), f"   {100 * mean:.1f}, {100 * bias:+.1f}")
 
 
 # whole networks ---------------------------------------------------------------------------------------------
@@ -222,7 +312,7 @@ def networks(data: Path, every: int, peaks: bool, write: Path | None) -> None:
 
     The interval of a card is the 90 % quantile of the other cards' errors, each line of them counting once.
     """
-    with vector_share(0.0 if peaks else roofline.VECTOR_SHARE):
+    with with_constants(PEAKS if peaks else {}):
         lines = [*_torchvision(data, peaks), *_timm(data, every, peaks)]
     print(f"{'GPU, precision':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}  inside, %")
     for line in lines:
@@ -316,7 +406,7 @@ def _predict(
 def main() -> None:
     """Run one of the commands."""
     parser = options_of(__doc__)
-    parser.add_argument("what", choices=("kernels", "share", "networks"))
+    parser.add_argument("what", choices=("kernels", *LAWS, "transformers", "networks"))
     parser.add_argument("data", type=Path)
     parser.add_argument("--rows", type=int, default=8000, help="single kernels an operator, of all GPUs")
     parser.add_argument("--every", type=int, default=4, help="take one in so many networks of rtx3090-train")
@@ -327,8 +417,10 @@ def main() -> None:
     with one_thread():
         if arguments.what == "kernels":
             kernels(arguments.data, arguments.rows, arguments.peaks)
-        elif arguments.what == "share":
-            share(arguments.data, arguments.rows)
+        elif arguments.what in LAWS:
+            print_law(arguments.data, arguments.what, arguments.rows)
+        elif arguments.what == "transformers":
+            print_transformers(arguments.data, arguments.rows)
         else:
             networks(arguments.data, arguments.every, arguments.peaks, arguments.write)
 

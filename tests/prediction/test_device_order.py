@@ -9,7 +9,9 @@ from torch import nn
 
 import torchedge
 from torchedge.devices import find_device, list_devices, prediction_provenance
-from torchedge.prediction.latency.roofline import fitting_prior, product_rates
+from torchedge.prediction.latency import rates
+from torchedge.prediction.latency.rates import product_rates
+from torchedge.prediction.latency.roofline import fitting_prior
 from torchedge.prediction.profiles import CHANNELS_LAST, MATRICES, load_models, read_relative
 
 PRECISIONS = (None, "float16", "bfloat16")
@@ -202,6 +204,31 @@ def test_convolutions_attain_a_smaller_part_of_larger_matrix_units():
     plain = find_device("jetson-tx2")  # no matrix units: every product at the vector units' peak
     assert product_rates(plain) == (plain.value("peak_fp32_gflops"),) * 2
     assert product_rates(plain, "float16") == (plain.value("peak_fp16_gflops"),) * 2
+
+
+def with_figures(device, **values):
+    given = device.figure("peak_fp32_gflops")
+    return replace(device, figures=device.figures | {n: replace(given, value=v) for n, v in values.items()})
+
+
+def test_float32_products_are_bound_by_the_peak_or_by_the_power_of_the_board():
+    t4, h200 = find_device("nvidia-t4"), find_device("nvidia-h200")
+    assert product_rates(h200)[1] == h200.value("peak_fp32_gflops")  # the measured device is the unit
+    assert product_rates(t4)[1] == rates.WATT_GFLOPS / 12 * 70
+    cool = product_rates(with_figures(t4, power_w=300.0))[1]
+    assert cool == rates.NARROW_GAIN * t4.value("peak_fp32_gflops")  # 16 lanes a scheduler
+    figures = {n: f for n, f in t4.figures.items() if n != "power_w"}
+    assert product_rates(replace(t4, figures=figures))[1] == cool
+    assert product_rates(with_figures(t4, power_w=35.0), "float16") == product_rates(t4, "float16")
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_uneven_sides_do_not_make_a_layer_faster_on_a_device_that_nobody_measured(mode):
+    even, uneven = (
+        torchedge.predict(nn.Linear(size, size), 4096, "nvidia-a100", input_size=(size,), mode=mode)
+        for size in (4096, 4097)
+    )
+    assert even.latency.value <= uneven.latency.value
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])

@@ -51,6 +51,7 @@ peak_bf16_matrix_gflops GFLOP/s: peak dense bfloat16 rate of matrix (tensor) uni
 peak_tf32_gflops GFLOP/s: peak dense TF32 rate of matrix (tensor) units, which cuDNN takes for float32
     convolutions
 clock_mhz MHz: highest clock of the compute units
+power_w W 1..1e+05: power limit of the board (thermal design power)
 compute_units 1 whole 1..1e+06: compute units: SMs, shader processors, shader cores, CPU cores
 launch_overhead_us us: time of one kernel launch that no other work hides
 eager_operator_us us: time of the host's thread for one launch of eager PyTorch, where launch_overhead_us is

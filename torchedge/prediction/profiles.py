@@ -481,7 +481,11 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
     other: Mode = "infer" if mode == "train" else "train"
     for models in (read_models(source, mode), read_models(source, other)):
         if models is not None and models.latency is not None:
-            kinds = {kind: model for kind, model in read_kinds(source).items() if kind[1] is None}
+            kinds = {
+                kind: _even(model) if kind[0] == MATRICES else model
+                for kind, model in read_kinds(source).items()
+                if kind[1] is None
+            }
             if mode == "infer":
                 kinds = {k: _inferred(m, models.latency) for k, m in kinds.items() if k[0] == MATRICES}
             return Relative(source, models.latency, kinds, transfer_error(source))
@@ -491,11 +495,21 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
     )
 
 
+def _even(kind: LatencyModel) -> LatencyModel:
+    """Return a kind without what uneven channels change: its own library's kernels for a few such layers."""
+    even = [not name.startswith("odd_") for name in COEFFICIENT_NAMES] + [True] * len(LAYER_NAMES)
+    coefficients = kind.coefficients * even[: len(kind.coefficients)]
+    return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
+
+
 def _inferred(kind: LatencyModel, inference: LatencyModel) -> LatencyModel:
-    """Return a kind of training steps as inference: its products, the passes and the host of inference."""
+    """Return a kind of training steps as inference: its products and norms, the rest from inference.
+
+    Norms of inference are batch norms mostly, and those of a kind of matrix products run over rows.
+    """
     coefficients = kind.coefficients.copy()
     for place, name in enumerate(COEFFICIENT_NAMES):
-        if name.startswith(("launch_", "pass_")) or name in ("step", "overlap"):
+        if (name.startswith(("launch_", "pass_")) and name != "pass_norm") or name in ("step", "overlap"):
             coefficients[place] = inference.coefficients[place]
     return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
+from torchedge.prediction.latency.rates import REFERENCE_GFLOPS, figure_of, product_rates
 from torchedge.prediction.latency.workload import FORWARD_SHARE, LAUNCHES, PASSES, Workload
 
 PHASES = ("fwd", "bwd_x", "bwd_w")
@@ -27,7 +28,7 @@ _SPECIAL = ("grouped", "matrix")
 
 _TILES = (64, 32, 16)
 _ALIGNMENT = 4
-_REFERENCE_GFLOPS, _REFERENCE_GB_S, _REFERENCE_LAUNCH_US = 665.6, 59.7, 10.0
+_REFERENCE_GB_S, _REFERENCE_LAUNCH_US = 59.7, 10.0
 """The Jetson TX2's figures, for which the prior means below were chosen; another device scales them."""
 
 Array = Any
@@ -102,31 +103,8 @@ _HALVED = frozenset(
 )
 """Coefficients that count bytes of products, which half precision halves."""
 
-VECTOR_SHARE = 0.4
-"""The part of a convolution's time on vector units that remains on matrix units (Amdahl's law): they move and
-transform tensors, in half precision half as many bytes. Fitted to single convolutions in float32 on five GPUs
-without TF32, against an H200's with it (`benchmarks/accuracy/unseen_gpus.py share`)."""
-
 MATRIX_EXCESS = "matrix_excess"
 _MATRIX = frozenset(f"matrix_{phase}" for phase in PHASES)
-
-
-def product_rates(device: Device, precision: str | None = None) -> tuple[float, float]:
-    """Return the GFLOP/s of convolutions and of matrix products: PyTorch's defaults on the device.
-
-    precision: None for float32, where cuDNN takes TF32 for convolutions and cuBLAS does not for matrix
-    products. A device whose figures give no rate for a precision has the next slower one. Matrix products
-    have the peak, convolutions the part of it that they attain (`VECTOR_SHARE`).
-    """
-    full = _figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS)
-    half = _figure(device, "peak_fp16_gflops", full) if precision == "float16" else full
-    name = {None: "peak_tf32_gflops", "float16": "peak_fp16_matrix_gflops"}.get(
-        precision, "peak_bf16_matrix_gflops"
-    )
-    peak = max(half, _figure(device, name, half))
-    moving = min(full if precision is None else 2 * full, peak)
-    attained = 1 / ((1 - VECTOR_SHARE) / peak + VECTOR_SHARE / moving)
-    return max(half, attained), full if precision is None else peak
 
 
 def prior_mean(device: Device, precision: str | None = None) -> npt.NDArray[np.float64]:
@@ -136,7 +114,7 @@ def prior_mean(device: Device, precision: str | None = None) -> npt.NDArray[np.f
     The rate is that of convolutions; `matrix_excess` has that of matrix products.
     """
     mean = _vector_units_mean(device)
-    full = _figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS)
+    full = figure_of(device, "peak_fp32_gflops", REFERENCE_GFLOPS)
     convolutions, _ = product_rates(device, precision)
     for place, coefficient in enumerate(COEFFICIENTS):
         if coefficient.name == "rate":
@@ -169,12 +147,12 @@ def matrix_excess(device: Device, precision: str | None = None) -> float:
 
 def _vector_units_mean(device: Device) -> npt.NDArray[np.float64]:
     """Return (K,) for products on the units of single precision."""
-    ratio = log(_figure(device, "step_time_ratio", 1.0))
-    launch = _figure(device, "launch_overhead_us", _REFERENCE_LAUNCH_US)
+    ratio = log(figure_of(device, "step_time_ratio", 1.0))
+    launch = figure_of(device, "launch_overhead_us", _REFERENCE_LAUNCH_US)
     shift = {
-        "compute": -log(_figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS) / _REFERENCE_GFLOPS),
-        "bandwidth": -log(_figure(device, "bandwidth_gb_s", _REFERENCE_GB_S) / _REFERENCE_GB_S),
-        "launch": log(_figure(device, "eager_operator_us", launch) / _REFERENCE_LAUNCH_US),
+        "compute": -log(figure_of(device, "peak_fp32_gflops", REFERENCE_GFLOPS) / REFERENCE_GFLOPS),
+        "bandwidth": -log(figure_of(device, "bandwidth_gb_s", _REFERENCE_GB_S) / _REFERENCE_GB_S),
+        "launch": log(figure_of(device, "eager_operator_us", launch) / _REFERENCE_LAUNCH_US),
         "": 0.0,
     }
     return np.array([c.mean + shift[c.follows] + (ratio if c.follows else 0.0) for c in COEFFICIENTS])
@@ -183,11 +161,6 @@ def _vector_units_mean(device: Device) -> npt.NDArray[np.float64]:
 def prior_spread() -> npt.NDArray[np.float64]:
     """Return (K,): the standard deviations of the priors."""
     return np.array([c.spread for c in COEFFICIENTS])
-
-
-def _figure(device: Device, name: str, default: float) -> float:
-    figure = device.figures.get(name)
-    return figure.value if figure is not None else default
 
 
 @dataclass(frozen=True)

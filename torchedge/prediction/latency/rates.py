@@ -1,0 +1,72 @@
+"""The rates of a device's products, from its published figures alone.
+
+Three laws, fitted to single kernels of five GPUs in float32, each GPU left out in turn
+(`benchmarks/accuracy/unseen_gpus.py share` and `products`):
+
+- A convolution on matrix units has a part that stays on vector units (Amdahl's law, `VECTOR_SHARE`).
+- A product on vector units reaches more of their peak where a warp scheduler feeds 16 lanes (`NARROW_GAIN`).
+- A product on vector units takes power, which the board limits (`WATT_GFLOPS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from torchedge.devices import Device
+
+REFERENCE_GFLOPS = 665.6
+"""The Jetson TX2's peak in float32, for devices that state none."""
+
+VECTOR_SHARE = 0.4
+"""The part of a convolution's time on vector units that remains on matrix units (Amdahl's law): they move and
+transform tensors, in half precision half as many bytes."""
+
+NARROW_GAIN = 1.12
+"""How much more of the peak a float32 product reaches with 16 lanes a scheduler than with 32: there other
+instructions issue between two multiply-adds, here they take the place of one."""
+
+WATT_GFLOPS = 750.0
+"""Peak GFLOP/s that one watt sustains, times the nanometres of the process: the clock falls under the load of
+products where the board's power does not suffice for its peak."""
+
+_GENERATIONS: Mapping[float, tuple[float, int]] = MappingProxyType(
+    {6.0: (16, 32), 6.1: (16, 32), 7.0: (12, 16), 7.5: (12, 16), 8.0: (7, 16), 8.6: (8, 32), 8.9: (4, 32),
+     9.0: (4, 32)}
+)  # fmt: skip
+"""By compute capability: nanometres in the name of the process (TSMC's 16, 12, 7 and 4N, Samsung's 8), and
+float32 lanes a warp scheduler feeds. NVIDIA's architecture white papers, Pascal to Hopper."""
+
+
+def product_rates(device: Device, precision: str | None = None) -> tuple[float, float]:
+    """Return the GFLOP/s of convolutions and of matrix products: PyTorch's defaults on the device.
+
+    precision: None for float32, where cuDNN takes TF32 for convolutions and cuBLAS does not for matrix
+    products. A device whose figures give no rate for a precision has the next slower one. Products on matrix
+    units have their peak, convolutions the part of it that they attain, float32 products that of an H200's.
+    """
+    full = figure_of(device, "peak_fp32_gflops", REFERENCE_GFLOPS)
+    half = figure_of(device, "peak_fp16_gflops", full) if precision == "float16" else full
+    name = {None: "peak_tf32_gflops", "float16": "peak_fp16_matrix_gflops"}.get(
+        precision, "peak_bf16_matrix_gflops"
+    )
+    peak = max(half, figure_of(device, name, half))
+    moving = min(full if precision is None else 2 * full, peak)
+    attained = 1 / ((1 - VECTOR_SHARE) / peak + VECTOR_SHARE / moving)
+    return max(half, attained), _sustained(device, full) if precision is None else peak
+
+
+def _sustained(device: Device, peak: float) -> float:
+    """Return the GFLOP/s of float32 products, in units of the part of its peak that an H200 reaches."""
+    generation = _GENERATIONS.get(figure_of(device, "compute_capability", 0.0))
+    if generation is None:
+        return peak
+    process, lanes = generation
+    powered = WATT_GFLOPS / process * figure_of(device, "power_w", float("inf"))
+    return min(peak * (NARROW_GAIN if lanes == 16 else 1.0), powered)
+
+
+def figure_of(device: Device, name: str, default: float) -> float:
+    """Return a figure of a device, or the default where its profile has none."""
+    figure = device.figures.get(name)
+    return figure.value if figure is not None else default
