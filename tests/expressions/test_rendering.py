@@ -101,6 +101,14 @@ def test_choices_and_casts_of_masks():
     assert "!= (long4)(0L)) ? " in rendered(where(load("m", of(N), of(C)), load("k", of(C)), 0), 4)
 
 
+def test_a_product_with_zero_is_none():
+    """A driver that folds it loses NaN and infinities."""
+    x = load("x", of(N), of(C))
+    for product in (x * 0, apply("mul", 0, x)):
+        assert " * 0" not in rendered(product).split("\n", 1)[1] and "copysign" in rendered(product)
+    assert "copysign" not in rendered(load("i", of(N)) * 0)
+
+
 def test_no_text_contains_a_fused_multiply_add_by_name():
     assert "fma" not in rendered(load("x", of(N), of(C)) * 2 + 1)
 
