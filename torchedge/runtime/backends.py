@@ -17,7 +17,17 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from torchedge.errors import CaptureError, InputError, LoweringError, OpenCLError, check_choice
+from torchedge.errors import (
+    CaptureError,
+    InputError,
+    LoweringError,
+    OpenCLError,
+    check_choice,
+    check_flag,
+    checked_call,
+    did_you_mean,
+    shown,
+)
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import Step
 from torchedge.lowering.packing import check_indices
@@ -134,6 +144,7 @@ def compile_graph(
     return _compiled(module, examples, settings)
 
 
+@checked_call()
 def program_reports() -> tuple[ProgramReport, ...]:
     """Return a report on each program of torch.compile that is in use, to be printed.
 
@@ -152,18 +163,23 @@ def program_reports() -> tuple[ProgramReport, ...]:
 
 
 def _settings(mode: str | None, options: Mapping[str, Any] | None) -> _Settings:
+    if not isinstance(options, Mapping | None):
+        raise InputError(f"options is {shown(options)}; expected a dict with any of {', '.join(_OPTIONS)}")
     chosen = dict(options or {})
     unknown = [key for key in chosen if key not in _OPTIONS]
     if unknown:
+        hint = did_you_mean(unknown[0], _OPTIONS, "leave it out")
         raise InputError(
-            f"torch.compile got the option {unknown[0]!r}; the torchedge backend takes {', '.join(_OPTIONS)}"
+            f"torch.compile got the option {unknown[0]!r}; the torchedge backend takes "
+            f"{', '.join(_OPTIONS)}: {hint}"
         )
     if mode not in (None, "default"):
         raise InputError(f"torch.compile got mode={mode!r}; the torchedge backend has no modes, leave it out")
     tuner = chosen.get("tuner")
     if tuner is not None:
         check_choice("the option tuner", tuner, get_args(Tuner))
-    return _Settings(open_device(chosen.get("device")), bool(chosen.get("profile", False)), tuner)
+    profile = check_flag("the option profile", chosen.get("profile", False))
+    return _Settings(open_device(chosen.get("device")), profile, tuner)
 
 
 def _compiled(
