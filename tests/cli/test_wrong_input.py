@@ -226,7 +226,7 @@ WRONG = {
     ),
     "measurements without networks": (
         ("fit", "all", "half", "-d", "tx2", "-o", "new"),
-        "holds measurements.csv alone; expected networks.jsonl or topologies.jsonl beside it",
+        "holds no networks.jsonl; expected it, or topologies.jsonl, beside measurements.csv",
     ),
     "a text for kernels": (
         ("fit", "kernels", "notes.txt", "-d", "tx2", "-o", "new"),

@@ -463,4 +463,7 @@ def unsuitable_size(input_size: tuple[int, ...] | None) -> Iterator[None]:
         if input_size is None:
             raise
         option = f"--input-size {'x'.join(map(str, input_size))}"
-        raise CaptureError(str(error).replace(f"input_size={input_size}", option)) from error
+        text = str(error).replace(f"input_size={input_size}", option)
+        if " raised " in text and option not in text and not text.endswith("correct the model"):
+            text = f"{text.rstrip('.')}. Check that {option} is the shape of one sample, without the batch"
+        raise CaptureError(text) from error

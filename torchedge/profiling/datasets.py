@@ -157,7 +157,8 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
     known = [name for name in (NETWORKS, TOPOLOGIES) if _present(root / name).exists()]
     if not known:
         raise ProfileError(
-            f"{root}: holds {MEASUREMENTS} alone; expected {NETWORKS} or {TOPOLOGIES} beside it"
+            f"{root}: holds no {NETWORKS}; expected it, or {TOPOLOGIES}, beside {MEASUREMENTS}: "
+            "`torchedge campaign run` writes both"
         )
     public = known == [TOPOLOGIES]
     files = (_present(root / MEASUREMENTS), _present(root / (TOPOLOGIES if public else NETWORKS)))

@@ -61,9 +61,7 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
     if suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".gguf"):
         if not check_path("the model", text).is_file():
             raise InputError(f"{text}: there is no such file; expected {_FORMS}")
-        raise InputError(
-            f"{text} holds weights, or a model as a pickle, which is not read; expected {_FORMS}"
-        )
+        raise InputError(f"{text} holds weights, not a model (a pickled one is not read); expected {_FORMS}")
     if suffix in (".py", ".py:"):
         raise InputError(
             f"{text} names no factory; expected {text.rstrip(':')}:NAME, a function in it that returns the "
