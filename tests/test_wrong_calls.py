@@ -3,6 +3,8 @@
 The twin for the command line is tests/cli/test_wrong_input.py.
 """
 
+import types
+
 import pytest
 import torch
 from oracles.messages import judged
@@ -11,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import torchedge
 from torchedge import CaptureError, DeviceError, InputError, LimitError, LoweringError, ProfileError
+from torchedge.runtime.backends import compile_graph
 
 NET = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
 X, Y = torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)
@@ -76,6 +79,19 @@ class Reads(nn.Module):
     def forward(self, x):
         value = torch.from_numpy(x.numpy()).sum() if self.array else x.sum().item()
         return self.scale * x.flatten(1) * value
+
+
+class Undefined(nn.Module):
+    """Fails whatever it is called with."""
+
+    def forward(self, x):
+        return undefined  # noqa: F821
+
+
+def rated(rate):
+    optimizer = sgd()
+    optimizer.param_groups[0]["lr"] = rate
+    return optimizer
 
 
 def watch():
@@ -365,12 +381,107 @@ WRONG = {
     "a class beyond": (lambda: train(y=Y + 5), torchedge.TorchedgeError, "5"),
     "training within autocast": (autocast, LoweringError, "leave out torch.autocast of another dtype"),
     "an unknown board": (lambda: torchedge.find_device("tx3"), DeviceError, "did you mean jetson-tx2"),
+    "a name that no call defines": (
+        lambda: predict(Undefined(), example=X),
+        CaptureError,
+        "NameError: name 'undefined' is not defined: correct the model",
+    ),
+    "classes as floats": (
+        lambda: predict(example=X, loss=cross_entropy, targets=Y.float()),
+        CaptureError,
+        "the loss cross_entropy raised RuntimeError: gather(): Expected dtype",
+    ),
+    "classes as an array": (
+        lambda: predict(example=X, loss=cross_entropy, targets=Y.numpy()),
+        CaptureError,
+        "Check that loss= and targets= suit each other",
+    ),
+    "an optimizer with a capital": (lambda: predict(optimizer="Adam"), InputError, "did you mean adam?"),
+    "a function for a switch": (
+        lambda: predict(compile=torch.compile),
+        InputError,
+        "compile is a function; expected True or False",
+    ),
+    "a path for a switch": (lambda: export(onnx="x.onnx"), InputError, "onnx is 'x.onnx'; expected True or"),
+    "a word for a switch": (
+        lambda: torchedge.load_bundle("nowhere", prove="no"),
+        InputError,
+        "prove is 'no'; expected True or False",
+    ),
+    "zero points in words": (
+        lambda: torchedge.quantize(NET, zero_points="yes"),
+        InputError,
+        "zero_points is 'yes'; expected True or False",
+    ),
+    "a number's name": (lambda: export(name=3), InputError, "name is 3; expected printable text"),
+    "a name of two lines": (lambda: export(name="a\nb"), InputError, "expected printable text of 1 to 1000"),
+    "a seed in words": (lambda: export(seed="0"), InputError, "seed is '0'; expected a whole number"),
+    "minus five processes": (lambda: search(workers=-5), InputError, "workers is -5; expected a number of"),
+    "modules by number": (
+        lambda: torchedge.quantize(NET, skip=[0]),
+        InputError,
+        "skip is [0]; expected names",
+    ),
+    "no modules to skip": (lambda: torchedge.quantize(NET, skip=None), InputError, "skip is None; expected"),
+    "half a group": (
+        lambda: torchedge.quantize(NET, group=2.5),
+        InputError,
+        "group is 2.5; expected a whole",
+    ),
+    "a fit to nothing": (lambda: torchedge.fit(None), InputError, "dataset is None; expected a path"),
+    "a rate beyond float32": (
+        lambda: export_training(optimizer=torch.optim.SGD(NET.parameters(), lr=1e300)),
+        InputError,
+        "lr is 1e+300; expected a number from 0 to 3.4e+38",
+    ),
+    "an endless rate": (
+        lambda: train(optimizer=torch.optim.SGD(NET.parameters(), lr=float("inf"))),
+        InputError,
+        "lr is inf; expected a number from 0 to 3.4e+38",
+    ),
+    "a rate in words": (lambda: train(optimizer=rated("0.1")), InputError, "lr is '0.1'; expected a number"),
+    "targets by place": (
+        lambda: torchedge.Trainer.step(None, X, Y, Y),
+        InputError,
+        "expected Trainer.step(inputs, targets)",
+    ),
     "no step to watch": (watch, CaptureError, "expected a training step"),
     "a step to come": (lambda: torchedge.watch(device=TX2).prediction, CaptureError, "expected a block"),
 }
 
 
 COMPILED = {"training another", "training without targets", "a class beyond"}
+
+
+FUNCTIONS = [n for n in torchedge.__all__ if isinstance(getattr(torchedge, n), types.FunctionType)]
+METHODS = [
+    torchedge.Predictor, torchedge.Predictor.predict, torchedge.Predictor.predict_many, torchedge.Trainer,
+    torchedge.Trainer.step, torchedge.Prediction.fits, torchedge.Prediction.max_batch_size,
+    torchedge.Bundle.run, torchedge.Bundle.generate, torchedge.TrainingStep, torchedge.PruningSpace,
+    torchedge.OFAResNet50Space,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [*[getattr(torchedge, name) for name in FUNCTIONS], *METHODS])
+def test_an_unknown_argument_is_refused_by_name_everywhere(call):
+    with pytest.raises(InputError, match=f"{call.__qualname__} has no argument 'bach_size'; ") as caught:
+        call(bach_size=8)
+    judged(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"devcie": 0}, "takes device, profile, tuner: did you mean device?"),
+        ({"profile": "no"}, "the option profile is 'no'; expected True or False"),
+        ({"tuner": "modle"}, "expected one of fixed, model, measured: did you mean model?"),
+        (["device"], "options is ['device']; expected a dict with any of device, profile, tuner"),
+    ],
+)
+def test_a_wrong_option_of_compiled_models_is_named(options, words):
+    with pytest.raises(InputError) as caught:
+        compile_graph(torch.fx.symbolic_trace(nn.ReLU()), [X], options=options)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -174,10 +174,12 @@ class Predictor:
     `device` is as in `predict`; `predictor.device` is the Device found.
     """
 
+    @checked_call()
     def __init__(self, device: str | Path | Device | None = None) -> None:
         self.device = choose_device(device)
         load_models(self.device, "train")  # a damaged profile fails here, not in the loop
 
+    @checked_call(STEP_FIELDS)
     def predict(
         self,
         model: Model,
@@ -207,6 +209,7 @@ class Predictor:
             prediction = use_graph(request, lambda g: predict_graph(g, batch_size, self.device, settings))
         return replace(prediction, notes=(*prediction.notes, *request.notes))
 
+    @checked_call(STEP_FIELDS)
     def predict_many(
         self,
         models: Sequence[Model],

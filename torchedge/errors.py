@@ -40,6 +40,9 @@ __all__ = [
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
+NAMED_FILE = "_torchedge_user_"
+"""Modules of Python files that a command line names (nets.py:small) begin so."""
+
 _SHOWN = 60
 """Characters of an over-long path or value that a message shows."""
 
@@ -169,13 +172,14 @@ def not_a_module(model: object, expected: str = "a torch.nn.Module") -> InputErr
 def shown(value: object) -> str:
     """Return a value for a message, or only its kind if it is long or has an array's values."""
     text = repr(value)
-    return described(value) if len(text) > _SHOWN or "\n" in text else text
+    return described(value) if len(text) > _SHOWN or "\n" in text or " at 0x" in text else text
 
 
 def checked_call(more: Iterable[str] = ()) -> Callable[[_F], _F]:
     """Decorate a public function, so that arguments that it does not take raise InputError, not TypeError.
 
-    more: names of keyword arguments that it takes as ``**options``.
+    more: names of keyword arguments that it takes as ``**options``. A parameter annotated as bool takes True
+    and False alone.
     """
 
     def decorate(function: _F) -> _F:
@@ -183,10 +187,12 @@ def checked_call(more: Iterable[str] = ()) -> Callable[[_F], _F]:
         parameters = list(signature.parameters.values())
         name = function.__qualname__.removesuffix(".__init__")
         own = [p for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
-        names = [*dict.fromkeys([*(p.name for p in own), *more])]
+        names = [*dict.fromkeys([*(p.name for p in own if p.kind is not p.VAR_POSITIONAL), *more])]
         positional = [p.name for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
         keywords = [f"{key}=" for key in names if key not in positional]
-        usage = f"{name}({', '.join([*positional, *(['*'] * bool(keywords)), *keywords])})"
+        star = [f"*{p.name}" for p in own if p.kind is p.VAR_POSITIONAL] or ["*"] * bool(keywords)
+        usage = f"{name}({', '.join([*positional, *star, *keywords])})"
+        flags = [p.name for p in own if p.annotation in ("bool", bool)]
 
         @wraps(function)
         def checked(*args: object, **kwargs: object) -> object:
@@ -195,10 +201,12 @@ def checked_call(more: Iterable[str] = ()) -> Callable[[_F], _F]:
                 hint = did_you_mean(unknown[0], names, f"expected {usage}")
                 raise InputError(f"{name} has no argument {unknown[0]!r}; {hint}")
             try:
-                signature.bind(*args, **kwargs)
+                bound = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 reason = str(error).replace("a required", "the required")
                 raise InputError(f"{name}: {reason}; expected {usage}") from error
+            for flag in flags:
+                check_flag(flag, bound.get(flag, False))
             return function(*args, **kwargs)
 
         return checked  # type: ignore[return-value]
@@ -206,11 +214,20 @@ def checked_call(more: Iterable[str] = ()) -> Callable[[_F], _F]:
     return decorate
 
 
+def check_flag(name: str, value: object) -> bool:
+    """Return an argument that is True or False, also of numpy; raises InputError for any other."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise InputError(f"{name} is {shown(value)}; expected True or False")
+    return bool(value)
+
+
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise InputError unless an argument is one of some words."""
     words = tuple(choices)
-    if value not in words:
-        raise InputError(f"{name} is {shown(value)}; expected one of {', '.join(words)}")
+    if not isinstance(value, str) or value not in words:
+        near = did_you_mean(value, words) if isinstance(value, str) else ""
+        step = f"{', '.join(words)}{near and f': {near}'}"
+        raise InputError(f"{name} is {shown(value)}; expected one of {step}")
 
 
 def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> int:
@@ -220,6 +237,17 @@ def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1)
     if int(value) > most:
         raise InputError(f"{name} is {value}; expected a whole number from {least} to {most}")
     return int(value)
+
+
+def check_rate(name: str, value: object) -> float:
+    """Return a number from 0 on that float32 holds, as a learning rate; raises InputError for any other."""
+    try:
+        rate = float("nan") if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        rate = float("nan")
+    if not 0 <= rate < 2.0**128:
+        raise InputError(f"{name} is {shown(value)}; expected a number from 0 to 3.4e+38")
+    return rate
 
 
 def check_path(name: str, value: object) -> Path:

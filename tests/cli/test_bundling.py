@@ -163,10 +163,10 @@ def test_lines_fit_whatever_the_device_and_the_model_are_called(capsys):
 
 WRONG_RUNS = [
     (("--input", "{x}", "--input", "{x}"), "is one too many; expected input float32"),
-    (("--input", "y={x}"), "y=.*cannot be read"),
+    (("--input", "y={x}"), r"the bundle has no input 'y'; expected input float32\["),
     (("--input", "{none}"), "cannot be read"),
     (("--input", "{text}"), "is no .npy file of numbers"),
-    (("--input", "{objects}"), "is no .npy file of numbers"),
+    (("--input", "{objects}"), "is no .npy file of numbers; make it with numpy.save$"),
     (("--input", "{huge}"), "expected at most"),
     (("--input", "{flat}"), r"input input has shape \[384\], expected \[2, 3, 8, 8\]"),
     (("--input", "{whole}"), "input input has dtype int64, expected float32"),
@@ -175,6 +175,9 @@ WRONG_RUNS = [
     (("--random", "--save", "{dir}/y.pt"), "expected a file that ends in .safetensors"),
     (("--random", "--set", "lr"), "expected NAME=VALUE with a number"),
     (("--random", "--set", "lr=1"), "'lr' is no hyperparameter"),
+    (("--out", "{dir}/y.npy"), "--out is given without inputs, .*add --input FILE or --random"),
+    (("--steps", "9"), "--steps is given without inputs"),
+    (("--random", "--time-limit", "5"), "--time-limit is given without --isolated"),
     (("--random", "--steps", "0"), "0 is too small; expected a whole number from 1"),
     (("--random", "--device", "no such device"), "no such device"),
 ]
@@ -199,12 +202,28 @@ def test_wrong_runs_are_told(refused, exported, tmp_path, words, message):
     assert re.search(message, refused("run", str(exported / "infer"), *[w.format(**names) for w in words]))
 
 
+@pytest.mark.parametrize(
+    "words", [("--batch-size", "8"), ("--mode", "train"), ("--amp", "bf16"), ("--max-batch-size",)]
+)
+def test_a_bundle_is_predicted_as_it_was_exported(refused, exported, words):
+    line = refused("predict", str(exported / "infer"), *words)
+    assert f"{words[0]} is given with a bundle, whose step is as it was exported" in line
+
+
+def test_a_rate_that_is_no_number(refused, exported):
+    words = ("run", str(exported / "train"), "--random", "--set")
+    for rate in ("nan", "inf", "-1"):
+        assert "expected a number from 0 to 3.4e+38" in refused(*words, f"lr={rate}")
+
+
 WRONG_EXPORTS = [
     ((), "Missing option '--out'"),
     (("--out", "{out}", "--lr", "1"), "--lr is given without --mode train"),
     (("--out", "{out}", "--loss", "mse"), "--loss is given without --mode train"),
-    (("--out", "{out}", "--mode", "train", "--lr", "-1"), "--lr is -1.0; expected a number from 0 on"),
+    (("--out", "{out}", "--mode", "train", "--lr", "-1"), "--lr is -1.0; expected a number from 0 to"),
     (("--out", "{out}", "--mode", "train", "--lr", "nan"), "--lr is nan"),
+    (("--out", "{out}", "--mode", "train", "--lr", "1e300"), r"expected a number from 0 to 3\.4e\+38"),
+    (("--out", "{out}", "--precision", "float36"), r"did you mean float32\? Run `torchedge export --help`"),
     (("--out", "{out}/a/b"), "there is no folder"),
     (("--out", "{out}", "--device", "nokia"), "is unknown"),
     (("--out", "{out}", "--weights", "{out}.pt"), "cannot be read"),

@@ -45,7 +45,7 @@ def test_what_does_not_end_is_ended_with_its_children(python, tmp_path):
 def test_the_child_gets_the_words_and_gives_its_status(python, tmp_path, capfd):
     python('echo "$@"; exit 3')
     assert main(["run", "b", "--isolated", "--random", "--time-limit", "20"]) == 3
-    assert capfd.readouterr().out.split() == ["-m", "torchedge", "run", "b", "--random", "--time-limit", "20"]
+    assert capfd.readouterr().out.split() == ["-m", "torchedge", "run", "b", "--random"]
 
 
 def test_an_isolated_error_is_told_once(tmp_path, capfd):

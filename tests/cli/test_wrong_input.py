@@ -40,6 +40,16 @@ def lazy():
     return nn.LazyLinear(3)
 
 number = 3
+
+class Unknown(nn.Module):
+    def forward(self, x):
+        return undefined
+
+class NoForward(nn.Module):
+    pass
+
+def fails(encodings):
+    return 1 / 0
 """
 
 
@@ -63,11 +73,15 @@ def place(monkeypatch, tmp_path):
     Path("config.json").write_text('{"model_type": "gpt9"}')
     Path("half.safetensors").write_bytes(b"12345678")
     Path("null.json").write_text("null")
+    Path("notes.txt").write_text("Nothing here.")
+    Path("half").mkdir()
+    Path("half/measurements.csv").write_text("network\n")
     Path("data").mkdir()
     Path("data/topologies.jsonl").write_text("")
     return tmp_path
 
 
+LIMITS = ("--training-memory", "4GiB", "-d", "tx2")
 FINE = ("predict", "nets.py:fine", "--input-size", "3x8x8", "--device", "jetson-tx2")
 
 WRONG = {
@@ -176,6 +190,48 @@ WRONG = {
     "loads without a file": (("profile", "--streaming"), "--out FILE"),
     "an argument too many": (("doctor", "now"), "now"),
     "a kernel without sizes": (("explain-kernel", "Linear"), "SIZES"),
+    "a name with a capital": ((*FINE, "--optimizer", "Adam"), "did you mean adam? Run `torchedge predict"),
+    "a word of another library": ((*FINE, "--mode", "inference"), "did you mean infer?"),
+    "a name with an underscore": ((*FINE, "--optimizer", "sgd_momentum"), "did you mean sgd-momentum?"),
+    "a protocol": (("accuracy", "jetson-tx2", "--protocol", "left_out"), "did you mean left-out?"),
+    "a name that no call defines": (
+        ("predict", "nets.py:Unknown", "-d", "tx2", "--input-size", "3x8x8"),
+        "NameError: name 'undefined' is not defined: correct the model",
+    ),
+    "a module without forward": (
+        ("predict", "nets.py:NoForward", "-d", "tx2", "--input-size", "3x8x8"),
+        'missing the required "forward" function: correct the model',
+    ),
+    "a text for a model": (("predict", "notes.txt", "-d", "tx2"), "a file of another kind: correct the name"),
+    "a missing GGUF file": (("predict", "nowhere.gguf", "-d", "tx2"), "there is no such file"),
+    "an option of the script": (
+        ("predict", "idle.py", "--epochs", "3"),
+        "behind --: torchedge predict idle.py -- --epochs",
+    ),
+    "a score that fails": (
+        ("search", "ofa-resnet50", *LIMITS, "--population", "2", "--score", "nets.py:fails"),
+        "nets.py:35: ZeroDivisionError: division by zero; correct the file",
+    ),
+    "minus five processes": (
+        ("search", "ofa-resnet50", *LIMITS, "--workers", "-5"),
+        "workers is -5; expected",
+    ),
+    "nothing to round": (
+        ("search", "ofa-resnet50", *LIMITS, "--round-to", "16"),
+        "--round-to is given with ofa-resnet50, which is no model to prune",
+    ),
+    "an OpenCL device without a runner": (
+        ("campaign", "run", "me", "--plan", "quick", "--opencl", "gpu"),
+        "--opencl is given without --runner",
+    ),
+    "measurements without networks": (
+        ("fit", "all", "half", "-d", "tx2", "-o", "new"),
+        "holds no networks.jsonl; expected it, or topologies.jsonl, beside measurements.csv",
+    ),
+    "a text for kernels": (
+        ("fit", "kernels", "notes.txt", "-d", "tx2", "-o", "new"),
+        "is no journal of torchedge; expected rows that it wrote",
+    ),
 }
 
 
@@ -195,7 +251,6 @@ def test_an_input_size_that_does_not_suit_is_told_in_the_users_sizes(size, refus
     assert sizes <= {1, 3, 4, 8} and not re.search(r"\bs\d+\b", line), line
 
 
-LIMITS = ("--training-memory", "4GiB", "-d", "tx2")
 PLACES = {
     "bundle": lambda path: ("export", *FINE[1:], "--out", path),
     "weights": lambda path: ("export", *FINE[1:], "--out", "new", "--weights", path),

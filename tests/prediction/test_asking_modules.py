@@ -73,6 +73,20 @@ def test_what_runs_without_gradients_in_a_checkpoint_runs_again():
     assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        (Step("wide", ("cumsum", False)), Step("linear", (512, False))),  # cumsum asks for nothing
+        (Step("plain", "alias"), Step("linear", (512, False)), Step("activation", "relu")),
+        (Step("own", "attributes"), Step("wide", ("reciprocal", False))),
+        (Step("residual"), Step("own", "attributes"), Step("own", "one of several")),
+    ],
+)
+def test_a_checkpoint_drops_its_inputs_with_the_last_node_that_asks_and_what_its_second_run_makes(body):
+    steps = (Step("linear", (1024, False)), Step("checkpoint", None, (body,)))
+    assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
+
+
 @pytest.mark.xfail(strict=True, reason="8 % too low: what such a checkpoint keeps leaves no operator")
 def test_a_checkpoint_of_a_cast_alone_inside_of_another_one():
     inner = Step("checkpoint", None, ((Step("cast", torch.bfloat16, ()),),))

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import threading
+import warnings
+import weakref
 
 import pytest
 import torch
 from oracles.compiled_models import OPTIMIZERS, TOLERANCE, batches, compiled, equal, mlp, train_both
 from oracles.step_networks import SmallCNN, SmallGPT, SmallViT
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchedge
+from torchedge.errors import TorchedgeWarning
+from torchedge.runtime import backends
 from torchedge.runtime.backends import open_device
 from torchedge.runtime.tensor_memory import TensorMemory, fingerprint
+from torchedge.tracing.compiled_graphs import seconds_in_pytorch
 
 pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -324,6 +331,36 @@ def test_copies_of_a_call_are_waited_for_together(monkeypatch):
             parameter.mul_(2)
     call(x).sum().backward()
     assert len(waits) == 4  # before and behind the copies of results, forward and backward
+
+
+@pytest.mark.parametrize(
+    ("own", "pytorch", "noted"),
+    [(1e-3, 2e-4, True), (1e-3, 6e-4, False), (2e-2, 2e-4, False), (1e-3, None, False)],
+)
+def test_a_small_graph_that_pytorch_computes_faster_is_noted_once(own, pytorch, noted, monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(backends, "_noted", weakref.WeakSet())
+    monkeypatch.setattr(backends, "perf_counter", lambda: own * next(ticks))
+    monkeypatch.setattr(backends, "seconds_in_pytorch", lambda module, inputs: pytorch)
+    calls = [compiled(mlp()) for _ in range(2)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for call in calls:
+            for _ in range(12):
+                call(torch.randn(8, 6)).sum().backward()
+    texts = [str(warning.message) for warning in caught if warning.category is TorchedgeWarning]
+    assert len(texts) == noted
+    assert all("takes 1 ms (launches: " in t and "PyTorch's own operators take 0.2 ms" in t for t in texts)
+    assert all("use torchedge.Trainer, which copies the batch alone, or a larger batch" in t for t in texts)
+
+
+def test_pytorchs_time_of_a_graph_is_measured_without_a_trace():
+    x = torch.zeros(4)
+    graph = make_fx(lambda x: torch.ops.aten.add(torch.ops.aten.rand_like(x), x))(x)
+    state = torch.get_rng_state()
+    assert seconds_in_pytorch(graph, [x]) >= 0 and torch.equal(torch.get_rng_state(), state)
+    assert seconds_in_pytorch(make_fx(lambda x: torch.ops.aten.add_(x, 1))(torch.zeros(4)), [x]) is None
+    assert not x.any()
 
 
 def test_reports_tell_what_programs_take():

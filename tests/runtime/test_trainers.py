@@ -170,7 +170,7 @@ def test_a_step_after_other_parameters_are_trained_is_refused(change):
     with torchedge.Trainer(model, *batch, loss=F.cross_entropy, optimizer=optimizer) as trainer:
         trainer.step(*batch)
         for rate in (-1.0, float("nan"), float("inf")):
-            with pytest.raises(InputError, match="expected a number from 0 on"):
+            with pytest.raises(InputError, match="expected a number from 0 to"):
                 trainer.lr = rate
         change(model, optimizer)
         with pytest.raises(InputError, match="require a gradient, have changed"):

@@ -268,3 +268,25 @@ def test_a_variable_that_code_fills_later_is_a_change():
     assert state.same()
     with pytest.raises(NameError):
         read()
+
+
+class OfLine(nn.Module):
+    """Reads a member of a C structure: read-only, and another object each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.code = twice.__code__.replace(co_firstlineno=1000)
+
+    def forward(self, x):
+        return x * self.code.co_firstlineno
+
+
+def test_read_only_members_of_c_structures_are_state_and_are_left_as_they_are():
+    model = OfLine()
+    state = PythonState({"model": model})
+    state.restore()
+    assert (
+        not state.changes() and state.text is not None and state.text == PythonState({"model": OfLine()}).text
+    )
+    model.code = model.code.replace(co_firstlineno=2000)
+    assert PythonState({"model": model}).text != state.text

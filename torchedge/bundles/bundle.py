@@ -37,7 +37,14 @@ from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove_programs
 from torchedge.bundles.weights import check_weights, packed_weights, read_header
 from torchedge.devices import find_device
-from torchedge.errors import DivisionError, IndexRangeError, InputError, check_path, did_you_mean
+from torchedge.errors import (
+    DivisionError,
+    IndexRangeError,
+    InputError,
+    check_path,
+    checked_call,
+    did_you_mean,
+)
 from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
@@ -206,6 +213,7 @@ class Bundle:
                 return BundleMethod(self, chosen, method.inputs, method.outputs)
         return BundleMethod(self, chosen, self.manifest.inputs, self.manifest.outputs)
 
+    @checked_call()
     def place(
         self,
         device: ClDevice | str | int | None = None,
@@ -278,6 +286,7 @@ class Bundle:
     def _runner(self) -> Runner:
         return self.place()
 
+    @checked_call()
     def run(self, *inputs: object, method: str | None = None) -> list[Array]:
         """Run one batch of arrays in the order of `inputs` and return the outputs; raises what Runner does.
 
@@ -288,6 +297,7 @@ class Bundle:
         """
         return self.runner.step(*inputs, method=method)
 
+    @checked_call()
     def generate(
         self,
         ids: Iterable[Any],
@@ -601,6 +611,7 @@ class Runner:
         self.close()
 
 
+@checked_call()
 def load_bundle(path: str | Path, *, trust: bool = False, prove: bool = False) -> Bundle:
     """Read a bundle that `export` wrote, and check everything in it; see `Bundle.run` and `train_step`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,8 +50,10 @@ from torchedge.errors import (
     LoweringError,
     check_choice,
     check_path,
+    check_whole,
     described,
     not_a_module,
+    shown,
 )
 from torchedge.graphs import Mode
 from torchedge.graphs.training_steps import TrainingStep
@@ -62,6 +65,7 @@ from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Limits, Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.amounts import Amount, bytes_of
+from torchedge.storage.codecs import PRINTABLE
 from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.budgets import Budgeted
@@ -275,6 +279,13 @@ def _check_request(request: Request) -> None:
                 f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), "
                 "without values; expected a model with its weights: load them first"
             )
+    if request.seed is not None:
+        check_whole("seed", request.seed, 0)
+    name: object = request.name
+    if name is not None and not (
+        isinstance(name, str) and 0 < len(name) <= 1000 and re.match(PRINTABLE, name)
+    ):
+        raise InputError(f"name is {shown(name)}; expected printable text of 1 to 1000 characters")
     check_choice("mode", request.mode, get_args(Mode))
     check_choice("precision", request.precision, get_args(Precision))
     check_step(request.step, "export")

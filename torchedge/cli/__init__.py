@@ -13,7 +13,9 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,7 +23,7 @@ import click
 from torchedge import __version__
 from torchedge.cli.console import BAD_INPUT, DOES_NOT_FIT, WORDS, PrintableStream
 from torchedge.cli.options import DEBUG_VARIABLE, Group, debugging, verbosity_options
-from torchedge.errors import DeviceMemoryError, LimitError, TorchedgeError
+from torchedge.errors import NAMED_FILE, DeviceMemoryError, LimitError, TorchedgeError
 from torchedge.texts import printable
 
 UNFORESEEN, INTERRUPTED, NO_READER = 1, 130, 141
@@ -169,9 +171,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename:
             step = "expected a path that can be used: check it, its permissions and the free space"
             return _report(f"error: {error.filename}: {error.strerror}; {step}", BAD_INPUT, error)
-        step = f"run with {DEBUG_VARIABLE}=1 for the traceback"
-        return _report(f"error: {type(error).__name__}: {error}; {step}", UNFORESEEN, error)
+        told, step = f"{type(error).__name__}: {error}", f"run with {DEBUG_VARIABLE}=1 for the traceback"
+        if (place := _place_in_named_file(error)) is not None:
+            return _report(f"error: {place}: {told}; correct the file", BAD_INPUT, error)
+        return _report(f"error: {told}; {step}", UNFORESEEN, error)
     return status
+
+
+def _place_in_named_file(error: BaseException) -> str | None:
+    """Return the innermost line of an error in a file that the command line names, as a score's."""
+    lines = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith(NAMED_FILE)
+    ]
+    return lines[-1] if lines else None
 
 
 def _run(words: list[str]) -> int:
@@ -196,6 +210,11 @@ def _usage(error: click.ClickException) -> str:
     """Return a usage error with the next step."""
     message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
+    words = context.meta.get(WORDS, []) if context else []
+    script = next((word for word in words if word.endswith(".py")), None)
+    if isinstance(error, click.NoSuchOption) and words[:1] == ["predict"] and script:
+        own = f"torchedge predict {script} -- {error.option_name}"
+        return f"{message}; pass options of the script behind --: {own}"
     step = f"un `{context.command_path if context else 'torchedge'} --help` for what it takes"
     return f"{message} R{step}" if message.endswith("?") else f"{message}; r{step}"
 
@@ -208,8 +227,6 @@ def _report(message: str, status: int, error: BaseException | None = None) -> in
         _close_stdout()
     with contextlib.suppress(OSError, ValueError):
         if error is not None and debugging():
-            import traceback
-
             traceback.print_exception(error)
         print("torchedge:", printable(" ".join(message.split())), file=sys.stderr, flush=True)
     return status

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from torchedge.cli.console import Progress, answer, print_table, print_wrapped
-from torchedge.cli.options import PATH, PICTURE, Command, Group, command, opencl_device, whole
+from torchedge.cli.options import PATH, PICTURE, Choice, Command, Group, command, opencl_device, whole
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def bench() -> None:
     "--seconds", type=whole(1), help="Begin no case after so many seconds; start again to continue."
 )
 @click.option("--gflop", type=float, default=4.0, show_default=True, help="Skip shapes with more arithmetic.")
-@click.option(
-    "--storage", type=click.Choice(["buffer", "image"]), help="Preferred storage. [default: the class's]"
-)
+@click.option("--storage", type=Choice(["buffer", "image"]), help="Preferred storage. [default: the class's]")
 @click.option("--quick", is_flag=True, help="Few shapes and candidates (three minutes on two cores).")
 @click.option("--picture", type=PICTURE, metavar="FILE", help="Draw the results (.png, .svg, .pdf).")
 def _kernels(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from torchedge.cli.options import Choice
+
 _EXAMPLES = """\
 \b
 Examples:
@@ -15,7 +17,7 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of a shell.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,8 @@ import click
 
 from torchedge.cli import options
 from torchedge.cli.console import Progress, answer, warn
-from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, command, load_named, whole
-from torchedge.errors import InputError, clipped
+from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, Choice, command, load_named, whole
+from torchedge.errors import InputError, check_rate, clipped
 
 if TYPE_CHECKING:
     import torch
@@ -47,17 +46,13 @@ _MAX_WEIGHTS = 2**36
 @options.batch_size
 @options.input_size
 @options.seq_len
-@click.option(
-    "--mode", type=click.Choice(["train", "infer"]), default="infer", help="Training step or inference."
-)
+@click.option("--mode", type=Choice(["train", "infer"]), default="infer", help="Training step or inference.")
 @click.option("--weights", type=PATH, metavar="FILE", help="A .safetensors file of the model's state.")
 @click.option("--seed", type=whole(0), default=0, help="Seed of random weights and dropout.")
-@click.option(
-    "--loss", type=click.Choice(LOSSES), help="With --mode train: the loss. [default: cross-entropy]"
-)
+@click.option("--loss", type=Choice(LOSSES), help="With --mode train: the loss. [default: cross-entropy]")
 @click.option(
     "--optimizer",
-    type=click.Choice(list(_OPTIMIZERS)),
+    type=Choice(list(_OPTIMIZERS)),
     help="With --mode train: the optimizer. [default: sgd-momentum]",
 )
 @click.option("--lr", type=float, metavar="RATE", help="With --mode train: the learning rate.")
@@ -65,7 +60,7 @@ _MAX_WEIGHTS = 2**36
 @options.precision
 @click.option(
     "--tuner",
-    type=click.Choice(["fixed", "model"]),
+    type=Choice(["fixed", "model"]),
     help="What chooses schedules and layouts of kernels. [default: model, where the device's profile has "
     "coefficients of kernels, and for training steps on phones]",
 )
@@ -131,9 +126,8 @@ def _check_training(mode: str, training: dict[str, Any]) -> None:
     for name in _TRAINING_ONLY:
         if training[name] is not None and mode != "train":
             raise InputError(f"--{name} is given without --mode train; add that, or omit --{name}")
-    rate = training["lr"]
-    if rate is not None and not 0 <= rate < math.inf:
-        raise InputError(f"--lr is {rate}; expected a number from 0 on")
+    if training["lr"] is not None:
+        check_rate("--lr", training["lr"])
 
 
 def _load(text: str, weights: Path | None, seed: int) -> tuple[torch.nn.Module, str]:

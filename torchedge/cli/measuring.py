@@ -12,7 +12,7 @@ import click
 
 from torchedge.cli.console import Progress, answer, print_next, print_wrapped, warn
 from torchedge.cli.listing import device_document, print_device
-from torchedge.cli.options import PATH, Command, Group, TextType, command, whole
+from torchedge.cli.options import PATH, Choice, Command, Group, TextType, command, refuse_given, whole
 from torchedge.errors import DeviceError, InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ def _convolutions(text: str) -> int:
 @click.option("--out", "-o", type=PATH, metavar="FOLDER", help="Dataset folder. [default: in your own]")
 @click.option("--python", metavar="PATH", help="Python with PyTorch on the device.")
 @click.option(
-    "--processor", type=click.Choice(["cuda", "cpu"]), help="What to measure. [default: cuda where it works]"
+    "--processor", type=Choice(["cuda", "cpu"]), help="What to measure. [default: cuda where it works]"
 )
 @click.option(
     "--convolutions",
@@ -364,6 +364,8 @@ def _run(
     from torchedge.profiling.campaigns.transports import open_transport
     from torchedge.storage import user_folder
 
+    if runner is None:
+        refuse_given(("opencl",), "without --runner, which measures OpenCL devices; add it, or omit it")
     if not NAME.fullmatch(device):
         raise InputError(f"the name is {device[:60]!r}; expected lower case letters, digits, '-' and '.'")
     chosen = read_plan(plan)

@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchedge.cli.console import JSON, MIB, VERBOSITY, verbosity, warn
-from torchedge.errors import CaptureError, InputError, TorchedgeWarning, check_path
+from torchedge.errors import CaptureError, InputError, TorchedgeWarning, check_path, did_you_mean
 from torchedge.storage.amounts import bytes_of, is_ambiguous
 from torchedge.storage.pictures import check_picture
 
@@ -127,6 +127,18 @@ def or_word(kind: TextType, word: str) -> TextType:
     return TextType(f"{kind.name}|{word}", lambda text: word if text.lower() == word else kind.make(text))
 
 
+class Choice(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """One of some words; an error names the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Return the word."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            near = did_you_mean(value, map(str, self.choices))
+            return self.fail(f"{error.message.rstrip('.')}{near and f': {near}'}", param, ctx)
+
+
 class _Device(_Type):
     """A device's name, alias or profile folder; completes names."""
 
@@ -222,18 +234,18 @@ input_size = click.option(
     help="Shape of one sample, such as 3x224x224. [default: the model's own]",
 )
 mode = click.option(
-    "--mode", type=click.Choice(["train", "infer"]), default="train", help="Training step or inference."
+    "--mode", type=Choice(["train", "infer"]), default="train", help="Training step or inference."
 )
 optimizer = click.option(
     "--optimizer",
-    type=click.Choice(OPTIMIZERS),
+    type=Choice(OPTIMIZERS),
     default="sgd-momentum",
     metavar="NAME",
     help=f"Optimizer of the step: {', '.join(OPTIMIZERS)}.",
 )
 
 
-class _Autocast(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2 only
+class _Autocast(Choice):
     """A dtype of autocast; "bf16" and "fp16" are understood too."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
@@ -250,7 +262,7 @@ accumulation = click.option(
 seq_len = click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that reads any.")
 precision = click.option(
     "--precision",
-    type=click.Choice(["float32", "float16"]),
+    type=Choice(["float32", "float16"]),
     default="float32",
     help="Of stored weights and large intermediates; kernels compute in float32.",
 )
@@ -452,6 +464,6 @@ def unsuitable_size(input_size: tuple[int, ...] | None) -> Iterator[None]:
             raise
         option = f"--input-size {'x'.join(map(str, input_size))}"
         text = str(error).replace(f"input_size={input_size}", option)
-        if " raised " in text and option not in text:
+        if " raised " in text and option not in text and not text.endswith("correct the model"):
             text = f"{text.rstrip('.')}. Check that {option} is the shape of one sample, without the batch"
         raise CaptureError(text) from error

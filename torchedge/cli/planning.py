@@ -26,6 +26,7 @@ from torchedge.cli.options import (
     PATH,
     PICTURE,
     SIZE,
+    Choice,
     Command,
     Group,
     OutputFile,
@@ -107,7 +108,7 @@ _lambda = click.option(
     help="Price of preloading; a higher one takes less memory.",
 )
 _strategy = click.option(
-    "--strategy", type=click.Choice(STRATEGIES), help="A strategy to compare with, in place of the solver."
+    "--strategy", type=Choice(STRATEGIES), help="A strategy to compare with, in place of the solver."
 )
 _out = click.option(
     "--out",
@@ -137,7 +138,7 @@ _out = click.option(
 @_planning
 @click.option(
     "--fusion",
-    type=click.Choice(["all", "adaptive"]),
+    type=Choice(["all", "adaptive"]),
     default="all",
     help="Fuse all element-wise values, or keep those apart whose own kernels pay (slower).",
 )
@@ -152,7 +153,7 @@ _out = click.option(
 )
 @click.option(
     "--picture",
-    type=click.Choice(["memory", "gantt", "comparison"]),
+    type=Choice(["memory", "gantt", "comparison"]),
     help="What --plot draws. [default: memory]",
 )
 def _plan_model(

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torchedge.prediction.memory.simulation import MemoryProfile
     from torchedge.prediction.results import Prediction
 
+_OF_THE_STEP = ("batch_size", "mode", "input_size", "seq_len", "optimizer", "amp", "accumulation")
+"""Options that a script or a bundle decides itself."""
 _COLUMNS = 5
 """Batch sizes beside each other in a breakdown."""
 _LEAST_MIB = 0.05
@@ -95,6 +97,8 @@ def predict(
     from torchedge.tracing.sequence_lengths import LengthFamily
 
     if (Path(models[0]) / "manifest.json").is_file():
+        others = (*_OF_THE_STEP, "max_batch_size", "operator_us", "confidence", "trace")
+        options.refuse_given(others, "with a bundle, whose step is as it was exported; leave it out")
         return _predict_bundles(models, device, memory_limit)
     if models[0].endswith(".py") and Path(models[0]).is_file():
         return _predict_script(models, device, operator_us, memory_limit, confidence, trace)
@@ -186,7 +190,7 @@ def _predict_script(
     from torchedge.integrations.scripts import watch_script
 
     options.refuse_given(
-        ("batch_size", "mode", "input_size", "seq_len", "optimizer", "amp", "accumulation", "max_batch_size"),
+        (*_OF_THE_STEP, "max_batch_size"),
         f"with the script {words[0]}, which decides it itself; leave it out, or pass the script's own option "
         "behind --",
     )

@@ -25,6 +25,7 @@ from torchedge.cli.options import (
     PICTURE,
     SIZE,
     WHOLE,
+    Choice,
     OutputFile,
     command,
     opencl_device,
@@ -53,6 +54,8 @@ _HOST_OPTIONS = ("reads", "loading", "trace", "plot")
 """Options of Python's executor alone."""
 _TEXT_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed")
 """Options of a continued text alone."""
+_OF_A_RUN = ("out", "steps", "settings", "save", "timed", "trace", "plot", "over")
+"""Options that a description does not take."""
 _HEADER_BYTES = 2**16
 
 
@@ -97,13 +100,13 @@ _HEADER_BYTES = 2**16
 @click.option("--memory-limit", type=SIZE, help="Most memory a run allocates: stream weights if needed.")
 @click.option(
     "--reads",
-    type=click.Choice(["plain", "mmap", "direct"]),
+    type=Choice(["plain", "mmap", "direct"]),
     default="plain",
     help="How streamed weights are read; direct: past the page cache.",
 )
 @click.option(
     "--loading",
-    type=click.Choice(["copy", "kernel", "slot"]),
+    type=Choice(["copy", "kernel", "slot"]),
     default="copy",
     help="How they get into the device's memory: copy commands, loading kernels, slots of kernels.",
 )
@@ -157,7 +160,10 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
         raise InputError(f"--time-limit is {time_limit}; expected a number of seconds above 0")
     if isolated:
         words = click.get_current_context().meta[WORDS]
-        return run_isolated([word for word in words if word != "--isolated"], time_limit)
+        own = {k for k, word in enumerate(words) if word == "--isolated" or word.startswith("--time-limit")}
+        own |= {k + 1 for k, word in enumerate(words) if word == "--time-limit"}
+        return run_isolated([word for k, word in enumerate(words) if k not in own], time_limit)
+    refuse_given(("time_limit",), "without --isolated; add that, or omit it")
     settings = SimpleNamespace(**given)
     if settings.inputs and settings.random:
         raise InputError("--random is given beside --input; expected one of them")
@@ -174,6 +180,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
     if len(outputs) > 1 and settings.out is not None and settings.out.suffix.lower() != ".npz":
         raise InputError(f"--out is {settings.out}; expected a file that ends in .npz for several outputs")
     if inputs and not settings.inputs and not settings.random:
+        refuse_given(_OF_A_RUN, "without inputs, which a run takes; add --input FILE or --random")
         _describe(opened, inputs)
         return 0
     arrays = _random(inputs) if settings.random else _read(inputs, settings.inputs)
@@ -369,6 +376,8 @@ def _read(ports: Sequence[Port], inputs: Sequence[str]) -> Arrays:
     files: dict[str, str] = {}
     for text in inputs:
         name, equals, file = text.partition("=")
+        if equals and name not in names and not os.path.lexists(text):
+            raise InputError(f"--input {text}: the bundle has no input {name!r}; expected {expected}")
         if not equals or name not in names:
             free = [name for name in names if name not in files]
             name, file = free[0] if free else "", text
@@ -391,9 +400,8 @@ def _array(path: Path, port: Port) -> npt.NDArray[Any]:
         array = np.load(io.BytesIO(read_bytes(path, max_bytes=most)), allow_pickle=False)
     except (ValueError, EOFError, OSError, SyntaxError, MemoryError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise InputError(
-            f"{path}: is no .npy file of numbers ({reason}); write it with numpy.save"
-        ) from error
+        reason = "" if "pickle" in reason else f" ({reason})"  # numpy's advice is to load pickles
+        raise InputError(f"{path}: is no .npy file of numbers{reason}; make it with numpy.save") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path}: holds several arrays; expected one, as numpy.save writes it")
     return array

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli.console import Progress, answer, print_notes, print_table, print_wrapped
-from torchedge.cli.options import DEVICE, PICTURE, command
+from torchedge.cli.options import DEVICE, PICTURE, Choice, command
 from torchedge.errors import InputError
 from torchedge.texts import number
 
@@ -34,7 +34,7 @@ CAMPAIGN = "campaign"
 @click.option("--device", "-d", type=DEVICE, help="Profile to compare with. [default: the dataset's device]")
 @click.option(
     "--protocol",
-    type=click.Choice(["profile", "own", "basis", "left-out", "levels"]),
+    type=Choice(["profile", "own", "basis", "left-out", "levels"]),
     help="Models that predict: the profile's, or models of a network's other pruning levels, of three basic "
     "networks, of other networks, of all networks at other levels.",
 )

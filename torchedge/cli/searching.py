@@ -13,7 +13,17 @@ import click
 
 from torchedge.cli import options
 from torchedge.cli.console import DOES_NOT_FIT, Progress, answer, print_notes, print_table, print_wrapped
-from torchedge.cli.options import BATCH_SIZES, CONFIDENCE, PATH, SIZE, WHOLE, command, load_named, number_from
+from torchedge.cli.options import (
+    BATCH_SIZES,
+    CONFIDENCE,
+    PATH,
+    SIZE,
+    WHOLE,
+    command,
+    load_named,
+    number_from,
+    refuse_given,
+)
 from torchedge.errors import InputError, described
 from torchedge.texts import number
 
@@ -23,6 +33,7 @@ if TYPE_CHECKING:
     from torchedge.storage.amounts import Amount
 
 _MS = number_from(0.001, 1e9, name="MS")
+_OF_PRUNINGS = ("input_size", "round_to")
 _LIMITS = ("training_memory", "inference_memory", "training_latency", "inference_latency")
 
 
@@ -153,6 +164,7 @@ def _space(
     if text.lower() in ("ofa-resnet50", "ofa_resnet50"):
         from torchedge.searching.ofa_resnet50 import OFAResNet50Space
 
+        refuse_given(_OF_PRUNINGS, f"with {text}, which is no model to prune; omit it")
         return OFAResNet50Space(image_sizes) if image_sizes else OFAResNet50Space()
     if image_sizes:
         raise InputError("--image-sizes belongs to ofa-resnet50; give --input-size for a model to prune")
@@ -164,6 +176,7 @@ def _space(
         if isinstance(space, type) and issubclass(space, SearchSpace):
             space = space()
         if isinstance(space, SearchSpace):
+            refuse_given(_OF_PRUNINGS, f"with {text}, which is no model to prune; omit it")
             return space
     from torchedge.searching.pruning_space import PruningSpace
 

@@ -19,6 +19,7 @@ from torchedge.errors import (
     ProfileError,
     TorchedgeWarning,
     check_path,
+    checked_call,
     shown,
 )
 from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
@@ -60,6 +61,7 @@ def profile_roots() -> tuple[Path, ...]:
     return (user_folder() / "profiles", data_folder("profiles"))
 
 
+@checked_call()
 def find_device(name: str | Path) -> Device:
     """Return a device by its name or an alias (any case), or by the path of its profile folder.
 
@@ -108,6 +110,7 @@ def _announce(name: str, device: Device, profiles: Profiles) -> None:
         )
 
 
+@checked_call()
 def list_devices() -> tuple[Device, ...]:
     """Return every device that has a readable profile, sorted by name.
 

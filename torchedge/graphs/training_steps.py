@@ -81,9 +81,6 @@ class TrainingStep:
                 check_choice(name, value, choices)
             object.__setattr__(self, name, value)
         check_whole("accumulation", self.accumulation)
-        for name in ("checkpointing", "compile"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} is {getattr(self, name)!r:.40}; expected True or False")
         object.__setattr__(self, "targets", _as_tuple(self.targets))
 
     @classmethod

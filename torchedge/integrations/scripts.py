@@ -15,7 +15,7 @@ import torch
 
 from torchedge.api import choose_device
 from torchedge.devices import Device
-from torchedge.errors import CaptureError, InputError, TorchedgeError, check_path, first_line
+from torchedge.errors import CaptureError, InputError, TorchedgeError, check_path, checked_call, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
@@ -112,6 +112,7 @@ class Watch:
         return self._step
 
 
+@checked_call()
 def watch(device: str | Path | Device | None = None) -> Watch:
     """Return a context that predicts the training step of the code in it, as `step.prediction`.
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import DeviceKind, Provenance
-from torchedge.errors import InputError, check_whole
+from torchedge.errors import InputError, check_whole, checked_call
 from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.ops import unsupported_remark
 from torchedge.prediction.demand import Demand
@@ -91,6 +91,7 @@ class Prediction:
         checked = checked_confidence(confidence)
         return float(self._demand().required(np.array([self.batch_size]), checked)[0])
 
+    @checked_call()
     def fits(self, memory_limit: Amount | None = None, *, confidence: float = CONFIDENCE) -> bool:
         """Return whether the run fits into a limit with this confidence.
 
@@ -99,6 +100,7 @@ class Prediction:
         """
         return self.needed_mib(confidence) <= self._limit(memory_limit)
 
+    @checked_call()
     def max_batch_size(
         self,
         memory_limit: Amount | None = None,
@@ -119,6 +121,7 @@ class Prediction:
         demand = self._demand() if seq_len is None else self._demand().at_length(seq_len)
         return demand.largest(limit, checked, largest)
 
+    @checked_call()
     def max_seq_len(
         self,
         memory_limit: Amount | None = None,

@@ -154,7 +154,13 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
             f"{root}: holds no {MEASUREMENTS}; expected the folder of a campaign: `torchedge campaign run "
             "NAME --plan quick --out FOLDER` measures one"
         )
-    public = not _present(root / NETWORKS).exists() and _present(root / TOPOLOGIES).exists()
+    known = [name for name in (NETWORKS, TOPOLOGIES) if _present(root / name).exists()]
+    if not known:
+        raise ProfileError(
+            f"{root}: holds no {NETWORKS}; expected it, or {TOPOLOGIES}, beside {MEASUREMENTS}: "
+            "`torchedge campaign run` writes both"
+        )
+    public = known == [TOPOLOGIES]
     files = (_present(root / MEASUREMENTS), _present(root / (TOPOLOGIES if public else NETWORKS)))
     table, described = (read_unpacked(file, max_bytes=_MOST_BYTES) for file in files)
     rows = list(parse_table(files[0], table, _PUBLIC if public else _CAMPAIGN, "a measured point"))

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from torchedge.devices import LOCAL_DEVICE, Device, find_device
-from torchedge.errors import InputError, ProfileError, check_choice
+from torchedge.errors import InputError, ProfileError, check_choice, check_path, checked_call
 from torchedge.graphs import Mode
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels
 from torchedge.profiling import profile_folders
@@ -122,6 +122,7 @@ class DeviceFit:
         return max((figure.verdict for figure in self.figures), key=order.index, default="unusable")
 
 
+@checked_call()
 def fit(
     dataset: str | Path,
     device: str | Path | None = None,
@@ -155,11 +156,11 @@ def fit(
     """
     for mode in modes:
         check_choice("mode", mode, MODE_TABLES)
-    folder, watcher = Path(dataset), progress or _Silent()
+    folder, watcher = check_path("dataset", dataset), progress or _Silent()
     if folder.is_file():
         raise InputError(f"{folder} is a file; expected a folder: `torchedge fit loads` reads such")
     if out is not None:
-        profile_folders.check_target(Path(out), force=force)
+        profile_folders.check_target(check_path("out", out), force=force)
     if base is not None:
         base_of(base, "train")  # a device without models fails before the dataset is read
     with one_thread(), tempfile.TemporaryDirectory() as scratch:

@@ -7,11 +7,12 @@ from statistics import median
 
 import torch
 
-from torchedge.errors import DeviceError, first_line
+from torchedge.errors import DeviceError, checked_call, first_line
 
 _LAUNCHES, _ROUNDS = 200, 10
 
 
+@checked_call()
 def measure_operator_us(device: str | torch.device = "cuda") -> float:
     """Return the microseconds of the host's thread for one tiny operator of eager PyTorch on a device.
 

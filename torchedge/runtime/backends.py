@@ -6,18 +6,31 @@ operators all have kernels run on the device, the others in PyTorch.
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, get_args
+from time import perf_counter
+from typing import Any, TypeGuard, get_args
 
 import numpy as np
 import torch
 
-from torchedge.errors import CaptureError, InputError, LoweringError, OpenCLError, check_choice
+from torchedge.errors import (
+    CaptureError,
+    InputError,
+    LoweringError,
+    OpenCLError,
+    TorchedgeWarning,
+    check_choice,
+    check_flag,
+    checked_call,
+    did_you_mean,
+    shown,
+)
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import Step
 from torchedge.lowering.packing import check_indices
@@ -51,6 +64,7 @@ from torchedge.tracing.compiled_graphs import (
     is_symbolic,
     operator_name,
     results_of,
+    seconds_in_pytorch,
     single_operators,
     split_graph,
 )
@@ -59,6 +73,11 @@ from torchedge.tracing.random_numbers import COUNTER, SEED
 
 MAX_SHAPES = 16
 """Sets of sizes of one captured graph whose programs stay in memory."""
+
+_COMPARED, _SMALL = 10, 0.01
+"""Calls of a small graph before PyTorch's time is measured, and the most seconds that a call of it takes."""
+_noted: weakref.WeakSet[OpenDevice] = weakref.WeakSet()
+"""Devices whose calls were noted to be slower than PyTorch."""
 
 OnDevice = torch.Tensor | KeptTensor
 """A value of a graph while it runs: in main memory or on the device."""
@@ -134,6 +153,7 @@ def compile_graph(
     return _compiled(module, examples, settings)
 
 
+@checked_call()
 def program_reports() -> tuple[ProgramReport, ...]:
     """Return a report on each program of torch.compile that is in use, to be printed.
 
@@ -152,18 +172,23 @@ def program_reports() -> tuple[ProgramReport, ...]:
 
 
 def _settings(mode: str | None, options: Mapping[str, Any] | None) -> _Settings:
+    if not isinstance(options, Mapping | None):
+        raise InputError(f"options is {shown(options)}; expected a dict with any of {', '.join(_OPTIONS)}")
     chosen = dict(options or {})
     unknown = [key for key in chosen if key not in _OPTIONS]
     if unknown:
+        hint = did_you_mean(unknown[0], _OPTIONS, "leave it out")
         raise InputError(
-            f"torch.compile got the option {unknown[0]!r}; the torchedge backend takes {', '.join(_OPTIONS)}"
+            f"torch.compile got the option {unknown[0]!r}; the torchedge backend takes "
+            f"{', '.join(_OPTIONS)}: {hint}"
         )
     if mode not in (None, "default"):
         raise InputError(f"torch.compile got mode={mode!r}; the torchedge backend has no modes, leave it out")
     tuner = chosen.get("tuner")
     if tuner is not None:
         check_choice("the option tuner", tuner, get_args(Tuner))
-    return _Settings(open_device(chosen.get("device")), bool(chosen.get("profile", False)), tuner)
+    profile = check_flag("the option profile", chosen.get("profile", False))
+    return _Settings(open_device(chosen.get("device")), profile, tuner)
 
 
 def _compiled(
@@ -221,6 +246,7 @@ class GraphRun:
             if isinstance(form := node.meta.get("val"), torch.Tensor) and not form.dim()
         }
         self._steps: list[Callable[[dict[str, OnDevice]], None]] | None = None
+        self._calls, self._fastest = 0, math.inf
 
     def __call__(self, args: list[Any]) -> list[torch.Tensor | None]:
         """Run it; returns `traced.returned` tensors in main memory, then stand-ins for kept values."""
@@ -238,10 +264,37 @@ class GraphRun:
             if self._steps is None:
                 with noticed(f"making the {self.traced.part} programs of a compiled graph"):
                     self._steps = self._prepared(values)
-            else:
-                for step in self._steps:
-                    step(values)
-            return self._returned(values)
+                return self._returned(values)
+            begun = perf_counter()
+            for step in self._steps:
+                step(values)
+            results = self._returned(values)
+            if self._calls < _COMPARED:
+                self._calls += 1
+                self._fastest = min(self._fastest, perf_counter() - begun)
+                if self._calls == _COMPARED:
+                    self._compare(values)
+            return results
+
+    def _compare(self, values: Mapping[str, OnDevice]) -> None:
+        """Warn once a device where PyTorch takes less than half the time of a small graph's calls."""
+        inputs = [value for name in self._results.placeholders if _in_pytorch(value := values.get(name))]
+        if self._fastest > _SMALL or len(inputs) < len(self._results.placeholders) or self.device in _noted:
+            return
+        seconds = seconds_in_pytorch(self.traced.module, inputs)
+        if seconds is None or 2 * seconds > self._fastest:
+            return
+        _noted.add(self.device)
+        launches = sum(len(program.program.launches) for program in self.programs)
+        trains = self.traced.part == "forward"
+        warnings.warn(
+            f"a call of the compiled {self.traced.part} graph takes {1000 * self._fastest:.2g} ms (launches: "
+            f"{launches}, copies: up to {len(inputs)} inputs), and PyTorch's own operators take "
+            f"{1000 * seconds:.2g} ms: this model is likely faster without torch.compile; use "
+            f"{'torchedge.Trainer, which copies the batch alone, or ' * trains}a larger batch",
+            TorchedgeWarning,
+            stacklevel=2,
+        )
 
     def _returned(self, values: Mapping[str, OnDevice]) -> list[torch.Tensor | None]:
         """Return the results: a tensor that is returned twice is one object, views share its storage."""
@@ -343,6 +396,10 @@ class GraphRun:
             f"kernel ({first}); {rest if count else 'nothing is left of it for OpenCL'}",
             stacklevel=2,
         )
+
+
+def _in_pytorch(value: OnDevice | None) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor)
 
 
 def _value_of(name: str, tensor: torch.Tensor) -> OnDevice:

@@ -16,6 +16,7 @@ from torchedge.errors import (
     InputError,
     KernelCheckError,
     OpenCLError,
+    check_rate,
     did_you_mean,
 )
 from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
@@ -438,11 +439,15 @@ class Executor:
 
     @serialised
     def set(self, name: str, value: float) -> None:
-        """Set a hyperparameter, which keeps its value until it is set again."""
+        """Set a hyperparameter, which keeps its value until it is set again.
+
+        Raises InputError for a name that the program does not have, and for a value that is no learning rate.
+        """
         if name not in self.program.hyperparameters:
             known = ", ".join(self.program.hyperparameters) or "none"
             raise InputError(f"{name!r} is no hyperparameter of this program, expected one of: {known}")
-        self.write(self.program.tensors[self.program.hyperparameters[name]].name, value)
+        number = self.program.hyperparameters[name]
+        self.write(self.program.tensors[number].name, check_rate(name, value))
 
     @serialised
     def timings(self) -> list[LaunchTime]:

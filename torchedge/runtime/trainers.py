@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,15 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from torchedge.errors import DivisionError, IndexRangeError, InputError, OpenCLError, checked_call, described
+from torchedge.errors import (
+    DivisionError,
+    IndexRangeError,
+    InputError,
+    OpenCLError,
+    check_rate,
+    checked_call,
+    described,
+)
 from torchedge.graphs import SHARED_ROLES, WEIGHT_ROLES
 from torchedge.graphs.steps import Step
 from torchedge.graphs.training_steps import STEP_FIELDS, Loss, TrainerOptions, TrainingStep
@@ -161,6 +168,7 @@ class Trainer:
 
     # training and inference --------------------------------------------------------------------------------
 
+    @checked_call()
     @serialised
     def step(self, inputs: Any, targets: Any = ()) -> float:
         """Train on one batch and return its loss; the batch that completes `accumulation` ones updates.
@@ -193,6 +201,7 @@ class Trainer:
         """Updates that were made."""
         return self.batches // self._accumulation
 
+    @checked_call()
     @serialised
     def predict(self, inputs: Any) -> Any:
         """Return what the model returns for a batch in eval mode, with the weights as they are now."""
@@ -200,6 +209,7 @@ class Trainer:
         program = self._inference_on(batch, None)
         return program.rebuild([torch.from_numpy(a) for a in program.executor.run(*batch.arrays())])
 
+    @checked_call()
     @serialised
     def evaluate(self, inputs: Any, targets: Any = ()) -> float:
         """Return the loss of a batch in eval mode, with the weights as they are now."""
@@ -214,8 +224,7 @@ class Trainer:
 
     @lr.setter
     def lr(self, rate: float) -> None:
-        if not 0 <= rate < math.inf:
-            raise InputError(f"lr is {rate}; expected a number from 0 on")
+        check_rate("lr", rate)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 

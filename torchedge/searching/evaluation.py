@@ -123,12 +123,13 @@ def _living(sketch: Sketch, alive: npt.NDArray[np.bool_]) -> tuple[list[Members]
 class Workers:
     """Evaluates candidates in chunks: in this process, or in joblib's workers.
 
-    workers: 1 for this process alone; another number as joblib's n_jobs; None leaves it to
+    workers: 1 for this process alone; processes of joblib, -1 for one on each core; None leaves it to
     `joblib.parallel_config`, this process where there is none.
     """
 
     def __init__(self, evaluator: Evaluator, token: str, workers: int | None) -> None:
-        if isinstance(workers, bool) or workers == 0 or not isinstance(workers, int | None):
+        whole = isinstance(workers, int) and not isinstance(workers, bool)
+        if workers is not None and not (whole and (workers == -1 or workers >= 1)):
             raise InputError(
                 f"workers is {workers!r}; expected a number of processes, -1 for all cores, or None"
             )

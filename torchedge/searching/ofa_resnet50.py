@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from torchedge.errors import InputError, check_whole
+from torchedge.errors import InputError, check_whole, checked_call
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode, Size
 from torchedge.graphs.families import with_shapes, without_operators
 from torchedge.searching.spaces import Genes, SearchSpace, check_keys, choice_of
@@ -70,6 +70,7 @@ class OFAResNet50Space(SearchSpace):
 
     name = "ofa-resnet50"
 
+    @checked_call()
     def __init__(
         self, image_sizes: int | Sequence[int] = (128, 144, 160, 176, 192, 208, 224), classes: int = 1000
     ) -> None:

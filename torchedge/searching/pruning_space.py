@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from torchedge.errors import InputError, check_choice, check_whole, not_a_module
+from torchedge.errors import InputError, check_choice, check_whole, checked_call, not_a_module
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 from torchedge.pruning.channels import ChannelGroups, ChannelMap, channel_norms, prune_module
 from torchedge.searching.spaces import Genes, SearchSpace
@@ -33,6 +33,7 @@ class PruningSpace(SearchSpace):
     Raises InputError for a model without a channel to prune, CaptureError for one that cannot be captured.
     """
 
+    @checked_call()
     def __init__(
         self,
         model: nn.Module,

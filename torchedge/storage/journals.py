@@ -133,7 +133,9 @@ def parse_rows(path: str | Path, file: BinaryIO) -> Generator[tuple[int, Documen
         if not line.endswith(b"\n") or b"\0" in line:  # after a loss of power, zeros stand for lost bytes
             if not file.read(1):
                 if not place and not _is_torn(line):
-                    raise ProfileError(f"{path}: is no journal of torchedge; choose another place")
+                    raise ProfileError(
+                        f"{path}: is no journal of torchedge; expected rows that it wrote: choose another"
+                    )
                 return place
             if not line.endswith(b"\n"):
                 raise ProfileError(

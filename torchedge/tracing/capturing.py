@@ -17,6 +17,7 @@ from torchedge.errors import (
     TorchedgeError,
     check_choice,
     check_whole,
+    checked_call,
     described,
     first_line,
     not_a_module,
@@ -28,7 +29,7 @@ from torchedge.graphs.training_steps import Loss, check_loss
 from torchedge.tracing.device_answers import Accelerator
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
-from torchedge.tracing.objectives import as_arguments, as_tuple, loss_function
+from torchedge.tracing.objectives import as_arguments, as_tuple, loss_function, named_errors
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.programs import FileProgram
 
@@ -126,6 +127,7 @@ class CaptureRequest:
         return replace(self, model=model, name=self.name or label)
 
 
+@checked_call()
 def capture(
     model: torch.nn.Module,
     example: Any = None,
@@ -326,7 +328,7 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
         raise next(iter(failures.values()))
     tracing, exporting = failures["trace"], failures["export"]
     reasons = [str(error).partition(" raised ")[2] or str(error) for error in (tracing, exporting)]
-    step = _next_step(request) if " raised " in str(tracing) else ""
+    step = _next_step(request, tracing) if " raised " in str(tracing) else ""
     by_values = "DataDependent" in reasons[1] and not step
     if by_values and "torch.where" not in str(tracing):
         step = "; use torch.where, or make the choice an argument of the model"
@@ -338,8 +340,16 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
     ) from tracing
 
 
-def _next_step(request: CaptureRequest) -> str:
-    """Return the sentence that names the argument to check, where the model itself raised an error."""
+_OF_ANY_CALL = (NameError, NotImplementedError, ImportError)
+"""Errors of a model's own code that no arguments mend."""
+
+
+def _next_step(request: CaptureRequest, error: TorchedgeError) -> str:
+    """Return the end of the sentence that says what to check, where the model or the loss raised an error."""
+    if isinstance(error.__cause__, _OF_ANY_CALL):
+        return ": correct the model"
+    if str(error).startswith("the loss "):
+        return ". Check that loss= and targets= suit each other and the outputs"
     if request.input_size is not None:
         return f". Check that input_size={request.input_size} is the shape of one sample, without the batch"
     tensors = [t for t in tree_flatten(request.example)[0] if isinstance(t, torch.Tensor)]
@@ -390,7 +400,8 @@ def _objective(request: CaptureRequest) -> tuple[tuple[Any, ...], Callable[..., 
     """Return the targets and the loss of a training step; neither for an inference."""
     if request.mode == "infer" or request.loss is None:
         return (), None
-    return request.targets, loss_function(request.loss, request.targets, synthesize=True)
+    function = loss_function(request.loss, request.targets, synthesize=True)
+    return request.targets, named_errors(request.loss, function)
 
 
 def _check_batch_dim(batch_dim: int, arguments: Any) -> None:

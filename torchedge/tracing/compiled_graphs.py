@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -54,6 +55,20 @@ def results_of(module: GraphModule) -> Results:
         tuple([None if node is None else node.name for node in nodes]),
         {node.name: node.meta["val"] for node in nodes if node is not None},
     )
+
+
+def seconds_in_pytorch(module: GraphModule, inputs: Sequence[torch.Tensor]) -> float | None:
+    """Return the least time of three runs of a graph in PyTorch; None for one that writes to its inputs."""
+    targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    if any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in targets):
+        return None
+    times = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for _ in range(3):
+            begun = perf_counter()
+            module(*inputs)
+            times.append(perf_counter() - begun)
+    return min(times)
 
 
 def split_graph(module: GraphModule, runs_in_pytorch: Callable[[Node], bool]) -> list[Segment]:

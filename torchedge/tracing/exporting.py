@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
 from torch.overrides import TorchFunctionMode
 
-from torchedge.errors import CaptureError, first_line
+from torchedge.errors import CaptureError, TorchedgeError, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Role
 from torchedge.storage.locks import PROCESS, logs_ignored, warnings_ignored
@@ -177,6 +177,8 @@ def _exported(
     try:
         with _quiet(), tracing(seen=False):
             program = torch.export.export(objective, tuple(probes), dynamic_shapes=shapes, strict=False)
+    except TorchedgeError:
+        raise
     except Exception as error:
         reason = first_line(error)
         if reason.startswith("Constraints violated"):

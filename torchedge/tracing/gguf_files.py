@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchedge.errors import InputError, check_path, described, first_line, needed
+from torchedge.errors import InputError, check_path, checked_call, described, first_line, needed
 from torchedge.tracing.quantizing import QuantizedWeight, in_nibbles, kind_of, with_quantized
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -20,6 +20,7 @@ UNUSED = ("rope_freqs.weight",)
 """Tensors that follow from the configuration."""
 
 
+@checked_call()
 def load_gguf(model: object, path: str | Path) -> torch.nn.Module:
     """Return a copy of a causal model of transformers with the weights of a GGUF file.
 

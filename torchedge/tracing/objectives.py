@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchedge.errors import CaptureError, InputError, described
+from torchedge.errors import CaptureError, InputError, described, first_line
 from torchedge.graphs.training_steps import Loss
 from torchedge.tracing.copies import forget_cached
 from torchedge.tracing.interception import flat_result, output_names
@@ -54,6 +54,23 @@ def loss_function(loss: Loss, targets: tuple[Any, ...], *, synthesize: bool = Fa
         f"{takes}, and there are no targets; expected a function loss(outputs, *targets): pass targets=, an "
         "example of what it gets beside the outputs"
     )
+
+
+def named_errors(loss: Loss, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss function whose errors name the loss: they are not those of the forward pass."""
+
+    def named(outputs: Any, *targets: Any) -> Any:
+        try:
+            return function(outputs, *targets)
+        except Exception as error:
+            if type(error).__module__ != "builtins":  # torch's own and ours, by which a capture goes on
+                raise
+            name = "cross entropy" if loss == "default" else _name_of(loss)
+            raise CaptureError(
+                f"the loss {name} raised {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    return named
 
 
 def _positional(loss: Callable[..., Any]) -> tuple[int, float, list[str]] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from torchedge.errors import InputError, described
+from torchedge.errors import InputError, check_rate, described
 from torchedge.graphs.steps import GraphBuilder, Ref
 
 SCOPE = "optimizer"
@@ -118,11 +118,13 @@ def check_parameters(optimizer: torch.optim.Optimizer, parameters: Iterable[torc
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Return each parameter group's learning rate by the name of its hyperparameter."""
-    return {
-        f"lr_{number}" if number else "lr": float(group["lr"])
-        for number, group in enumerate(optimizer.param_groups)
-    }
+    """Return each parameter group's learning rate by the name of its hyperparameter.
+
+    Raises InputError for one that is no number from 0 on.
+    """
+    names = [f"lr_{number}" if number else "lr" for number in range(len(optimizer.param_groups))]
+    groups = zip(names, optimizer.param_groups, strict=True)
+    return {name: check_rate(name, group["lr"]) for name, group in groups}
 
 
 def add_updates(

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.nn.functional import embedding, pad
 
-from torchedge.errors import InputError, check_choice, not_a_module
+from torchedge.errors import InputError, check_choice, check_whole, checked_call, not_a_module, shown
 
 WeightFormat = Literal["int8", "int4"]
 
@@ -155,6 +155,7 @@ def kind_of(layer: Any) -> type[_Quantized] | None:
     return _Quantized if isinstance(layer, torch.nn.Linear) else None
 
 
+@checked_call()
 def quantize(
     model: torch.nn.Module,
     format: WeightFormat = "int8",
@@ -177,11 +178,12 @@ def quantize(
     if not isinstance(model, torch.nn.Module):
         raise not_a_module(model, "a torch.nn.Module")
     check_choice("format", format, get_args(WeightFormat))
-    if group is not None and (type(group) is not int or group < 2):
-        raise InputError(
-            f"group is {group!r}; expected a whole number of at least 2, or None for a whole row"
-        )
-    layers = _layers(model, [skip] if isinstance(skip, str) else skip)
+    if group is not None:
+        group = check_whole("group", group, 2)
+    names: object = [skip] if isinstance(skip, str) else skip
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"skip is {shown(skip)}; expected names of modules, as ['lm_head']")
+    layers = _layers(model, names)
 
     def made(name: str, weight: torch.Tensor) -> QuantizedWeight:
         if not (weight.is_meta or bool(weight.isfinite().all())):

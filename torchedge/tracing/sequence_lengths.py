@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchedge.devices import Device
-from torchedge.errors import InputError, check_whole
+from torchedge.errors import InputError, check_whole, checked_call
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.graphs.training_steps import Loss
 from torchedge.storage.locks import cached_property
@@ -126,6 +126,7 @@ class LengthFamily:
         return replace(self.request, example=example, targets=targets)
 
 
+@checked_call()
 def capture_lengths(
     model: torch.nn.Module | str,
     example: Any = None,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchedge.errors import (
+    NAMED_FILE,
     InputError,
     MissingExtraError,
     TorchedgeError,
@@ -57,10 +58,10 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
         )
     if suffix in (".onnx", ".pt2"):
         return _from_file(Path(text), suffix), Path(text).name
-    if suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors"):
+    if suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".gguf"):
         if not check_path("the model", text).is_file():
             raise InputError(f"{text}: there is no such file; expected {_FORMS}")
-        raise InputError(f"{text} holds weights, not a model; expected {_FORMS}")
+        raise InputError(f"{text} holds weights, not a model (a pickled one is not read); expected {_FORMS}")
     if suffix in (".py", ".py:"):
         raise InputError(
             f"{text} names no factory; expected {text.rstrip(':')}:NAME, a function in it that returns the "
@@ -85,7 +86,7 @@ def python_attribute(path: Path, name: str) -> Any:
     """Run a Python file and return its attribute `name`; raises InputError if it defines none."""
     if not check_path("the file", path).is_file():
         raise InputError(f"{path}: there is no such file; check the path")
-    label = f"_torchedge_user_{path.stem}"
+    label = f"{NAMED_FILE}{path.stem}"
     spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: is no Python file; expected one that defines {name}")
@@ -160,6 +161,8 @@ def _from_name(text: str, weights: bool) -> torch.nn.Module:
         hint = f"did you mean hf:{name}?"
     elif check_path("the model", name).is_dir():
         hint = f"it is a folder: did you mean hf:{name}, a model's of transformers, or a file in it?"
+    elif check_path("the model", name).is_file():
+        hint = "it is a file of another kind: correct the name"
     raise InputError(f"no model is called {name!r}, expected {_FORMS}; {hint}")
 
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from torchedge.errors import InputError, check_choice, did_you_mean
+from torchedge.errors import InputError, check_choice, checked_call, did_you_mean
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.graphs.sizes import LARGEST_BATCH
 from torchedge.prediction.feature_sets.convolutions import BatchAmount
@@ -134,6 +134,7 @@ def feature_rows(
     return columns
 
 
+@checked_call()
 def features(
     model_or_graph: torch.nn.Module | ForwardGraph,
     batch_size: int | Sequence[int] | NDArray[np.integer[Any]],

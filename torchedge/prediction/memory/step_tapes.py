@@ -649,11 +649,11 @@ class StepWriter:
         results = [self._storage[index] for index in sorted(alive)]
         if not reentrant:
             self._drop_all(results)
-            if region.depth:
-                self._drop_all(region.inputs)
-            self._run_back(floor)
+            self._take_first_attributes(floor)
             if not region.depth:
-                self._drop_all(region.inputs)
+                self._run_back(floor + self._first_asking(floor))
+            self._drop_all(region.inputs)
+            self._run_back(floor)
             return
         uses, self._pending_uses = self._pending_uses, self._count_uses(self._records[floor:])
         waiting = {index: self._gradients.pop(index) for index in uses if index in self._gradients}
@@ -687,13 +687,33 @@ class StepWriter:
             if is_differentiated(op, self.differentiable):
                 footprint = self._footprint(op, self._needs(op))
                 known = {*footprint.tensors[: sum([index is not None for index in op.inputs])]}
-                asked = {*footprint.saved} - {*footprint.kept}  # attributes are there: nothing asks for them
+                asked = _asked(footprint)
                 if asked and (path := _regions_of(op)[depth:]):
                     parts = [_regions_of(self.graph.ops[position])[depth:][:1] for position in positions]
                     return parts.index(path[:1]), end
                 if asked:
                     return end - 1 + (op.inplace or not known.issuperset(asked)), end
         return 0, 0
+
+    def _first_asking(self, floor: int) -> int:
+        """Return the number, above `floor`, of the first record that asks a checkpoint for a tensor.
+
+        Its backward, the last to ask, drops the inputs of the checkpoint: nodes before it refer to none.
+        """
+        for number, record in enumerate(self._records[floor:]):
+            if isinstance(record, _Region) or _asked(record.footprint):
+                return number
+        return 0
+
+    def _take_first_attributes(self, floor: int) -> None:
+        """Let nodes above `floor` have the attributes of `ctx` of the first run; drop those of the second."""
+        for record in self._records[floor:]:
+            if isinstance(record, _Record) and (first := self._kept_by.get(record.position)):
+                for place, number in enumerate(record.footprint.saved):
+                    if number in first:
+                        self.tape.hold(first[number])
+                        self.tape.drop(record.saved[place])
+                        record.saved[place] = record.numbers[number] = first[number]
 
     def _record_unrun(self, position: int, op: Op) -> None:
         """Record an operator that does not run again: its node of the first run keeps inputs at most."""
@@ -732,6 +752,11 @@ class StepWriter:
                 else:
                     numbers[number] = self.tape.new(update.sizes[number], TEMPORARY, "optimizer temporary")
         self._drop_all([self._parameter_gradients[i] for i in trained if not self._keeps_gradient(i)])
+
+
+def _asked(footprint: Footprint) -> set[int]:
+    """Return the tensors that a node asks for in its backward: attributes of `ctx` are there without it."""
+    return {*footprint.saved} - {*footprint.kept}
 
 
 def _regions_of(op: Op) -> tuple[int, ...]:
