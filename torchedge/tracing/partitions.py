@@ -83,7 +83,7 @@ def partition(
 
 
 def _partition(objective: Objective, batch_size: int, amp: str | None, own_loss: bool) -> Partition:
-    import torch._inductor.compile_fx
+    import torch._inductor.lowering
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.virtualized import V
