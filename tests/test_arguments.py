@@ -280,19 +280,23 @@ def test_a_cpu_has_resident_memory_and_no_allocator_that_reserves(tmp_path):
 def test_a_compiled_model_is_marked(compile):
     option = {"compile": True} if compile is None else {}
     net = NET if compile is None else compile(NET)
-    prediction = torchedge.predict(net, 4, DEVICE, example=X, **option)
+    prediction = torchedge.predict(net, 4, "local-cpu", example=X, **option)
     assert prediction.unsupported == ("torch.compile",)
-    assert "the figures are those of the same step in eager PyTorch" in str(prediction)
+    assert "that of the same step in eager PyTorch" in str(prediction)
     assert torchedge.simulate(net, 4, example=X, **option).unsupported == ("torch.compile",)
 
 
 @pytest.mark.parametrize("device", ["nvidia-h200", "jetson-tx2"])
-def test_intervals_of_a_compiled_step_are_as_wide_as_those_were_measured_around_eager_ones(device):
+def test_intervals_of_a_compiled_step_of_unknown_graphs_are_as_wide_as_measured(device, monkeypatch):
+    def untraced(*args, **kwargs):
+        raise torchedge.CaptureError("no single graph")
+
+    monkeypatch.setattr("torchedge.tracing.partitions.partition", untraced)
     eager, compiled = (torchedge.predict(NET, 4, device, example=X, compile=how) for how in (False, True))
-    ratios = {"allocated": (0.72, 1.4), "reserved": (0.75, 1.33), "latency": (0.39, 2.58)}
+    ratios = {"allocated": (0.72, 1.4), "reserved": (0.75, 1.33), "latency": (0.37, 1.78)}
     for name, (least, most) in ratios.items():
         before, after = getattr(eager, name), getattr(compiled, name)
-        assert after.value == before.value
+        assert after.value == pytest.approx(before.value * (0.81 if name == "latency" else 1))
         assert after.low <= least * before.value and most * before.value <= after.high
         assert after.low <= before.low and before.high <= after.high
     between = (eager.needed_mib() + compiled.needed_mib()) / 2

@@ -206,6 +206,7 @@ class Predictor:
             request = replace(family.request, batch_size=batch_size)
             prediction = predict_length(family, seq_len, batch_size, self.device, settings)
         else:
+            request = replace(request, partitioned=True)
             prediction = use_graph(request, lambda g: predict_graph(g, batch_size, self.device, settings))
         return replace(prediction, notes=(*prediction.notes, *request.notes))
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs.footprints import Footprint
+from torchedge.graphs.partitions import Partition
 from torchedge.graphs.sizes import Affine, NotAffineError, Poly, Shape, format_shape, shape_at
 from torchedge.storage.locks import cached_property
 
@@ -158,7 +159,8 @@ class ForwardGraph:
     operator reads, which occupy the device all the same. captured_for: the device that the
     graph holds for, as the forward pass asks for its device; None: every. reads_batch: it computes with
     or compares the batch size, so that a branch may be taken as for large batches. compiled: the model
-    runs under torch.compile, which runs other kernels than these operators.
+    runs under torch.compile, which runs other kernels than these operators. partition: its two graphs there,
+    where PyTorch traces the model as one graph.
     """
 
     values: tuple[Value, ...]
@@ -177,6 +179,7 @@ class ForwardGraph:
     captured_for: str | None = None
     reads_batch: bool = False
     compiled: bool = False
+    partition: Partition | None = None
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
@@ -201,7 +204,7 @@ class ForwardGraph:
     def unsupported(self) -> tuple[str, ...]:
         """Kinds of operators that `torchedge.ops` does not know, each once, in order; and `COMPILED`."""
         kinds = dict.fromkeys(op.kind for op in self.ops if not op.known)
-        return (*kinds, *([COMPILED] if self.compiled else []))
+        return (*kinds, *([COMPILED] if self.compiled and self.partition is None else []))
 
     @cached_property
     def digest(self) -> str:

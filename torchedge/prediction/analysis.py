@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.training_steps import AMP_DTYPES
 from torchedge.prediction.latency.workload import UpdateCost, Workload, count_work, update_cost, updated_at
 from torchedge.prediction.memory.autocast import lower_precision
+from torchedge.prediction.memory.compiled_steps import compiled_scale
 from torchedge.prediction.memory.peaks import GraphTraits, graph_traits
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
@@ -83,7 +84,10 @@ class Analysis:
         """Return the allocations of one step under these settings."""
         tape = self._results.tapes.get(settings)
         if tape is None:
-            tape = self._results.tapes[settings] = write_tape(self.graph, settings)
+            tape, partition = write_tape(self.graph, settings), self.graph.partition
+            if partition is not None and partition.amp == settings.amp:
+                tape = replace(tape, scale=compiled_scale(partition, tape))
+            self._results.tapes[settings] = tape
         return tape
 
 

@@ -169,7 +169,10 @@ def _predicted_many(
     batches = np.atleast_1d(checked_batches(batch_sizes))
     if not analyses:
         raise InputError("models is empty; expected at least one")
-    alike = {(a.precisions(settings), a.graph.channels_last, a.graph.compiled) for a in analyses}
+    alike = {
+        (a.precisions(settings), a.graph.channels_last, a.graph.compiled, a.graph.partition is None)
+        for a in analyses
+    }
     if len(alike) > 1:
         tables = [_predicted_many([analysis], batches, device, settings) for analysis in analyses]
         return replace(
@@ -273,7 +276,8 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
     mode: Mode = "train" if training == {True} else "infer"
     precision = precision if precision in device.native_dtypes else None
     models = load_models(device, mode, precision, graphs[0].channels_last)
-    return models.of_compiled() if graphs[0].compiled else models
+    graph = graphs[0]
+    return models.of_compiled(graph.partition is not None) if graph.compiled else models
 
 
 class _PredictedRows(NamedTuple):

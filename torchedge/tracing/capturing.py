@@ -24,6 +24,7 @@ from torchedge.errors import (
 )
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
+from torchedge.graphs.partitions import Partition
 from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
 from torchedge.graphs.training_steps import Loss, check_loss
 from torchedge.tracing.device_answers import Accelerator
@@ -78,7 +79,8 @@ class CaptureRequest:
     model: an nn.Module, a ForwardGraph (captured already), or text that `load_model` understands.
     batch_size: the batch size that the graph is for; None: every.
     device: the one that the model seems to run on; None: a CPU. compiled: it runs under torch.compile, as a
-    model that is compiled does. The other fields are those of `capture`.
+    model that is compiled does; partitioned: split such a step into its graphs, as under autocast to `amp`.
+    The other fields are those of `capture`.
     """
 
     model: Any
@@ -93,6 +95,8 @@ class CaptureRequest:
     device: Device | None = None
     targets: tuple[Any, ...] = ()
     compiled: bool = False
+    amp: str | None = None
+    partitioned: bool = False
 
     def __post_init__(self) -> None:
         """Raise InputError for invalid options."""
@@ -192,14 +196,48 @@ def _marked(graph: ForwardGraph, request: CaptureRequest) -> ForwardGraph:
     """Return a graph with a mark where the model is compiled: its operators are eager PyTorch's."""
     if not request.compiled and not _is_compiled(request.model):
         return graph
-    return replace(graph, compiled=True)
+    partition = _partition_of(graph, request)
+    if partition is None:
+        return replace(graph, compiled=True)
+    return replace(graph, compiled=True, partition=partition, notes=(*graph.notes, _PARTITIONED))
+
+
+_PARTITIONED = (
+    "torch.compile: memory is simulated from the two graphs that PyTorch splits the step into; time is 0.81 "
+    "of eager PyTorch's, the median of measured steps"
+)
+
+
+def _partition_of(graph: ForwardGraph, request: CaptureRequest) -> Partition | None:
+    """Return the graphs of a training step that is compiled as a whole for CUDA; None: unknown."""
+    on_cuda = Accelerator(request.device).type == "cuda"
+    special = any(op.region or op.autocast for op in graph.ops)
+    wanted = request.compiled and request.partitioned and request.batch_size is not None
+    if not wanted or not on_cuda or special or graph.loss is None:
+        return None
+    assert request.batch_size is not None
+    from torchedge.tracing.partitions import partition
+
+    call, _ = _resolved(request)
+    args, kwargs = resized((call.args, call.kwargs), request.batch_size, call.batch_dim)
+    try:
+        return partition(
+            call.model, args, kwargs, request.batch_size, request.amp, own_loss=isinstance(request.loss, str)
+        )
+    except CaptureError:
+        return None
+
+
+def is_wholly_compiled(model: object) -> bool:
+    """Whether all of a module runs under torch.compile."""
+    return isinstance(model, torch.nn.Module) and (
+        hasattr(model, "_orig_mod") or model._compiled_call_impl is not None
+    )
 
 
 def _is_compiled(model: object) -> bool:
     """Whether a module, or one inside of it, runs under torch.compile."""
-    return isinstance(model, torch.nn.Module) and any(
-        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()
-    )
+    return isinstance(model, torch.nn.Module) and any(map(is_wholly_compiled, model.modules()))
 
 
 def capture_request(request: CaptureRequest) -> ForwardGraph:

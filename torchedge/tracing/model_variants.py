@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from torchedge.errors import InputError
 from torchedge.graphs.training_steps import TrainingStep
-from torchedge.tracing.capturing import CaptureRequest, checked_model
+from torchedge.tracing.capturing import CaptureRequest, checked_model, is_wholly_compiled
 
 _SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
 """Names of the switch of transformers' models, the newest release's first."""
@@ -58,7 +58,11 @@ def request_of(request: CaptureRequest, step: TrainingStep) -> CaptureRequest:
     Raises InputError where a setting cannot be put on the model.
     """
     request = replace(
-        request, loss=step.loss, targets=step.targets, compiled=step.compile or request.compiled
+        request,
+        loss=step.loss,
+        targets=step.targets,
+        compiled=step.compile or request.compiled or is_wholly_compiled(request.model),
+        amp=step.amp,
     )
     if step.dtype is None and not step.checkpointing:
         return request

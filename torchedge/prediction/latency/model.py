@@ -87,7 +87,8 @@ class LatencyModel:
     coefficients say, in log, where these were scaled to another device or precision. host: times as long as
     the coefficients say that a launch takes on the host in use. matrices: the model of steps that mostly
     multiply matrices (transformers), where one was fitted apart. spread: half-width in log of the
-    interval in which the predicted steps lie around the described ones (compiled ones around eager ones).
+    interval in which the predicted steps lie around the described ones (compiled ones around eager ones);
+    pace: the time of the predicted steps over that of the described ones.
     """
 
     coefficients: FloatArray
@@ -100,6 +101,7 @@ class LatencyModel:
     known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
     matrices: LatencyModel | None = None
     spread: float = 0.0
+    pace: float = 1.0
 
     @property
     def feature_set(self) -> str | None:
@@ -155,6 +157,7 @@ class LatencyModel:
         if self.forest is not None:
             value = value * np.exp(evaluate(self.forest, seen))
             outside = outside_hull(self.forest, seen)
+        value = value * self.pace
         difficulty = np.ones(len(value)) if self.scale is None else self.scale.difficulty(features)
         half = np.hypot(np.minimum(self.errors.half_width(difficulty), WIDEST), self.spread)
         return Times(value, value * np.exp(-half), value * np.exp(half), outside, features, seen, phases)

@@ -95,6 +95,11 @@ def simulate_peaks(
 
 def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return the allocated and the reserved peak in MiB, (B,) each, at batch sizes (B,)."""
+    allocated, reserved = _event_peaks(tape, batch)
+    return tape.scale * allocated, tape.scale * reserved
+
+
+def _event_peaks(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     if tape.scratch is not None or tape.first is not None:  # workspaces leap with the batch size
         pairs = _replayed(tape, batch.tolist()) / _MIB
         return pairs[:, 0], pairs[:, 1]
