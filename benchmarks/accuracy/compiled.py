@@ -1,6 +1,8 @@
-"""Hold predictions of steps under torch.compile against those measured on an NVIDIA H100.
+"""Hold predictions of steps under torch.compile against those measured on an NVIDIA H100 or H200.
 
-    python benchmarks/accuracy/compiled.py [--only WORD]
+    python benchmarks/accuracy/compiled.py [--fresh] [--only WORD]
+
+--fresh: twelve networks on an H200, measured after the model of compiled steps was fixed.
 
 For each step: allocated memory compiled over eager, measured and predicted, the error of the predicted ratio,
 and the errors of allocated memory as predicted for the compiled and for the eager step, in percent. Then the
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchedge.devices import find_device
+from torchedge.devices import Device, find_device
 from torchedge.errors import TorchedgeError
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.training_steps import TrainingStep
@@ -33,16 +35,20 @@ from torchedge.tracing.model_variants import request_of
 
 FIGURES = ("allocated", "reserved", "memory", "latency")
 MARK = "-compiled"
+KNOWN, FRESH = ("nvidia-h100", "compiled"), ("nvidia-h200", "compiled-fresh")
 
 
 def main() -> int:
     """Print the errors by step and the ratios by figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="steps whose name holds this word")
-    only = parser.parse_args().only
+    parser.add_argument("--fresh", action="store_true", help="the networks that the model was not made with")
+    given = parser.parse_args()
+    only, folder = given.only, FRESH if given.fresh else KNOWN
+    device = find_device(folder[0])
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    dataset = read_dataset(find_device("nvidia-h100").folder / "campaign" / "compiled")
+    dataset = read_dataset(device.folder / "campaign" / folder[1])
     places = {str(name): place for place, name in enumerate(dataset.id) if dataset["fits"][place] == 1}
     pairs = {name: (place, places[name.replace(MARK, "")]) for name, place in places.items() if MARK in name}
     print(f"{'':34}measured predicted   error  | allocated as compiled  as eager")
@@ -51,7 +57,7 @@ def main() -> int:
         if only not in name:
             continue
         try:
-            ours, theirs = predicted(dataset, name, int(dataset.batch[compiled]))
+            ours, theirs = predicted(dataset, device, name, int(dataset.batch[compiled]))
         except TorchedgeError as error:
             sys.stderr.write(f"{name}: {error}\n")
             continue
@@ -82,9 +88,9 @@ def main() -> int:
     return 0
 
 
-def predicted(dataset: Dataset, name: str, batch_size: int) -> tuple[float, float]:
+def predicted(dataset: Dataset, device: Device, name: str, batch_size: int) -> tuple[float, float]:
     """Return the allocated memory of a step, compiled and in eager PyTorch, in MiB."""
-    network, device = dataset.networks[name], find_device("nvidia-h100")
+    network = dataset.networks[name]
     job = network.job
     assert job is not None
     example = {

@@ -27,6 +27,7 @@ from torchedge.graphs.graph import Mode
 from torchedge.graphs.partitions import Partition
 from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
 from torchedge.graphs.training_steps import Loss, check_loss
+from torchedge.notices import noticed
 from torchedge.tracing.device_answers import Accelerator
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
@@ -221,9 +222,9 @@ def _partition_of(graph: ForwardGraph, request: CaptureRequest) -> Partition | N
     call, _ = _resolved(request)
     args, kwargs = resized((call.args, call.kwargs), request.batch_size, call.batch_dim)
     try:
-        return partition(
-            call.model, args, kwargs, request.batch_size, request.amp, own_loss=isinstance(request.loss, str)
-        )
+        with noticed("splitting the compiled step as PyTorch does"):
+            own_loss = isinstance(request.loss, str)
+            return partition(call.model, args, kwargs, request.batch_size, request.amp, own_loss=own_loss)
     except CaptureError:
         return None
 
