@@ -199,7 +199,7 @@ def test_weights_that_are_not_finite_are_refused_by_name():
     ("arguments", "message"),
     [
         ({"format": "int3"}, "int3"),
-        ({"group": 1}, "group is 1; expected a whole number of at least 2"),
+        ({"group": 1}, "group is 1; expected a whole number from 2 on"),
         ({"skip": ["heads"]}, "skip names heads, which Tied does not have"),
         ({"skip": ["up", "down", "head", "embedding"]}, "no linear layer and no embedding"),
     ],
