@@ -125,6 +125,28 @@ def test_the_answer_is_that_of_the_library(run):
     assert out["needed_mib"] == found.needed_mib()
 
 
+def test_a_compiled_step_is_that_of_the_library(run, small):
+    import torchedge
+    from torchedge.tracing.sources import load_model
+
+    words = (
+        "predict",
+        small,
+        "-b",
+        "64",
+        "-d",
+        "nvidia-h200",
+        "--input-size",
+        "3x32x32",
+        "--compile",
+        "--json",
+    )
+    out, model = json.loads(run(*words)), load_model(small)[0]
+    found = torchedge.predict(model, 64, "nvidia-h200", input_size=(3, 16, 16), compile=True)
+    assert (out["allocated"], out["unsupported"]) == (asdict(found.allocated), [])
+    assert any(note.startswith("torch.compile: memory") for note in out["notes"])
+
+
 def test_a_run_that_does_not_fit_has_its_own_exit_status(run, small):
     out = run("predict", small, *STEP, "--memory-limit", "10", status=DOES_NOT_FIT)
     assert "does not fit into 10.0 MiB" in out

@@ -441,14 +441,19 @@ def capture_named(
     input_size: tuple[int, ...] | None,
     batch_sizes: Sequence[int],
     device: Device,
+    compiled: bool = False,
+    amp: str | None = None,
 ) -> list[ForwardGraph]:
     """Return the graph of the model that a word names on a device for each batch size, under its label.
 
-    One graph serves all batch sizes, unless the model needs one for each.
+    One graph serves all batch sizes, unless the model needs one for each. compiled: it runs under
+    torch.compile, in autocast to `amp`.
     """
     from torchedge.tracing.capturing import CaptureRequest, capture_each
 
-    request = CaptureRequest(text, mode=mode, input_size=input_size, device=device)
+    request = CaptureRequest(
+        text, mode=mode, input_size=input_size, device=device, compiled=compiled, amp=amp, partitioned=True
+    )
     with unsuitable_size(input_size):
         return capture_each(request, batch_sizes)
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from torchedge.prediction.memory.simulation import MemoryProfile
     from torchedge.prediction.results import Prediction
 
-_OF_THE_STEP = ("batch_size", "mode", "input_size", "seq_len", "optimizer", "amp", "accumulation")
+_OF_THE_STEP = (
+    "batch_size", "mode", "input_size", "seq_len", "optimizer", "amp", "accumulation", "compiled",
+)  # fmt: skip
 """Options that a script or a bundle decides itself."""
 _COLUMNS = 5
 """Batch sizes beside each other in a breakdown."""
@@ -59,6 +61,7 @@ _LEAST_MIB = 0.05
 @options.device
 @options.operator_us
 @options.step
+@click.option("--compile", "compiled", is_flag=True, help="The step runs under torch.compile.")
 @options.fit
 @click.option("--max-batch-size", is_flag=True, help="Also print the largest batch size that fits.")
 @click.option(
@@ -75,6 +78,7 @@ def predict(
     mode: Mode,
     input_size: tuple[int, ...] | None,
     seq_len: int | None,
+    compiled: bool,
     memory_limit: str | None,
     confidence: float,
     max_batch_size: bool,
@@ -121,12 +125,24 @@ def predict(
         graphs: Sequence[Any]
         if seq_len is None:
             graphs = capture_named(
-                text, mode=mode, input_size=input_size, batch_sizes=batch_size, device=predictor.device
+                text,
+                mode=mode,
+                input_size=input_size,
+                batch_sizes=batch_size,
+                device=predictor.device,
+                compiled=compiled,
+                amp=step["amp"],
             )
         else:
             module, label = options.load_named(text)
             request = CaptureRequest(
-                module, None, mode, input_size=input_size, name=label, device=predictor.device
+                module,
+                None,
+                mode,
+                input_size=input_size,
+                name=label,
+                device=predictor.device,
+                compiled=compiled,
             )
             with options.unsuitable_size(input_size):
                 graphs = [LengthFamily(request)] * len(batch_size)

@@ -345,11 +345,18 @@ def _around(value: float, half: FloatArray) -> Estimate:
 
 
 def _categories(tape: Tape, batch_size: int) -> FloatArray:
-    """Return (C,) MiB by category of `CATEGORIES` at the event where most is alive."""
+    """Return (C,) MiB by category of `CATEGORIES` at the event where most is alive.
+
+    A compiled step holds as much of what follows from shapes alone; the rest makes the difference.
+    """
     sizes = tape.bytes_at(np.array([batch_size]))
     live = tape.live_of(sizes)[:, 0]
     alive = tape.alive_after(int(live.argmax()) if len(live) else -1)
-    return np.bincount(tape.category, weights=sizes[:, 0] * alive, minlength=len(CATEGORIES)) / _MIB
+    parts = np.bincount(tape.category, weights=sizes[:, 0] * alive, minlength=len(CATEGORIES)) / _MIB
+    whole, exact = parts.sum(), parts[: len(_EXACT)].sum()
+    if tape.scale != 1 and whole > exact:
+        parts[len(_EXACT) :] *= max(tape.scale * whole - exact, 0) / (whole - exact)
+    return parts
 
 
 def _needed(models: StepModels, memory: PredictedMemory, peaks: Peaks) -> Estimate:
@@ -362,7 +369,7 @@ def _needed(models: StepModels, memory: PredictedMemory, peaks: Peaks) -> Estima
 
 
 _EXACT = ("weights", "gradients", "optimizer_state", "inputs")
-"""Categories of `CATEGORIES` that follow from shapes alone."""
+"""The first of `CATEGORIES`: those that follow from shapes alone."""
 
 
 def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[str, float]:

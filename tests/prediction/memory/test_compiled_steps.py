@@ -135,6 +135,7 @@ def test_predictions_of_compiled_models_follow_their_own_graphs():
     eager, compiled = (torchedge.predict(Chain(), compile=c, **options) for c in (False, True))
     assert compiled.allocated.value < 0.5 * eager.allocated.value
     assert compiled.memory.value < eager.memory.value
+    assert compiled.breakdown["saved_activations"] < compiled.allocated.value
     assert compiled.unsupported == ()
     assert any(note.startswith("torch.compile") for note in compiled.notes)
     assert torchedge.predict(torch.compile(Chain()), **options).allocated == compiled.allocated
