@@ -129,19 +129,8 @@ def test_a_compiled_step_is_that_of_the_library(run, small):
     import torchedge
     from torchedge.tracing.sources import load_model
 
-    words = (
-        "predict",
-        small,
-        "-b",
-        "64",
-        "-d",
-        "nvidia-h200",
-        "--input-size",
-        "3x32x32",
-        "--compile",
-        "--json",
-    )
-    out, model = json.loads(run(*words)), load_model(small)[0]
+    compiled = ("-d", "nvidia-h200", "--input-size", "3x16x16", "--compile", "--json")
+    out, model = json.loads(run("predict", small, "-b", "64", *compiled)), load_model(small)[0]
     found = torchedge.predict(model, 64, "nvidia-h200", input_size=(3, 16, 16), compile=True)
     assert (out["allocated"], out["unsupported"]) == (asdict(found.allocated), [])
     assert any(note.startswith("torch.compile: memory") for note in out["notes"])
