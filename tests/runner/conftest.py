@@ -28,7 +28,7 @@ DRIVERS = (
     "libOpenCL",
     "libnvidia",
     "libMesa",
-    "librusticl",
+    "libRusticl",
 )
 SANITIZERS = ("-D", "TORCHEDGE_SANITIZE=ON")
 
