@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from oracles.device_checks import sample_decompositions
+from oracles.device_checks import kept_alive, sample_decompositions
 from oracles.nodes import compute
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -224,7 +224,7 @@ def capture(call: Call, tangents: Tensors) -> tuple[Step, dict[str, torch.Tensor
 def run_on_opencl(step: Step, constants: dict[str, torch.Tensor], tensors: Tensors) -> list[np.ndarray]:
     """Return a step's outputs on the default OpenCL device."""
     device = choose_device()
-    executor = Executor(lower(step, target_for(device)), device)
+    executor = kept_alive(Executor(lower(step, target_for(device)), device))
     executor.load({name: tensor.numpy() for name, tensor in constants.items()})
     return executor.run(*[tensor.contiguous().numpy() for tensor in tensors])
 
