@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from torchedge.errors import DeviceError
-from torchedge.opencl.probes import NO_TIMES
+from torchedge.opencl.contexts import DeviceContext
+from torchedge.opencl.probes import NO_TIMES, remark_of
 
 # Every run draws the same examples, and none is judged by the clock: a slow machine is no failure.
 # HYPOTHESIS_PROFILE=explore draws new ones.
@@ -113,23 +113,16 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return hold
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Iterator[None]:
-    """Skip a test whose fixtures measure on a device that does not."""
-    yield from measuring()
+@pytest.fixture(scope="session", autouse=True)
+def measured_commands() -> Iterator[None]:
+    """Skip a test that measures on a device whose driver has no times of commands."""
+    new_queue = DeviceContext.new_queue
 
+    def checked(self: DeviceContext, profile: bool, *, own: bool = False) -> object:
+        if profile and NO_TIMES in (remark := remark_of(self.device)):
+            pytest.skip(remark)
+        return new_queue(self, profile, own=own)
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Iterator[None]:
-    """Skip a test that measures on a device that does not."""
-    yield from measuring()
-
-
-def measuring() -> Iterator[None]:
-    """Run what follows, and skip the test if the OpenCL device's driver has no times of commands."""
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceContext, "new_queue", checked)
         yield
-    except DeviceError as error:
-        if NO_TIMES in str(error):
-            pytest.skip(str(error))
-        raise

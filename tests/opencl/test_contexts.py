@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
-from torchedge.opencl import compile_kernels, open_context
+from torchedge.errors import DeviceError, DeviceLostError, DeviceMemoryError, OpenCLError
+from torchedge.opencl import compile_kernels, contexts, open_context
 from torchedge.opencl.contexts import DeviceContext, clock_offset, record_launches, translated
 from torchedge.opencl.memory import allocate_buffer, download, wait
+from torchedge.opencl.probes import NO_TIMES
 
 cl = pytest.importorskip("pyopencl")
 
@@ -43,6 +44,14 @@ def test_a_spawned_process_opens_its_own():
     assert seven() == [7] * 4
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(seven) == [7] * 4
+
+
+def test_a_driver_whose_times_are_wrong_measures_nothing(monkeypatch):
+    monkeypatch.setattr(contexts, "remark_of", lambda device: f"its loops end; {NO_TIMES}")
+    context = open_context()
+    with pytest.raises(DeviceError, match=f"driver.*{NO_TIMES}; use another device"):
+        context.new_queue(True)
+    assert context.new_queue(False) is context.queue
 
 
 FORKS = """

@@ -2,7 +2,8 @@
 
    SPOILED_DRIVER: the library of the other driver. SPOILED: what happens:
    build    no program builds        hang     building never ends      crash    building ends the process
-   wrong    what is read is zero     memory   no buffer is made        lost     events report -9999 */
+   wrong    what is read is zero     memory   no buffer is made        lost     events report -9999
+   times    times of commands are counts */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -11,7 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { PLATFORM_INFO = 1, CREATE_BUFFER = 14, BUILD_PROGRAM = 30, BUILD_INFO = 33, EVENT_INFO = 42, READ_BUFFER = 48 };
+enum { PLATFORM_INFO = 1, CREATE_BUFFER = 14, BUILD_PROGRAM = 30, BUILD_INFO = 33, EVENT_INFO = 42, EVENT_TIMES = 45,
+       READ_BUFFER = 48 };
 #define LOG "error: unknown target CPU 'generic'\n"
 
 typedef int (*platforms_t)(unsigned, void **, unsigned *);
@@ -58,6 +60,15 @@ static int lost(void *event, unsigned what, size_t size, void *value, size_t *ne
     return -9999;
 }
 
+static int counted(void *event, unsigned what, size_t size, void *value, size_t *needed)
+{
+    uint64_t count = what - 0x1280;
+    (void)event;
+    if (needed) *needed = sizeof count;
+    if (value && size >= sizeof count) memcpy(value, &count, sizeof count);
+    return 0;
+}
+
 static void put(void **table, int place, void *function)
 {
     uintptr_t size = sysconf(_SC_PAGESIZE), page = (uintptr_t)(table + place) & ~(size - 1);
@@ -79,6 +90,7 @@ static void spoil(void **table)
     if (!strcmp(how, "wrong")) put(table, READ_BUFFER, zeroed);
     if (!strcmp(how, "memory")) put(table, CREATE_BUFFER, no_buffer);
     if (!strcmp(how, "lost")) put(table, EVENT_INFO, lost);
+    if (!strcmp(how, "times")) put(table, EVENT_TIMES, counted);
 }
 
 int clIcdGetPlatformIDsKHR(unsigned count, void **platforms, unsigned *found)
