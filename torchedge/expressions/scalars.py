@@ -202,7 +202,7 @@ def apply(function: str, *args: Scalar | Number, dtype: str | None = None) -> Sc
 def _simplified(function: str, args: tuple[Scalar, ...]) -> Scalar | None:
     """Return the simpler form of x+0, x*1 and the like; NaN and infinities stay.
 
-    A float times 0 is written as x−x with the sign of x: rusticl takes a product with 0 for 0 of NaN too.
+    A float times 0.0 is written as x−x with the sign of x: rusticl takes a product with 0 for 0 of NaN too.
     """
     if len(args) == 2 and isinstance(args[1], Constant):
         value = args[1].value
@@ -212,7 +212,7 @@ def _simplified(function: str, args: tuple[Scalar, ...]) -> Scalar | None:
     if len(args) == 2 and isinstance(args[0], Constant) and args[0].value == neutral.get(function):
         return args[1]
     for other, factor in (args, args[::-1]) if function == "mul" else ():
-        if isinstance(factor, Constant) and str(factor.value) == "0.0" and not isinstance(other, Constant):
+        if isinstance(factor, Constant) and repr(factor.value) == "0.0":  # of no whole number, and not -0.0
             return Apply("copysign", (Apply("sub", (other, other), other.dtype), other), other.dtype)
     return None
 

@@ -106,11 +106,6 @@ def _padded(grad: torch.Tensor, dim: int, before: int, size: int) -> torch.Tenso
 # At NaN PyTorch's decompositions of the next ones differ from its kernels, or they overflow before those do.
 
 
-def _softshrink(source: torch.Tensor, lambd: float = 0.5) -> torch.Tensor:
-    """Compute no product with 0, which rusticl takes for 0 of NaN too."""
-    return torch.where(source.abs() <= lambd, 0.0, source - source.sign() * lambd)
-
-
 def _shrink_backward(grad: torch.Tensor, source: torch.Tensor, lambd: float) -> torch.Tensor:
     return torch.where((source < -lambd) | (source > lambd), grad, 0.0)
 
@@ -312,7 +307,6 @@ _OWN: Table = {
     _ATEN.sigmoid_backward.default: _sigmoid_backward,
     _ATEN.slice_backward.default: _slice_backward,
     _ATEN.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
-    _ATEN.softshrink.default: _softshrink,
     _ATEN.softshrink_backward.default: _shrink_backward,
     _ATEN.split_with_sizes.default: _split_with_sizes,
 }
