@@ -241,6 +241,13 @@ _RESAMPLING_CALLS = frozenset(
 )
 
 
+def additive_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return a mask of attention as scores to add: -inf where a bool is false, which operators add as 0."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask.logical_not(), float("-inf"))
+
+
 def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -253,11 +260,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Compute scaled_dot_product_attention by products, whatever fused kernels the device has."""
-    if (
-        attn_mask is not None and attn_mask.dtype is torch.bool
-    ):  # which the operator below would add as 0 and 1
-        shut = torch.zeros_like(attn_mask, dtype=query.dtype)
-        attn_mask = shut.masked_fill(attn_mask.logical_not(), float("-inf"))
+    attn_mask = additive_mask(attn_mask, query.dtype)
     if query.shape[-2] < key.shape[-2]:  # keys of a cache: the operator would write a scaled copy of them all
         query, scale = query * (query.shape[-1] ** -0.5 if scale is None else scale), 1.0
     result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(

@@ -25,7 +25,7 @@ from torchedge.graphs.partitions import Buffer, PartGraph, Partition, PartOp, Pa
 from torchedge.ops import registry
 from torchedge.storage.locks import PROCESS
 from torchedge.tracing.copies import isolated
-from torchedge.tracing.joint_graphs import faked, tracing
+from torchedge.tracing.joint_graphs import additive_mask, faked, tracing
 from torchedge.tracing.objectives import Objective
 
 _ALIGNMENT = 512
@@ -211,9 +211,7 @@ def _attention(
     tensors = [t for t in (query, key, value, attn_mask) if t is not None]
     dense = all(t.dim() == 4 and t.stride(-1) == 1 for t in tensors)
     flash = attn_mask is None and query.dtype in _LOW and query.shape[-1] <= 256
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        shut = torch.zeros_like(attn_mask, dtype=query.dtype)
-        attn_mask = shut.masked_fill(attn_mask.logical_not(), -torch.inf)
+    attn_mask = additive_mask(attn_mask, query.dtype)
     grouped = enable_gqa and query.shape[-3] != key.shape[-3]
     result: torch.Tensor
     if not dense or query.shape[-1] % 8 or query.shape[-1] != value.shape[-1] or (grouped and not flash):
