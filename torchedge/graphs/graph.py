@@ -26,7 +26,7 @@ Mode = Literal["train", "infer"]
 """The run that is predicted or captured: a training step or an inference."""
 
 COMPILED = "torch.compile"
-"""Among unsupported operators: the step is compiled, and its figures are those of eager PyTorch."""
+"""Among unsupported operators: the step is compiled into unknown graphs; its memory is eager PyTorch's."""
 
 ITEM_SIZES: Mapping[str, int] = MappingProxyType(
     {

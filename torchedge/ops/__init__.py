@@ -5,6 +5,7 @@ autocast treats it. How it becomes kernels is one function under the same name i
 """
 
 from torchedge.ops.specs import (
+    COMPILED_PACE,
     UNKNOWN,
     Call,
     LoadClass,
@@ -17,6 +18,7 @@ from torchedge.ops.specs import (
 )
 
 __all__ = [
+    "COMPILED_PACE",
     "UNKNOWN",
     "Call",
     "LoadClass",

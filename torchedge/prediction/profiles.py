@@ -21,6 +21,7 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, feature_hash, read_forests, write_forests
 from torchedge.graphs import Mode
 from torchedge.graphs.training_steps import AMP_DTYPES
+from torchedge.ops import COMPILED_PACE
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors, joined_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
@@ -49,8 +50,8 @@ much as reserved memory does."""
 _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED = 0.11, 0.20
 """The same around figures from the compiled step's own graphs: of 24 steps that these were not made
 with (`--fresh`)."""
-_COMPILED_PACE, _COMPILED_LATENCY = 0.81, 0.84
-"""The median time of the same steps over eager ones, and the half-width around it, networks left out."""
+_COMPILED_LATENCY = 0.84
+"""The same of times around `COMPILED_PACE` of eager ones, networks left out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +89,8 @@ class StepModels:
         )
         times, matrices = self.latency, self.latency.matrices
         if matrices is not None:
-            matrices = replace(matrices, spread=_COMPILED_LATENCY, pace=_COMPILED_PACE)
-        times = replace(times, spread=_COMPILED_LATENCY, pace=_COMPILED_PACE, matrices=matrices)
+            matrices = replace(matrices, spread=_COMPILED_LATENCY, pace=COMPILED_PACE)
+        times = replace(times, spread=_COMPILED_LATENCY, pace=COMPILED_PACE, matrices=matrices)
         return replace(self, memory=memory, latency=times)
 
     @property
