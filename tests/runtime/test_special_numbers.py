@@ -22,7 +22,7 @@ FEWER_NANS = ("prod", "cumprod", "soft_margin_loss")
 """Gradients at infinities are numbers; PyTorch divides infinities, such as the product by a factor."""
 RUNS = 12
 """Draws of operands that each program runs on; the first few are of one number."""
-DIFFERENTIATES_AMINMAX = torch.__version__.split(".")[:2] > ["2", "11"]
+DIFFERENTIATES_AMINMAX = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 11)
 """Whether PyTorch has the derivative."""
 
 
