@@ -71,8 +71,9 @@ def main() -> int:
         cells = "".join(f"{100 * error:+14.1f}" for error in row)
         print(f"{name:34}{ratios[0]:8.3f}{ratios[1]:9.3f}{cells}")
     table = np.abs(np.array(errors))
-    for label, level in (("median", 0.5), ("nine of ten", 0.9)):
-        print(f"{label:51}" + "".join(f"{100 * e:14.1f}" for e in np.quantile(table, level, axis=0)))
+    median, most = np.quantile(table, (0.5, 0.9), axis=0)
+    for label, figures in (("mean", table.mean(axis=0)), ("median", median), ("nine of ten", most)):
+        print(f"{label:51}" + "".join(f"{100 * e:14.1f}" for e in figures))
     widths = [
         f"{name} {half_width(column):.2f}" for name, column in zip(FIGURES, np.array(off).T, strict=False)
     ]
