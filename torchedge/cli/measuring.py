@@ -118,7 +118,7 @@ def profile(
     result = None
     try:
         with _Bars() as bars, _kept():
-            dataset = measure_networks(read_plan("minute" if quick else "quick"), bars, hurry=quick)
+            dataset = measure_networks(read_plan("minute" if quick else "processor"), bars, hurry=quick)
         with Progress(2, "fitting") as progress:
             result = fit_machine(dataset, progress)
     except (InputError, MissingExtraError) as error:

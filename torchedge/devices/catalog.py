@@ -282,14 +282,23 @@ def _read_folder(folder: Path) -> Device:
 
 
 def _template_here(device: Device) -> Device:
-    """Return the template of an unmeasured processor with the memory of this machine, where it reports it."""
-    try:
-        total, _ = memory_mib()
-    except DeviceError:
-        return device
-    source = "this machine's system: physical pages, within the limit of the process's control group"
-    figure = Figure(round(total, 1), "MiB", Provenance.MEASURED, source)
-    return replace(device, figures=freeze({**device.figures, "memory_mib": figure}))  # type: ignore[arg-type]
+    """Return the template of an unmeasured processor with what this machine's system reports of it."""
+    cores, wide = usable_cores(), _operations_a_cycle()
+    where = "this machine's system"
+    figures = {
+        "compute_units": Figure(cores, "1", Provenance.MEASURED, f"{where}: cores this process may run on"),
+        "peak_fp32_gflops": Figure(
+            _GHZ * cores * wide,
+            "GFLOP/s",
+            Provenance.ASSUMED,
+            f"{cores} cores of {wide} single-precision operations a cycle at {_GHZ:g} GHz; measure the "
+            "machine to replace it",
+        ),
+    }
+    with contextlib.suppress(DeviceError):
+        source = f"{where}: physical pages, within the limit of the process's control group"
+        figures["memory_mib"] = Figure(round(memory_mib()[0], 1), "MiB", Provenance.MEASURED, source)
+    return replace(device, figures=freeze({**device.figures, **figures}))  # type: ignore[arg-type]
 
 
 def _stored(path: Path) -> Device:
@@ -327,6 +336,29 @@ def _unknown(name: str, profiles: Profiles) -> str:
 # this machine -----------------------------------------------------------------------------------------------
 
 _MIB = 2**20
+
+
+_GHZ = 3
+"""An assumed clock under load."""
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@lru_cache(maxsize=1)
+def _operations_a_cycle() -> int:
+    """Return the float32 operations of a core in a cycle: two fused units, eight lanes with AVX2, else four.
+
+    Processors with AVX-512 reach about the same, by a lower clock or half the units.
+    """
+    with contextlib.suppress(OSError):
+        flags = Path("/proc/cpuinfo").read_text(errors="replace")
+        return 32 if " avx2" in flags and " fma" in flags else 16
+    return 16
 
 
 def memory_mib() -> tuple[float, float | None]:

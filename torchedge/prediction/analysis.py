@@ -24,7 +24,7 @@ class _GraphResults:
     """Results for one graph, without a reference to it: they go with the graph."""
 
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
-    works: dict[tuple[str | None, UpdateCost | None], Workload] = field(default_factory=dict)
+    works: dict[tuple[str | None, str, UpdateCost | None], Workload] = field(default_factory=dict)
     traits: GraphTraits | None = None
 
 
@@ -44,13 +44,14 @@ class Analysis:
         return self.work_under(StepSettings())
 
     def work_under(self, settings: StepSettings) -> Workload:
-        """Return the work of a step under these settings: autocast's dtype and the optimizer count."""
-        works, amp, cost = self._results.works, settings.amp, update_cost(settings)
-        if (amp, None) not in works:
-            works[amp, None] = count_work(lower_precision(self.graph, StepSettings(amp=amp)))
-        if (amp, cost) not in works:
-            works[amp, cost] = updated_at(works[amp, None], cost)
-        return works[amp, cost]
+        """Return the work of a step under these settings: autocast, the optimizer and the backend count."""
+        works, cost, under = self._results.works, update_cost(settings), (settings.amp, settings.backend)
+        if (*under, None) not in works:
+            lowered = lower_precision(self.graph, StepSettings(amp=settings.amp, backend=settings.backend))
+            works[(*under, None)] = count_work(lowered, tiled=settings.backend == "cuda")
+        if (*under, cost) not in works:
+            works[(*under, cost)] = updated_at(works[(*under, None)], cost)
+        return works[(*under, cost)]
 
     @property
     def traits(self) -> GraphTraits:

@@ -116,7 +116,9 @@ class FamilyAnalysis:
     """
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
-        work = count_amounts(lower_precision(family.template, StepSettings(amp=settings.amp)))
+        self._tiled = settings.backend == "cuda"
+        lowered = lower_precision(family.template, StepSettings(amp=settings.amp, backend=settings.backend))
+        work = count_amounts(lowered)
         numbers = [n for line in (*work.products, *work.depthwise, *work.passes) for n in line]
         self._work = Amounts([*numbers, *work.launches], family.symbols, float)
         lengths = [len(work.products) * len(PRODUCT_COLUMNS), len(work.depthwise) * len(DEPTHWISE_COLUMNS)]
@@ -132,6 +134,8 @@ class FamilyAnalysis:
         deep = table[:, one:two].reshape(len(table), -1, len(DEPTHWISE_COLUMNS))
         passes = table[:, two:three].reshape(len(table), -1, 2)
         return [
-            Workload(dense[row], deep[row], passes[row], table[row, three:], self._training)
+            Workload(
+                dense[row], deep[row], passes[row], table[row, three:], self._training, tiled=self._tiled
+            )
             for row in range(len(table))
         ]

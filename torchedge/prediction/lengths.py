@@ -52,7 +52,7 @@ class LengthAnalysis(Analysis):
 
     def work_under(self, settings: StepSettings) -> Workload:
         """Return the work of a step under these settings."""
-        kind = ("work", settings.amp, update_cost(settings))
+        kind = ("work", settings.amp, settings.backend, update_cost(settings))
         return self.curves.at(self.length, kind, lambda analysis: analysis.work_under(settings))
 
     def tape(self, settings: StepSettings) -> Tape:

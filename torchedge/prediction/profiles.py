@@ -127,7 +127,7 @@ def _loaded(
     fitted, derived = read_models(device, mode), read_models(device, other)
     relative = read_relative(device, mode)
     models = complete_models(device, mode, fitted, derived, relative)
-    kinds: Mapping[Kind, LatencyModel] = read_kinds(device) if mode == "train" else {}
+    kinds = read_kinds(device, mode)
     word = models.latency_provenance
     if kinds:
         word = _provenance(device, KINDS_TABLE)
@@ -169,16 +169,17 @@ _KIND_NAMES = (*COEFFICIENT_NAMES, *LAYER_NAMES)
 _UNMEASURED_LAYOUT = "latency in channels_last was not measured: it is that of the default memory format"
 
 
-def read_kinds(device: Device) -> Mapping[Kind, LatencyModel]:
-    """Return the latency of kinds of training steps that were fitted apart (`torchedge fit kinds`)."""
+def read_kinds(device: Device, mode: Mode = "train") -> Mapping[Kind, LatencyModel]:
+    """Return the latency of kinds of steps that were fitted apart (`torchedge fit kinds`)."""
     described = device.profile.get(KINDS_TABLE)
     if not isinstance(described, Mapping):
         return MappingProxyType({})
-    return _read_kinds(device.folder, str(described.get("sha256")))
+    kinds = _read_kinds(device.folder, str(described.get("sha256")))
+    return {kind: model for (measured, kind), model in kinds.items() if measured == mode}
 
 
 @lru_cache(maxsize=16)
-def _read_kinds(folder: Path, digest: str) -> Mapping[Kind, LatencyModel]:
+def _read_kinds(folder: Path, digest: str) -> Mapping[tuple[Mode, Kind], LatencyModel]:
     path = profile_file(folder, KINDS_FILE, digest, max_bytes=_MOST_BYTES)
     tensors, metadata = read_tensors(path, max_bytes=_MOST_BYTES)
     if metadata.get("coefficients") != feature_hash(_KIND_NAMES):
@@ -188,24 +189,25 @@ def _read_kinds(folder: Path, digest: str) -> Mapping[Kind, LatencyModel]:
     ]
     return MappingProxyType(
         {
-            kind: _read_latency(str(path), tensors, _kind_name(kind), kind[1])
+            (mode, kind): _read_latency(str(path), tensors, _kind_name(mode, kind), kind[1])
+            for mode in MODE_TABLES
             for kind in kinds
-            if f"{_kind_name(kind)}.coefficients" in tensors
+            if f"{_kind_name(mode, kind)}.coefficients" in tensors
         }
     )
 
 
-def write_kinds(folder: Path, kinds: Mapping[Kind, LatencyModel]) -> str:
-    """Write the latency of kinds of training steps into a profile's folder; return the file's sha256."""
+def write_kinds(folder: Path, kinds: Mapping[tuple[Mode, Kind], LatencyModel]) -> str:
+    """Write the latency of kinds of steps into a profile's folder; return the file's sha256."""
     tensors: dict[str, npt.NDArray[np.float64]] = {}
-    for kind, model in kinds.items():
-        tensors.update(_latency_tensors(_kind_name(kind), model))
+    for (mode, kind), model in kinds.items():
+        tensors.update(_latency_tensors(_kind_name(mode, kind), model))
     write_tensors(folder / KINDS_FILE, tensors, {"coefficients": feature_hash(_KIND_NAMES)})
     return file_sha256(folder / KINDS_FILE, max_bytes=_MOST_BYTES)
 
 
-def _kind_name(kind: Kind) -> str:
-    return f"{kind[0]}.{kind[1] or 'float32'}"
+def _kind_name(mode: Mode, kind: Kind) -> str:
+    return f"{'' if mode == 'train' else 'inference.'}{kind[0]}.{kind[1] or 'float32'}"
 
 
 def _of_kind(

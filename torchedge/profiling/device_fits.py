@@ -21,6 +21,7 @@ from torchedge.profiling.accuracy import NAMES, JudgedFigure, Score
 from torchedge.profiling.campaigns.expansion import PLAN
 from torchedge.profiling.campaigns.plans import LARGER, parse_plan, read_plan
 from torchedge.profiling.datasets import is_dataset, read_dataset
+from torchedge.profiling.kind_fitting import fit_kinds, read_kind_rows
 from torchedge.profiling.latency_fitting import fit_latency, one_thread
 from torchedge.profiling.memory_fitting import fit_memory
 from torchedge.profiling.profile_folders import KEYS, Accuracy, ModeFit, PartFit
@@ -227,11 +228,27 @@ class _Fitting:
             raise InputError(f"{self.dataset}: nothing is written: {reasons}")
         parts = {"workspaces": workspaces, "programs": None if programs is None else programs[0]}
         written = profile_folders.write_profile(self.out, self.device, fits, **parts)
+        if self.base is None and any(n.settings.amp is not None for n in measured.networks.values()):
+            written = self._fit_kinds(written)
         return DeviceFit(
             written, measured.name, tuple(self.figures), tuple(self.missing), advice, tuple(self.notes),
             None if self.base is None else find_device(self.base).name,
             None if programs is None else programs[1],
         )  # fmt: skip
+
+    def _fit_kinds(self, fitted: Device) -> Device:
+        """Fit the latency of steps under autocast, and of products of matrices, on top of the device's."""
+        self.watcher.begin("autocast")
+        try:
+            measured = read_kind_rows(self.dataset, fitted, float32=False)
+        except ProfileError as error:
+            self.missing.append(f"latency under autocast is not fitted: {error}")
+            return fitted
+        self.watcher.more(measured.fits)
+        part = fit_kinds(measured, self.out, self.watcher.step)
+        for name, score in part.described["accuracy"].items():
+            self.notes.append(f"{name}: latency errs by {score['mean']:.0f} % on networks left out")
+        return profile_folders.write_profile(self.out, fitted, {}, kinds=part)
 
     def _fit_programs(self) -> tuple[PartFit, StepErrors] | None:
         """Fit the model of programs, where launches were timed."""

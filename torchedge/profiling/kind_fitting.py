@@ -1,4 +1,4 @@
-"""Fits the latency of kinds of training steps: transformers, and half precision.
+"""Fits the latency of kinds of steps: transformers, and half precision.
 
 A campaign over settings (autocast, weights in bfloat16, checkpoints, frozen parameters) tells apart what the
 steps of plain training leave open: how the time of a product is shared by its forward and backward passes,
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.errors import ProfileError
+from torchedge.graphs import Mode
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.intervals import fit_errors
 from torchedge.prediction.latency.model import LatencyModel
@@ -43,10 +44,10 @@ from torchedge.prediction.profiles import (
     under_precision,
 )
 from torchedge.profiling.datasets import Dataset, read_dataset
-from torchedge.profiling.latency_fitting import RIDGE, fit_coefficients
+from torchedge.profiling.latency_fitting import RIDGE, RIDGE_FEW, fit_coefficients
 from torchedge.profiling.layer_fitting import LayerTimes, Layout, fit_layers, read_layer_times
 from torchedge.profiling.profile_folders import PartFit, describe
-from torchedge.profiling.samples import DataSource, network_groups
+from torchedge.profiling.samples import FEW_FOLDS, FEW_ROWS, MOST_FOLDS, DataSource, network_groups
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -85,30 +86,34 @@ class _Rows:
 
 @dataclass(frozen=True)
 class MeasuredKinds:
-    """What a campaign measured of each kind of training steps that has enough rows for a fit.
+    """What a campaign measured of each kind of steps that has enough rows for a fit, by mode.
 
     layers: times of single convolutions. operator_us: the probe's control of the host at the median row.
     """
 
     source: DataSource
     device: Device
-    rows: Mapping[Kind, _Rows]
+    rows: Mapping[tuple[Mode, Kind], _Rows]
     layers: Mapping[Layout, LayerTimes] = field(default_factory=dict)
     operator_us: float | None = None
 
     @property
     def fits(self) -> int:
         """How many fits `fit_kinds` runs."""
-        return sum(1 + len(network_groups(sorted(set(r.family.tolist())))) for r in self.rows.values())
+        return sum(1 + len(_groups(rows)) for rows in self.rows.values())
 
 
-def read_kind_rows(folder: Path, device: Device) -> MeasuredKinds:
-    """Read a campaign's folder; raises ProfileError where it is damaged or no kind has enough rows."""
+def read_kind_rows(folder: Path, device: Device, *, float32: bool = True) -> MeasuredKinds:
+    """Read a campaign's folder; raises ProfileError where it is damaged or no kind has enough rows.
+
+    float32: with kinds of steps in single precision, which a device's own fit to the same folder has.
+    """
     dataset = read_dataset(folder)
-    rows = {k: r for k, r in _rows_by_kind(dataset, device).items() if len(r.phi) >= FEWEST_ROWS}
+    kinds = _rows_by_kind(dataset, device).items()
+    rows = {k: r for k, r in kinds if len(r.phi) >= FEWEST_ROWS and (float32 or k[1][1] is not None)}
     if not rows:
         raise ProfileError(
-            f"{folder}: no kind of training steps has {FEWEST_ROWS} rows with latency; expected a campaign "
+            f"{folder}: no kind of steps has {FEWEST_ROWS} rows with latency; expected a campaign "
             "of transformers or in half precision"
         )
     source = DataSource(dataset.name, dataset.digest, dataset.provenance)
@@ -125,19 +130,22 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     host was slower than at the median row, by the probe's control; the profile describes the median host.
     """
     models, accuracy = {}, {}
-    for kind, rows in measured.rows.items():
-        prior = _informed(_prior(measured.device, kind), kind, measured.layers)
-        spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD)
+    for (mode, kind), rows in measured.rows.items():
+        prior = _prior(measured.device, mode, kind)
+        if mode == "train":
+            prior = _informed(prior, kind, measured.layers)
+        spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD) if measured.device.kind == "gpu" else 1.0
         errors = _left_out(rows, prior, spread, step)
         coefficients = _fit(rows, prior, spread)
         step()
         quantiles = fit_errors(errors, np.ones(len(errors)), _weights(rows))
-        models[kind] = LatencyModel(coefficients, quantiles, amp=kind[1])
-        accuracy[f"{kind[0]} {kind[1] or 'float32'}"] = _score(rows, errors)
-    name = measured.source.name
+        models[mode, kind] = LatencyModel(coefficients, quantiles, amp=kind[1])
+        name = f"{kind[0]} {kind[1] or 'float32'}{'' if mode == 'train' else ', inference'}"
+        accuracy[name] = _score(rows, errors)
+    source = measured.source.name
     described = describe(
         measured.source,
-        f"torchedge fit kinds {name} --device {measured.device.name} --out {out.resolve().name}",
+        f"torchedge fit kinds {source} --device {measured.device.name} --out {out.resolve().name}",
         accuracy=accuracy,
         convolutions=sum(times.rows.count for times in measured.layers.values()),
         **({} if measured.operator_us is None else {"operator_us": measured.operator_us}),
@@ -145,14 +153,15 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     return PartFit(models, described)
 
 
-def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[Kind, _Rows]:
-    """Count the work of every measured training step, by kind; products of matrices in channels_last not."""
-    kinds: dict[Kind, list[tuple[Any, ...]]] = {}
-    chosen = dataset.has_graph & (dataset.mode == "train") & np.isfinite(dataset["latency"])
+def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind], _Rows]:
+    """Count the work of every measured step, by mode and kind; products of matrices in channels_last not."""
+    kinds: dict[tuple[Mode, Kind], list[tuple[Any, ...]]] = {}
+    chosen = dataset.has_graph & np.isfinite(dataset["latency"])
     slowness = _slowness(dataset)
     for row in np.flatnonzero(chosen).tolist():
         network = dataset.networks[str(dataset.id[row])]
-        graph = dataset.graph_of(str(dataset.id[row]), "train")
+        mode: Mode = "train" if dataset.mode[row] == "train" else "infer"
+        graph = dataset.graph_of(str(dataset.id[row]), mode)
         analysis = analyse(graph)
         settings = device_settings(device, network.settings)
         precision, work = analysis.precision(settings), analysis.work_under(settings)
@@ -161,12 +170,12 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[Kind, _Rows]:
         if kind == (CONVOLUTIONS, None) or (work.of_matrices and graph.channels_last):
             continue  # the device's own fit; the same kernels as without
         about = (network.architecture, network.setting, work, dataset.batch[row], dataset["latency"][row])
-        kinds.setdefault(kind, []).append((*about, slowness[row]))
+        kinds.setdefault((mode, kind), []).append((*about, slowness[row]))
     arrays = {}
-    for kind, rows in kinds.items():
+    for key, rows in kinds.items():
         family, setting, works, *numbers = zip(*rows, strict=True)
         batch, phi, host = (np.array(column, dtype=float) for column in numbers)
-        arrays[kind] = _Rows(np.array(family), np.array(setting), list(works), batch, phi, host)
+        arrays[key] = _Rows(np.array(family), np.array(setting), list(works), batch, phi, host)
     return arrays
 
 
@@ -178,10 +187,11 @@ def _slowness(dataset: Dataset) -> FloatArray:
     return np.where(np.isfinite(launch), launch / np.nanmedian(launch), 1.0)
 
 
-def _prior(device: Device, kind: Kind) -> FloatArray:
+def _prior(device: Device, mode: Mode, kind: Kind) -> FloatArray:
     """Return the coefficients that the device's fit gives for a kind, without that of kinds."""
-    fitted, derived = read_models(device, "train"), read_models(device, "infer")
-    models = complete_models(device, "train", fitted, derived, read_relative(device, "train"))
+    other: Mode = "infer" if mode == "train" else "train"
+    fitted, derived = read_models(device, mode), read_models(device, other)
+    models = complete_models(device, mode, fitted, derived, read_relative(device, mode))
     latency = under_precision(models, device, kind[1]).latency
     matrix = np.array([name.startswith("matrix_") for name in COEFFICIENT_NAMES])
     return latency.coefficients + latency.excess * matrix
@@ -217,7 +227,7 @@ def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
         rows.phi,
         _weights(rows),
         prior,
-        ridge=RIDGE,
+        ridge=RIDGE_FEW if len(rows.phi) < FEW_ROWS else RIDGE,
         spread=np.diag(spread),
     )
 
@@ -225,8 +235,7 @@ def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
 def _left_out(rows: _Rows, prior: FloatArray, host_spread: float, step: Callable[[], Any]) -> FloatArray:
     """Return log(measured / predicted) of rows (R,), each predicted without its family of networks."""
     errors = np.empty(len(rows.phi))
-    families = sorted(set(rows.family.tolist()))
-    for group in network_groups(families):
+    for group in _groups(rows):
         out = np.isin(rows.family, group)
         coefficients = named(_fit(rows.some(~out), prior, host_spread))
         left = rows.some(out)
@@ -234,6 +243,12 @@ def _left_out(rows: _Rows, prior: FloatArray, host_spread: float, step: Callable
         errors[out] = np.log(left.phi / step_time(times.busy, times.launch, coefficients))
         step()
     return errors
+
+
+def _groups(rows: _Rows) -> list[list[str]]:
+    """Return the families in the groups that are left out in turn."""
+    most = MOST_FOLDS if len(rows.phi) >= FEW_ROWS else FEW_FOLDS
+    return network_groups(sorted(set(rows.family.tolist())), most)
 
 
 def _weights(rows: _Rows) -> FloatArray:

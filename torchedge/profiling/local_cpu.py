@@ -1,9 +1,10 @@
 """Measures this machine's processor and writes its profile, `profiles/local-cpu` in the user's folder.
 
-Six probes of a few seconds: the system's cores and memory, a large matrix product, a streaming copy, a tiny
-operator, the memory of a training process beside its tensors, and training steps of three small networks.
-Then a campaign measures memory (resident, of the whole process) and latency of networks, and a fit turns the
-profile's predictions from assumed into measured ones.
+Seven probes of a few seconds: the system's cores and memory, a large matrix product in float32 and bfloat16, a
+streaming copy, a tiny operator, the memory of a training process beside its tensors, and training steps of
+three small networks. Then a campaign measures memory (resident, of the whole process) and latency of drawn
+networks, in float32 and under autocast, and a fit turns the profile's predictions from assumed into measured
+ones.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.utils.benchmark import Timer
 
 from torchedge import __version__
 from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
-from torchedge.devices.catalog import memory_mib
+from torchedge.devices.catalog import memory_mib, usable_cores
 from torchedge.devices.device import DEVICE_FILE
 from torchedge.errors import DeviceError, MissingExtraError, ProfileError, TorchedgeError
 from torchedge.prediction.memory.settings import StepSettings
@@ -51,6 +52,7 @@ COMMAND = f"torchedge profile {LOCAL_DEVICE}"
 PROBES = (
     "processor",
     "matrix product",
+    "bfloat16 product",
     "streaming copy",
     "tiny operator",
     "process memory",
@@ -108,16 +110,19 @@ def measure_local_cpu(start: Callable[[str], Any] = lambda _: None) -> Device:
     rate, side = matrix_rate()
     add("peak_fp32_gflops", rate, f"best of several products of {side} x {side} matrices, {threads} threads")
     start(PROBES[2])
+    rate, side = matrix_rate(torch.bfloat16)
+    add("peak_bf16_matrix_gflops", rate, f"the same of {side} x {side} in bfloat16, {threads} threads")
+    start(PROBES[3])
     bandwidth, copied = copy_rate(memory)
     best = f"best of several copies of {copied} MiB, read and written bytes"
     add("bandwidth_gb_s", bandwidth, f"{best}; a lower bound")
     add("measured_bandwidth_gb_s", bandwidth, best)
-    start(PROBES[3])
-    add("launch_overhead_us", tiny_operator_us(), "median time of adding two numbers, eager")
     start(PROBES[4])
+    add("launch_overhead_us", tiny_operator_us(), "median time of adding two numbers, eager")
+    start(PROBES[5])
     add("context_mib", process_mib(), "resident memory of a process that has trained a tiny network")
     device = _write(name, figures)
-    start(PROBES[5])
+    start(PROBES[6])
     how = f"geometric mean over three small networks at batch {_BATCH}, {threads} threads"
     add("step_time_ratio", step_time_ratio(device), how)
     return _write(name, figures)
@@ -127,9 +132,11 @@ def measure_networks(plan: CampaignPlan, listener: Listener, *, hurry: bool) -> 
     """Measure memory and latency of a plan's networks on this machine's processor; return the dataset.
 
     An interrupted measurement continues; a finished one of the same plan, or one of another machine, begins
-    anew. hurry: fewer steps a point. Raises MissingExtraError without torchvision or scikit-learn.
+    anew. hurry: fewer steps a point. Raises MissingExtraError without scikit-learn, and without torchvision
+    where the plan names networks.
     """
-    for library, module, extra in (("torchvision",) * 2 + ("vision",), ("scikit-learn", "sklearn", "fit")):
+    needs = [("scikit-learn", "sklearn", "fit"), *[("torchvision",) * 2 + ("vision",)] * bool(plan.networks)]
+    for library, module, extra in needs:
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError.of(library, extra=extra, purpose="profiling")
     folder = user_folder() / "profiling" / LOCAL_DEVICE
@@ -173,6 +180,7 @@ def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:
     template = data_folder("profiles") / LOCAL_DEVICE / "device.toml"
     document = dict(read_toml(template))
     figures: dict[str, Any] = dict(document.get("figures", {}))  # type: ignore[call-overload]
+    figures.pop("step_time_ratio", None)  # an assumed one; the measured one follows
     for key, (value, source) in measured.items():
         rule = KNOWN_FIGURES[key]
         rounded = round(value) if rule.whole or value >= 1000 else float(f"{value:.4g}")
@@ -202,12 +210,12 @@ def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:
 # probes -----------------------------------------------------------------------------------------------------
 
 
-def matrix_rate() -> tuple[float, int]:
-    """Return the best rate of square fp32 products in GFLOP/s, and the side that reached it."""
+def matrix_rate(dtype: torch.dtype = torch.float32) -> tuple[float, int]:
+    """Return the best rate of square products in GFLOP/s, and the side that reached it."""
     rates: dict[float, int] = {}
     deadline = time.perf_counter() + _PRODUCT_SECONDS
     for side in _PRODUCT_SIDES:
-        a, b, out = (torch.ones(side, side) for _ in range(3))
+        a, b, out = (torch.ones(side, side, dtype=dtype) for _ in range(3))
         rates[2 * side**3 / min(_times("torch.mm(a, b, out=out)", a=a, b=b, out=out)) / 1e9] = side
         if time.perf_counter() > deadline:
             break
@@ -296,13 +304,3 @@ def step_time_ratio(device: Device) -> float:
             estimate = predict_graph(graph, _BATCH, device, StepSettings()).latency.value
             logs.append(log(step_ms(model) / estimate))
     return exp(statistics.mean(logs))
-
-
-# the system -------------------------------------------------------------------------------------------------
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -43,6 +43,9 @@ OWN, NO_FOREST = "own", "none"
 MOST_FOLDS = 10
 """More networks than this are held out in this number of groups, each network in one."""
 
+FEW_FOLDS = 6
+"""The same with few rows."""
+
 FEW_ROWS = 60
 """With fewer rows than this the priors of a fit weigh more, and a forest has to prove itself."""
 
@@ -125,8 +128,9 @@ def prepare(
     settings: StepSettings = PROTOCOL,
     mode: Mode = "train",
 ) -> Samples:
-    """Simulate and count every row of one mode whose network has a graph."""
-    rows = dataset.has_graph & (dataset.mode == mode)
+    """Simulate and count every row of one mode whose network has a graph, without those under autocast."""
+    lowered = [name for name, network in dataset.networks.items() if network.settings.amp is not None]
+    rows = dataset.has_graph & (dataset.mode == mode) & ~np.isin(dataset.id, lowered)
     if not rows.any():
         raise ProfileError(
             f"{dataset.name}: no row measured in mode {mode} has a known topology; "
@@ -157,7 +161,7 @@ def prepare(
         phi=dataset["latency"][rows],
         fits=dataset["fits"][rows],
         which=which,
-        work=[a.work for a in analyses],
+        work=[a.work_under(settings) for a in analyses],
         peaks=simulate_peaks(tapes, traits, which, batch),
         device=device,
         graphs=[dataset.graph_of(name, mode) for name in names],
@@ -263,7 +267,7 @@ def folds(samples: Samples, rows: Mask, *, levels: bool, networks: bool) -> Iter
             yield rows & (samples.level == level)
     names = sorted(set(samples.network[rows].tolist()))
     if networks and len(names) > 1:
-        for group in network_groups(names):
+        for group in network_groups(names, MOST_FOLDS if rows.sum() >= FEW_ROWS else FEW_FOLDS):
             yield rows & np.isin(samples.network, group)
 
 

@@ -39,6 +39,7 @@ from torchedge.errors import (
     needed,
 )
 from torchedge.graphs import ForwardGraph
+from torchedge.profiling.campaigns.drawn import DRAWN, drawn_network
 from torchedge.storage import data_folder
 from torchedge.storage.codecs import Codec, OneOf, OptionalText
 from torchedge.storage.locks import warnings_ignored
@@ -143,13 +144,17 @@ def build_topology(nodes: object, label: str, note: Callable[[str, Any], None] |
 
 
 def recipe_of(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe of a network that a plan names: torchvision's name, or timm's behind "timm:"."""
+    """Return the recipe of a network that a plan names: torchvision's, timm's ("timm:NAME"), a drawn one."""
+    if name.startswith(DRAWN):
+        return {"nodes": drawn_network(int(name.removeprefix(DRAWN)))}
     library = "timm" if name.startswith("timm:") else "torchvision"
     return {"library": library, "name": name.removeprefix("timm:"), "kwargs": dict(kwargs)}
 
 
 def check_recipe(recipe: Mapping[str, Any]) -> None:
     """Raise InputError for a network that is not in its library, MissingExtraError without the library."""
+    if "nodes" in recipe:
+        return
     name = recipe["name"]
     if recipe["library"] == "transformers":
         prepare_torchvision()

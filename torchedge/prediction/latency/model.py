@@ -185,7 +185,8 @@ class LatencyModel:
                 work, which[own], batch[own], None if columns is None else columns[own]
             )
             value[own], low[own], high[own], outside[own] = ours.value, ours.low, ours.high, ours.outside
-            seen[own] = ours.seen
+            if self.forest is not None:
+                seen[own] = ours.seen
             if ours.features.shape[1] == count:
                 features[own] = ours.features
         return Times(value, low, high, outside, features, seen, theirs.phases if size == 1 else ())

@@ -31,6 +31,12 @@ _ALIGNMENT = 4
 _REFERENCE_GB_S, _REFERENCE_LAUNCH_US = 59.7, 10.0
 """The Jetson TX2's figures, for which the prior means below were chosen; another device scales them."""
 
+_STEP_CALL = 5.0
+"""How many tiny operators a call within a step costs a processor: autograd's nodes, the start of threads."""
+
+_NO_OVERLAP = -3.0
+"""The logarithm of an overlap so small that the times of host and device add up."""
+
 Array = Any
 Segment = Callable[[Array, Array, int], Array]
 
@@ -152,10 +158,14 @@ def _vector_units_mean(device: Device) -> npt.NDArray[np.float64]:
     shift = {
         "compute": -log(figure_of(device, "peak_fp32_gflops", REFERENCE_GFLOPS) / REFERENCE_GFLOPS),
         "bandwidth": -log(figure_of(device, "bandwidth_gb_s", _REFERENCE_GB_S) / _REFERENCE_GB_S),
-        "launch": log(figure_of(device, "eager_operator_us", launch) / _REFERENCE_LAUNCH_US),
+        "launch": log(figure_of(device, "eager_operator_us", launch) / _REFERENCE_LAUNCH_US)
+        + (log(_STEP_CALL) if device.kind == "cpu" else 0.0),
         "": 0.0,
     }
-    return np.array([c.mean + shift[c.follows] + (ratio if c.follows else 0.0) for c in COEFFICIENTS])
+    mean = {c.name: c.mean + shift[c.follows] + (ratio if c.follows else 0.0) for c in COEFFICIENTS}
+    if device.kind == "cpu":  # the threads that launch also compute, and wait for nobody
+        mean |= {"overlap": _NO_OVERLAP, "step": mean["step"] + _NO_OVERLAP}
+    return np.array(list(mean.values()))
 
 
 def prior_spread() -> npt.NDArray[np.float64]:
@@ -182,10 +192,11 @@ class WorkRows:
     passes: Array
     launches: Array
     training: bool
+    tiled: bool = True
 
     def mapped(self, convert: Callable[[Any], Array]) -> WorkRows:
         """Return the same rows with every array passed through `convert`."""
-        names = [f.name for f in fields(self) if f.name not in ("count", "training")]
+        names = [f.name for f in fields(self) if f.name not in ("count", "training", "tiled")]
         return replace(self, **{name: convert(getattr(self, name)) for name in names})
 
 
@@ -204,6 +215,7 @@ def pack(
         passes[:, :, 0] * batch[:, None] + passes[:, :, 1],
         np.stack([w.launches for w in workloads])[which],
         all(w.training for w in workloads),
+        all(w.tiled for w in workloads),
     )
 
 
@@ -230,7 +242,7 @@ Terms = dict[str, tuple[Array, Array, Array]]
 
 def product_terms(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> Terms:  # noqa: ANN401
     """Return the part that does not depend on the batch size, to predict a workload again."""
-    op = _padded_positions(rows.products, xp)
+    op = _padded_positions(rows, xp)
     phases = PHASES if rows.training else PHASES[:1]
     return {phase: _product_terms(rows.products, op, phase, p, xp) for phase in phases}
 
@@ -244,7 +256,9 @@ def product_times(rows: WorkRows, terms: Terms, xp: Any) -> dict[str, Array]:  #
     """
     line, batched = rows.product_line, rows.products[:, 8]
     batch = rows.batch[rows.product_row] * batched[line] + (1 - batched[line])
-    positions = xp.ceil(batch * _padded_positions(rows.products, xp)[line] / 32) * 32
+    positions = batch * _padded_positions(rows, xp)[line]
+    if rows.tiled:
+        positions = xp.ceil(positions / 32) * 32
     times = {}
     for phase, (on_positions, on_batch, constant) in terms.items():
         times[phase] = on_batch[line] * batch + constant[line]
@@ -253,9 +267,11 @@ def product_times(rows: WorkRows, terms: Terms, xp: Any) -> dict[str, Array]:  #
     return times
 
 
-def _padded_positions(table: Array, xp: Any) -> Array:  # noqa: ANN401
+def _padded_positions(rows: WorkRows, xp: Any) -> Array:  # noqa: ANN401
     """Output positions a sample; Winograd works on tiles of four, so that sides are rounded up to four."""
-    k, stride, op = table[:, 2], table[:, 3], table[:, 5]
+    k, stride, op = (rows.products[:, i] for i in (2, 3, 5))
+    if not rows.tiled:
+        return op
     side = xp.ceil(xp.sqrt(op) / 4) * 4
     return xp.where((k > 1) & (stride == 1) & (op > 1), side**2, op)
 

@@ -62,7 +62,8 @@ class Workload:
     """Work of one step: products (P, 13), depthwise (D, 9), passes (9, 2), launches (7,), float64.
 
     passes: elements a sample, and elements whatever the batch size (parameters and their casts). precisions:
-    the share of multiply-adds by dtype ("float32" for all but half precision), at a batch size of 32.
+    the share of multiply-adds by dtype ("float32" for all but half precision), at a batch size of 32. tiled:
+    whether products compute positions in tiles, as kernels of GPUs do.
     """
 
     products: Array
@@ -71,6 +72,7 @@ class Workload:
     launches: Array
     training: bool
     precisions: Mapping[str, float] = field(default_factory=dict)
+    tiled: bool = True
 
     @property
     def of_matrices(self) -> bool:
@@ -196,7 +198,7 @@ _Count = Callable[[_Counter, Op, bool, list[bool]], None]
 """Books one operator: its counter, whether it has a backward call, and which values need a gradient."""
 
 
-def count_work(graph: ForwardGraph) -> Workload:
+def count_work(graph: ForwardGraph, *, tiled: bool = True) -> Workload:
     """Count the work of a graph: of a training step where it has a loss, else of its forward pass."""
     amounts = count_amounts(graph)
     return Workload(
@@ -206,6 +208,7 @@ def count_work(graph: ForwardGraph) -> Workload:
         np.array(amounts.launches, dtype=float),
         graph.loss is not None,
         _shares(amounts.multiply_adds),
+        tiled,
     )
 
 

@@ -70,11 +70,12 @@ def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
                 round_to=plan.round_to, seed=seed, norms=norms,
             )  # fmt: skip
             model, reached = pruned.model, pruned.reached
-        try:
-            recipe = {"nodes": serialise(model, item.id, input_size=item.input_size)}
-        except TorchedgeError:
-            if item.level:
-                raise
+        if "nodes" not in recipe:
+            try:
+                recipe = {"nodes": serialise(model, item.id, input_size=item.input_size)}
+            except TorchedgeError:
+                if item.level:
+                    raise
     except Exception as error:  # one network that a library cannot build does not end a campaign
         name = "" if isinstance(error, TorchedgeError) else f"{type(error).__name__}: "
         return {"skipped": item.id, "reason": name + " ".join(str(error).split())[:500]}
@@ -86,6 +87,7 @@ def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
         "strategy": item.strategy,
         "input_size": list(item.input_size),
         "optimizer": plan.optimizer,
+        **({} if item.amp is None else {"amp": item.amp, "setting": item.amp}),
         "build": recipe,
     }
 

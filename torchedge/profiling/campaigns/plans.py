@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from torchedge.errors import InputError, ProfileError, check_path
 from torchedge.graphs import Mode
+from torchedge.profiling.campaigns.drawn import DRAWN, drawn_batch, drawn_side
 from torchedge.storage.codecs import OUTSIDE, Codec, OneOf
 from torchedge.storage.documents import format_toml, parse_toml, read_text
 
@@ -47,12 +48,14 @@ networks = ["resnet18", {name = "mobilenet_v2", label = "mobilenetv2"},
     {name = "squeezenet1_0", label = "squeezenet"}, {name = "mnasnet1_0", label = "mnasnet"}]
 """,
     "minute": """\
-# One minute of a processor, for `torchedge profile --quick`: small images, 4 networks, 28 points.
-levels = [0]
-strategies = ["random"]
-train_batch_sizes = [2, 4, 8, 16]
-infer_batch_sizes = [1, 4, 16]
-input_size = [3, 64, 64]
+# One minute of a processor, for `torchedge profile --quick`: 112 networks, 224 points.
+drawn = 56
+""",
+    "processor": """\
+# A processor, for `torchedge profile`, in some minutes: 340 networks, 688 points.
+drawn = 168
+train_batch_sizes = [1, 4]
+infer_batch_sizes = [1, 4]
 networks = ["resnet18", {name = "mobilenet_v2", label = "mobilenetv2"},
     {name = "squeezenet1_0", label = "squeezenet"}, {name = "mnasnet1_0", label = "mnasnet"}]
 """,
@@ -131,7 +134,10 @@ class PlannedNetwork(_Grid):
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One network at one level, strategy ("" at level 0) and input size: one job, or the reason for none."""
+    """One network at one level, strategy ("" at level 0) and input size: one job, or the reason for none.
+
+    amp: autocast's dtype.
+    """
 
     id: str
     network: PlannedNetwork
@@ -139,6 +145,7 @@ class PlanItem:
     strategy: str
     input_size: tuple[int, ...]
     points: tuple[tuple[Mode, int], ...]
+    amp: str | None = None
 
     @property
     def _means(self) -> tuple[object, ...]:
@@ -157,9 +164,13 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignPlan(_Grid):
-    """Everything a campaign measures; `text` is the document it was read from."""
+    """Everything a campaign measures; `text` is the document it was read from.
 
-    networks: Annotated[tuple[PlannedNetwork, ...], Meta(min_length=1, max_length=MOST_NETWORKS)]
+    drawn: how many drawn networks (`campaigns.drawn`) are measured, in float32 and under autocast.
+    """
+
+    networks: Annotated[tuple[PlannedNetwork, ...], Meta(max_length=MOST_NETWORKS)] = ()
+    drawn: Annotated[int, Meta(ge=0, le=MOST_NETWORKS)] = 0
     scope: Annotated[str, OneOf(SCOPES)] = "global"
     round_to: Annotated[int, Meta(ge=1, le=1024)] | None = None
     optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "sgd-momentum"
@@ -187,6 +198,15 @@ class CampaignPlan(_Grid):
                             yield PlanItem(name, network, level, strategy, size, points)
                         elif strategy == network.strategies[0] or not strategy:
                             yield PlanItem(f"{stem}-0", network, 0, "", size, points)
+        for number in range(self.drawn):
+            batch, side = (drawn_batch(number),), drawn_side(number)
+            name = f"{DRAWN}{number}"
+            network = PlannedNetwork(
+                name=name, label=name.replace(":", "-"), train_batch_sizes=batch, infer_batch_sizes=batch
+            )
+            for amp in (None, "bfloat16"):
+                key = network.label if amp is None else f"{network.label}-{amp}"
+                yield PlanItem(key, network, 0, "", (3, side, side), network.points, amp)
 
     def points(self, skipped: Container[str]) -> list[tuple[str, Mode, int]]:
         """Return the points of all items that are not skipped: id, mode, batch size."""
@@ -213,6 +233,7 @@ class CampaignPlan(_Grid):
         both = replace(
             self,
             networks=(*self.networks, *other.networks),
+            drawn=max(self.drawn, other.drawn),
             **{name: getattr(grid, name) for name in _GRID},
         )
         if both.points(()) == self.points(()):
@@ -243,6 +264,8 @@ class CampaignPlan(_Grid):
 
 
 def _check_plan(plan: CampaignPlan) -> None:
+    if not plan.networks and not plan.drawn:
+        raise InputError("it has no networks and no drawn; expected networks to measure")
     for network in plan.networks:
         if not network.points:
             raise InputError(

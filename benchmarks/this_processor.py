@@ -1,0 +1,217 @@
+"""How well this machine's own profile predicts networks that it has never seen: docs/accuracy-limits.md.
+
+    torchedge profile --quick
+    python benchmarks/this_processor.py [--seconds 2] [--json FILE]
+
+Training steps (SGD with momentum) and inferences of networks of torchvision, of transformers (random weights)
+and of written ones, in float32 and under autocast in bfloat16, on all threads. None of them, and no network
+of their families, is measured by `torchedge profile`. Each network has a process of its own, as in use: what
+the allocator of a process has learnt from others changes its times. Run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import apart, options_of, print_rows, write_rows
+from torch import nn
+
+WARM_UP, FEWEST = 2, 5
+POINTS = tuple([(mode, amp) for mode in ("train", "infer") for amp in (None, "bfloat16")])
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: its network, how it is made, its inputs on the CPU and its loss."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: Any
+    batch: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured step, ms; low, high: the predicted interval."""
+
+    name: str
+    mode: str
+    amp: str | None
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    provenance: str
+
+    @property
+    def error(self) -> float:
+        """The relative error, %."""
+        return 100 * (self.predicted / self.measured - 1)
+
+
+def image(batch: int, side: int) -> torch.Tensor:
+    """Return images."""
+    return torch.randn(batch, 3, side, side)
+
+
+def vision(name: str, batch: int, side: int, **options: Any) -> Step:  # noqa: ANN401
+    """Return a network of torchvision."""
+    from torchvision import models
+
+    return Step(f"{name}@{side}", lambda: getattr(models, name)(**options), image(batch, side), batch)
+
+
+def language(name: str, batch: int, length: int, **config: Any) -> Step:  # noqa: ANN401
+    """Return a language model of transformers that computes its own loss."""
+    import transformers
+
+    kind = getattr(transformers, name)
+    made = kind.config_class(**config)
+    ids = torch.randint(0, made.vocab_size, (batch, length))
+    return Step(f"{name}/{length}", lambda: kind(made), {"input_ids": ids, "labels": ids}, batch)
+
+
+class Tagger(nn.Module):
+    """A recurrent network that labels a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(128, 256, 2, batch_first=True)
+        self.head = nn.Linear(256, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the last position."""
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def steps() -> Iterator[Step]:
+    """Yield the steps."""
+    small = {"vocab_size": 8000, "hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6}
+    yield vision("resnet34", 4, 96)
+    yield vision("densenet121", 4, 96)
+    yield vision("mobilenet_v3_large", 8, 128)
+    yield vision("efficientnet_b0", 8, 96)
+    yield vision("shufflenet_v2_x1_0", 16, 128)
+    yield vision("vgg11", 4, 96)
+    yield vision("convnext_tiny", 2, 128)
+    yield vision("regnet_y_400mf", 8, 112)
+    yield vision("vit_b_16", 1, 224)
+    yield vision("swin_t", 2, 128)
+    yield language("LlamaForCausalLM", 2, 128, intermediate_size=1024, **small)
+    yield language("GPT2LMHeadModel", 4, 96, vocab_size=8000, n_embd=320, n_layer=4, n_head=5)
+    yield language("BertForMaskedLM", 4, 64, intermediate_size=1536, **small)
+    mlp = (nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    yield Step("MLP", lambda: nn.Sequential(*mlp), torch.randn(64, 784), 64)
+    yield Step("LSTM", Tagger, torch.randn(16, 40, 128), 16)
+
+
+def measure(name: str, seconds: float) -> list[float]:
+    """Return the ms of a step by `POINTS`; runs in a process of its own."""
+    warnings.filterwarnings("ignore")
+    from torchedge.tracing.vision import prepare_torchvision
+
+    prepare_torchvision()
+    torch.manual_seed(0)
+    step = next(step for step in steps() if step.name == name)
+    return [median_ms(run_of(step, mode, amp), seconds) for mode, amp in POINTS]
+
+
+def run_of(step: Step, mode: str, amp: str | None) -> Callable[[], object]:
+    """Return a call that runs a step once."""
+    model = step.make().train(mode == "train")
+    named = isinstance(step.inputs, dict)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def forward() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16) if amp else nullcontext():
+            out = model(**step.inputs) if named else model(step.inputs)
+            if mode != "train":
+                return out
+            return out.loss if named else nn.functional.cross_entropy(out, target)
+
+    with torch.no_grad():
+        shape = None if named else model(step.inputs).shape
+    target = None if shape is None else torch.zeros(shape[0], dtype=torch.long)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        forward().backward()
+        optimizer.step()
+
+    return train if mode == "train" else torch.no_grad()(forward)
+
+
+def median_ms(run: Callable[[], object], seconds: float) -> float:
+    """Return the median time of a call, ms."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < WARM_UP + FEWEST or time.perf_counter() < end:
+        begun = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - begun))
+    return statistics.median(times[WARM_UP:])
+
+
+def main() -> None:
+    """Print a row a step and the means."""
+    parser = options_of(__doc__)
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for one step")
+    parser.add_argument("--only", default="", help="a part of a network's name")
+    parser.add_argument("--json", type=Path, help="file that receives the rows")
+    parser.add_argument("--device", default="local-cpu")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+
+    import torchedge
+    from torchedge.tracing.vision import prepare_torchvision
+
+    prepare_torchvision()
+
+    torch.manual_seed(0)
+    predictor = torchedge.Predictor(arguments.device)
+    rows: list[Row] = []
+    print_rows(["network", "mode", "precision", "predicted", "interval", "measured, ms", "error, %"], [])
+    for step in steps():
+        if arguments.only not in step.name:
+            continue
+        times = apart(measure, step.name, arguments.seconds)
+        if isinstance(times, str):
+            raise SystemExit(f"{step.name} was not measured: {times}")
+        for (mode, amp), measured in zip(POINTS, times, strict=True):
+            options: dict[str, Any] = {"mode": mode, "amp": amp, "example": step.inputs}
+            if mode == "train" and isinstance(step.inputs, dict):
+                options["loss"] = lambda output: output.loss
+            result = predictor.predict(step.make(), step.batch, **options)
+            latency = result.latency
+            row = Row(step.name, mode, amp, latency.value, latency.low, latency.high, measured,
+                      str(result.provenance))  # fmt: skip
+            rows.append(row)
+            interval = f"{row.low:.0f} to {row.high:.0f}"
+            figures = (f"{row.predicted:.1f}", interval, f"{measured:.1f}", f"{row.error:+.0f}")
+            print_rows([], [(row.name, mode, amp or "float32", *figures)])
+    print()
+    print_rows(["mode", "precision", "steps", "mean error, %", "bias, %", "worst, %", "inside, %"], [])
+    for mode, amp in POINTS:
+        some = [row for row in rows if (row.mode, row.amp) == (mode, amp)]
+        if not some:
+            continue
+        errors = np.array([row.error for row in some])
+        inside = 100 * np.mean([row.low <= row.measured <= row.high for row in some])
+        worst = errors[np.abs(errors).argmax()]
+        figures = (f"{np.abs(errors).mean():.1f}", f"{errors.mean():+.1f}", f"{worst:+.0f}", f"{inside:.0f}")
+        print_rows([], [(mode, amp or "float32", len(some), *figures)])
+    if arguments.json is not None:
+        write_rows(arguments.json, [asdict(row) for row in rows])
+
+
+if __name__ == "__main__":
+    main()
