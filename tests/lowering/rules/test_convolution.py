@@ -49,7 +49,7 @@ def weight_for(channels, outputs, kernel, transposed=False, groups=1):
 
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("dilation", [1, 2, 3])
 @pytest.mark.parametrize("kernel", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [False, True])
