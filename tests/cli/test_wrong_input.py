@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -100,18 +99,11 @@ WRONG = {
         (*FINE, "--mode", "infer", "--accumulation", "4"),
         "a training step alone",
     ),
-    "no such file": (("predict", "nowhere.py:small", "-d", "tx2"), "no such file"),
-    "a file without factory": (("predict", "nets.py", "-d", "tx2"), "nets.py:NAME"),
-    "no such factory": (("predict", "nets.py:fin", "-d", "tx2"), "did you mean fine"),
     "factory that raises": (("predict", "nets.py:raises", "-d", "tx2"), "out of"),
     "factory that exits": (("predict", "nets.py:leaves", "-d", "tx2"), "exit 7"),
     "factory that returns nothing": (("predict", "nets.py:nothing", "-d", "tx2"), "returns None"),
-    "factory that needs arguments": (("predict", "nets.py:needs", "-d", "tx2"), "width"),
-    "a number for a factory": (("predict", "nets.py:number", "-d", "tx2"), "int"),
-    "file with a syntax error": (("predict", "broken.py:small", "-d", "tx2"), "SyntaxError"),
     "file that is no text": (("predict", "binary.py:small", "-d", "tx2"), "binary.py"),
     "empty ONNX file": (("predict", "empty.onnx", "-d", "tx2"), "empty.onnx"),
-    "weights for a model": (("predict", "weights.pth", "-d", "tx2"), "holds weights"),
     "unknown feature set": (("features", "nets.py:fine", "--feature-set", "perf5sight"), "perf4sight"),
     "device that is not here": (("profile", "jetson-tx2"), "local-cpu"),
     "unknown device to measure": (("profile", "qqqqqqq"), "torchedge campaign run"),
@@ -278,85 +270,6 @@ def test_an_unreadable_factory_file(refused):
     if os.access("nets.py", os.R_OK):
         pytest.skip("this user reads everything")
     assert "nets.py" in refused(*FINE)
-
-
-HEADER = "network,pruning_level,batch_size,memory_fits,gamma_mb,allocated_mb,reserved_mb,latency_fits,phi_ms"
-
-
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ("", "column"),
-        ("network,batch_size\na,1\n", "pruning_level"),
-        (f"{HEADER}\n", "no rows"),
-        (f"{HEADER}\na,0,two,1,1,1,1,1,1\n", "line 2"),
-        ("\0", ""),
-        (f"{HEADER}\na,0,2,1,1,1,1,1,1\n", "topolog"),
-    ],
-)
-@pytest.mark.parametrize("command", ["fit all", "fit training", "accuracy"])
-def test_a_dataset_that_is_none(command, table, expected, refused):
-    Path("data/measurements.csv").write_text(table)
-    out = ("--out", "new") if "fit" in command else ()
-    assert expected in refused(*command.split(), "data", "-d", "jetson-tx2", *out)
-    assert not Path("new").exists()
-
-
-DEVICE = """
-name = "mine"
-title = "Mine"
-kind = "gpu"
-vendor = "Me"
-memory = "unified"
-
-[figures.memory_mib]
-value = {value}
-unit = "MiB"
-provenance = "assumed"
-source = "a guess"
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (DEVICE.format(value='"much"'), "figures.memory_mib.value"),
-        (DEVICE.format(value="true"), "figures.memory_mib.value"),
-        (DEVICE.format(value="8000").replace('"Mine"', "3"), "title"),
-        (DEVICE.format(value="8000") + "[profile]\ntraining = { files = 3 }\n", "profile.training.files"),
-        ("name = ", "TOML"),
-        ("\0", "TOML"),
-    ],
-)
-def test_a_profile_of_the_wrong_type(text, expected, refused):
-    Path("mine").mkdir()
-    Path("mine/device.toml").write_text(text)
-    words = ("predict", "nets.py:fine", "--input-size", "3x8x8", "-d", "./mine")
-    assert expected in refused(*words)
-
-
-@pytest.mark.parametrize("file", ["training.safetensors", "training-forests.safetensors"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "swap digest"])
-def test_a_damaged_forest(file, damage, refused, fitted):
-    """Damage is told by its digest; where the digest is forged too, by what the file holds."""
-    shutil.copytree(fitted, "copy")
-    path = Path("copy") / file
-    data = bytearray(path.read_bytes())
-    if damage == "remove":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(data[: len(data) // 2])
-    else:
-        import hashlib
-
-        before = hashlib.sha256(data).hexdigest()
-        data[4] ^= 0xFF
-        data[-1] ^= 0x80
-        path.write_bytes(data)
-        if damage == "swap digest":
-            toml = Path("copy/device.toml")
-            toml.write_text(toml.read_text().replace(before, hashlib.sha256(data).hexdigest()))
-    assert file in refused(*FINE[:-1], "./copy")
 
 
 # errors nobody foresaw --------------------------------------------------------------------------------------
