@@ -247,15 +247,12 @@ WRONG = {
         "ends in .html",
     ),
     "a model for a space": (lambda: search(NET), InputError, "space is a Sequential; expected a SearchSpace"),
-    "an unknown limit": (lambda: search(constraints={"memory": 1}), InputError, "training_memory"),
-    "a limit of much": (
-        lambda: search(constraints={"training_memory": "much"}),
-        InputError,
-        "'much'; expect",
-    ),
-    "a search without limits": (lambda: search(constraints={}), InputError, "constraints is {}; expected"),
     "a score of three": (lambda: search(score=3), InputError, "score is an int; expected a function"),
-    "nobody": (lambda: search(population=0), InputError, "population is 0; expected a whole number from 2"),
+    "a space of no size": (
+        lambda: torchedge.PruningSpace(NET, None),
+        InputError,
+        "input_size is None; expected the shape",
+    ),
     "nothing to prune": (
         lambda: torchedge.PruningSpace(nn.Linear(3, 3), input_size=(3,)),
         InputError,
@@ -364,6 +361,8 @@ WRONG = {
         InputError,
         "device is None; expected a path, or a name",
     ),
+    "training by a tuner": (lambda: train(tuner="best"), InputError, "tuner is 'best'; expected"),
+    "training by a class": (lambda: train(optimizer=torch.optim.Adam), InputError, "is the class Adam; exp"),
     "training for nothing": (lambda: train(loss=None), InputError, "loss is None; expected a function"),
     "training by a name": (
         lambda: train(optimizer="adam"),

@@ -9,7 +9,7 @@ from public_data import METHODS, LeftOut, fit, methods_for, score_left_out
 from public_tables import find_public_table, read_public_samples
 
 from torchedge.devices import find_device
-from torchedge.errors import InputError, ProfileError
+from torchedge.errors import InputError
 from torchedge.tracing.vision import prepare_torchvision
 
 OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
@@ -123,28 +123,6 @@ def test_memory_rows_are_simulated_and_saturated_ones_left_out(tmp_path):
     # Adam: weights, gradients and two states of 11.69 million parameters at the least.
     assert peaks.allocated[0] > 4 * 4 * 11.69e6 / 2**20
     assert methods_for(public) == ("forest on our features", "without forest", "nothing fitted")
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ("arch,device\n", ProfileError, "column 'latency_ms' is missing"),
-        ("arch,device,latency_ms\nx,adreno-640,1\n", ProfileError, "NAS-Bench-201 string"),
-        ("arch,device,latency_ms\nx,adreno-640,nan\n", ProfileError, "line 2: latency_ms is"),
-        ("arch,device,latency_ms\nx,adreno-640,-1\n", ProfileError, "expected a number from 0 on"),
-        ("arch,device,latency_ms\nx,adreno-640\n", ProfileError, "latency_ms is"),
-    ],
-)
-def test_malformed_tables_are_one_line(tmp_path, text, error, message):
-    (tmp_path / "latency.csv").write_text(text)
-    with pytest.raises(error, match=message):
-        read_public_samples(tmp_path, find_device("adreno-640"))
-
-
-def test_a_folder_without_a_table_is_refused(tmp_path):
-    assert find_public_table(tmp_path) is None
-    with pytest.raises(InputError, match=r"none of latency\.csv"):
-        read_public_samples(tmp_path, find_device("adreno-640"))
 
 
 def test_scores_in_closed_form():

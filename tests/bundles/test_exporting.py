@@ -378,11 +378,6 @@ def test_a_failure_leaves_what_was_there(model, batch, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
 
-def test_an_empty_name_is_refused(model, batch):
-    with pytest.raises(InputError, match="out is empty; expected a path"):
-        torchedge.export(model, batch[0], out="", device="local-cpu", onnx=False)
-
-
 # what is given ----------------------------------------------------------------------------------------------
 
 
@@ -400,18 +395,12 @@ class Scores(nn.Module):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda: "resnet18", {}, "model is a str; expected a torch.nn.Module"),
         (lambda: nn.Linear(4, 2, device="meta"), {}, "2 weights on the meta device .weight."),
-        (lambda: nn.Linear(4, 2), {"targets": torch.zeros(3)}, "targets is given without mode='train'"),
-        (lambda: nn.Linear(4, 2), {"loss": nn.MSELoss()}, "loss is given without mode='train'"),
         (lambda: nn.Linear(4, 2), {"accumulation": 2}, "accumulation is given without mode='train'"),
         (lambda: nn.Linear(4, 2), {"accumulation": 0, "mode": "train"}, "accumulation is 0"),
-        (lambda: nn.Linear(4, 2), {"precision": "half"}, "precision is 'half'; expected one of float32"),
         (Scores, {"mode": "train"}, r"returns tensors of shapes \[3, 4\], \[3, 4\], for which no targets"),
         (nn.ReLU, {"mode": "train"}, "no parameter that requires a gradient"),
-        (lambda: nn.Linear(4, 2), {"example": 3}, "example holds no tensor"),
         (lambda: nn.Linear(5, 2), {}, "."),
-        (lambda: nn.Linear(4, 2), {"device": "adrenoo"}, "unknown"),
         (lambda: nn.Linear(4, 2).bfloat16(), {"example": torch.zeros(3, 4).bfloat16()}, "is bfloat16"),
     ],
 )

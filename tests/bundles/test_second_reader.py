@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,7 @@ import torchedge
 
 READER = Path(__file__).with_name("second_reader.py")
 STEPS = 4
-NETWORKS = ("cnn", "lstm", "gpt", "mobilenet_v2", "graph", "unet")  # all kinds of kernels
-DEVICES = ("adreno-740", "mali-g715", "local-cpu")
+NETWORKS = {"cnn": "adreno-740", "graph": "mali-g715", "gpt": "local-cpu"}
 
 
 def read_again(folder, steps, tmp_path):
@@ -63,10 +61,7 @@ def test_the_reader_imports_nothing_of_torchedge():
 
 @pytest.mark.parametrize(
     ("network", "device"),
-    [
-        pytest.param(*pair, marks=pytest.mark.slow) if place else pair
-        for place, pair in enumerate(zip(NETWORKS, cycle(DEVICES), strict=False))
-    ],
+    [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] != "cnn")) for pair in NETWORKS.items()],
 )
 def test_training_steps_have_the_same_bits(network, device, tmp_path):
     case = drawn(network)

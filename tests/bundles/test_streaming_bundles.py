@@ -283,8 +283,11 @@ def test_runs_stream_on_the_command_line(preloading, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_exports_stream_on_the_command_line(tmp_path, capsys):
-    out = str(tmp_path / "b")
-    options = ["export", "squeezenet1_1", "--device", "local-cpu", "--input-size", "3,64,64", "--no-onnx"]
+    out, nets = str(tmp_path / "b"), tmp_path / "nets.py"
+    nets.write_text(
+        "from torch import nn\ndef wide():\n    return nn.Sequential(*[nn.Linear(512, 512) for _ in 'abcd'])"
+    )
+    options = ["export", f"{nets}:wide", "--device", "local-cpu", "--input-size", "512", "--no-onnx"]
     assert main([*options, "--out", out, "--memory-limit", "1KiB"]) == 3
     assert "works" in capsys.readouterr().err
     assert main([*options, "--out", out, "--memory-limit", "4MiB"]) == 0

@@ -149,18 +149,6 @@ def test_training_goes_down_and_is_saved(run, exported, tmp_path):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_lines_fit_whatever_the_device_and_the_model_are_called(capsys):
-    from torchedge.cli.running import _print
-
-    long = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz with 104 cores and a long name"
-    kernel = {"kernel": "k" * 90, "kind": "x" * 90, "launches": 1, "ms": 1.0}
-    output = {"name": "y" * 70, "dtype": "float32", "shape": [1, 2], "argmax": [1] * 60}
-    result = {"model": "nets:small", "device": long, "steps": 20, "step_ms": 1.0, "kernels": [kernel]}
-    _print({**result, "mode": "train", "losses": [0.123456] * 50, "outputs": []})
-    _print({**result, "mode": "infer", "outputs": [output]})
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-
-
 WRONG_RUNS = [
     (("--input", "{x}", "--input", "{x}"), "is one too many; expected input float32"),
     (("--input", "y={x}"), r"the bundle has no input 'y'; expected input float32\["),
@@ -259,23 +247,3 @@ def test_losses_by_name(run, nets, tmp_path, loss):
     assert document["inputs"][1]["shape"] == wanted and document["hyperparameters"]["lr"] == pytest.approx(
         0.01
     )
-
-
-@pytest.mark.slow
-def test_gradients_are_added_up_over_batches(run, nets, tmp_path):
-    out = str(tmp_path / "b")
-    words = (
-        "export",
-        f"{nets}:small",
-        *SIZE,
-        "--mode",
-        "train",
-        "--accumulation",
-        "2",
-        "--precision",
-        "float16",
-    )
-    document = json.loads(run(*words, "--out", out, "--json"))
-    assert document["accumulation"] == 2 and "accumulating.json" in document["files"]
-    losses = json.loads(run("run", out, "--random", "--steps", "4", "--json"))["losses"]
-    assert losses[0] == losses[1] > losses[2] == losses[3]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -64,7 +63,6 @@ def place(monkeypatch, tmp_path):
     Path("broken.py").write_text("def small(:\n")
     Path("binary.py").write_bytes(b"\x00\xff\x00")
     Path("empty.onnx").write_bytes(b"")
-    Path("noise.pt2").write_bytes(os.urandom(64))
     Path("weights.pth").write_bytes(b"")
     Path("idle.py").write_text("total = 1 + 1\n")
     Path("fails.py").write_text("raise ValueError('no data')\n")
@@ -90,39 +88,23 @@ WRONG = {
     "no subcommand": (("plan", "resnet18"), "for example `torchedge plan model resnet18`"),
     "an unknown shell": (("completion", "csh"), "'bash', 'zsh', 'fish'"),
     "no model": (("predict",), "MODEL..."),
-    "unknown model": (("predict", "resnet5O", "-d", "tx2"), "did you mean"),
     "empty model": (("predict", "", "-d", "tx2"), "no model is named"),
     "unknown device": (("predict", "nets.py:fine", "-d", "jetson-tx3"), "did you mean jetson-tx2"),
     "device folder without profile": (("predict", "nets.py:fine", "-d", "./data"), "device.toml"),
-    "wrong channels": (("predict", "nets.py:fine", "-d", "tx2", "--input-size", "5x8x8"), "channel"),
     "a size too few": (
         ("predict", "nets.py:fine", "-d", "tx2", "--input-size", "3x8"),
         "Check that --input-size 3x8 is",
     ),
-    "too small an image": (("predict", "nets.py:fine", "-d", "tx2", "--input-size", "3x1x1"), ""),
-    "zero batch": ((*FINE, "--batch-size", "0"), "whole number"),
-    "zero accumulation": ((*FINE, "--accumulation", "0"), "whole number"),
     "accumulation of an inference": (
         (*FINE, "--mode", "infer", "--accumulation", "4"),
         "a training step alone",
     ),
-    "no such file": (("predict", "nowhere.py:small", "-d", "tx2"), "no such file"),
-    "a file without factory": (("predict", "nets.py", "-d", "tx2"), "nets.py:NAME"),
-    "no such factory": (("predict", "nets.py:fin", "-d", "tx2"), "did you mean fine"),
     "factory that raises": (("predict", "nets.py:raises", "-d", "tx2"), "out of"),
     "factory that exits": (("predict", "nets.py:leaves", "-d", "tx2"), "exit 7"),
     "factory that returns nothing": (("predict", "nets.py:nothing", "-d", "tx2"), "returns None"),
-    "factory that needs arguments": (("predict", "nets.py:needs", "-d", "tx2"), "width"),
-    "a number for a factory": (("predict", "nets.py:number", "-d", "tx2"), "int"),
-    "file with a syntax error": (("predict", "broken.py:small", "-d", "tx2"), "SyntaxError"),
     "file that is no text": (("predict", "binary.py:small", "-d", "tx2"), "binary.py"),
     "empty ONNX file": (("predict", "empty.onnx", "-d", "tx2"), "empty.onnx"),
-    "noise for a program": (("predict", "noise.pt2", "-d", "tx2"), "noise.pt2"),
-    "missing ONNX file": (("predict", "nowhere.onnx", "-d", "tx2"), "no such file"),
-    "weights for a model": (("predict", "weights.pth", "-d", "tx2"), "holds weights"),
-    "missing weights": (("predict", "nowhere.pth", "-d", "tx2"), "no such file"),
     "unknown feature set": (("features", "nets.py:fine", "--feature-set", "perf5sight"), "perf4sight"),
-    "unknown device to list": (("devices", "jetson-tx3"), "did you mean"),
     "device that is not here": (("profile", "jetson-tx2"), "local-cpu"),
     "unknown device to measure": (("profile", "qqqqqqq"), "torchedge campaign run"),
     "missing dataset": (("fit", "all", "nowhere", "-d", "tx2", "--out", "new"), "nowhere"),
@@ -154,16 +136,8 @@ WRONG = {
         "data holds other files and no campaign",
     ),
     "a configuration of tomorrow": (("predict", "hf:config.json", "-d", "tx2"), "gpt9"),
-    "a length of images": ((*FINE, "--seq-len", "128"), "the example has no sequence"),
-    "a zero length": ((*FINE, "--seq-len", "0"), "whole number"),
     "a report without a file": (("report", *FINE[1:]), "--html"),
     "advice for two batches": (("advise", *FINE[1:], "-b", "8,16"), "8,16"),
-    "an evaluation of nothing": (("simulate", *FINE[1:], "--evaluate", "0"), "--evaluate"),
-    "a cache emptied for nothing": (("simulate", *FINE[1:], "--empty-cache"), "empty_cache is given without"),
-    "a search without limits": (("search", "nets.py:fine", "-d", "tx2"), "--training-memory"),
-    "nothing to prune": (("search", "nets.py:fine", "--training-memory", "4GiB"), "deeper model"),
-    "a search resumed nowhere": (("search", "nets.py:fine", "--training-memory", "1", "--resume"), "--out"),
-    "a population of none": (("search", "resnet18", "--training-memory", "1", "--population", "0"), "whole"),
     "a plan that is none": (("plan", "verify", "plan.json", "plan.json"), "chunk_bytes"),
     "a problem that is not there": (("plan", "instance", "nowhere.json"), "nowhere.json"),
     "an export to nowhere": (("export", *FINE[1:]), "--out"),
@@ -172,7 +146,6 @@ WRONG = {
     "an export without weights": (("export", "empty.onnx", "-o", "b", "-d", "tx2"), "file.py:factory"),
     "no bundle": (("run", "nowhere"), "manifest.json"),
     "a folder in place of a bundle": (("run", "data"), "manifest.json"),
-    "no step to run": (("run", "data", "--steps", "0"), "whole number"),
     "an unknown plan": (("campaign", "show", "bigger"), "standard, "),
     "half a plan": (("campaign", "show", "plan.toml"), "networks"),
     "an unknown way": (("campaign", "run", "me", "--plan", "quick", "--over", "ftp://x"), "ssh://"),
@@ -194,10 +167,6 @@ WRONG = {
     "a word of another library": ((*FINE, "--mode", "inference"), "did you mean infer?"),
     "a name with an underscore": ((*FINE, "--optimizer", "sgd_momentum"), "did you mean sgd-momentum?"),
     "a protocol": (("accuracy", "jetson-tx2", "--protocol", "left_out"), "did you mean left-out?"),
-    "a name that no call defines": (
-        ("predict", "nets.py:Unknown", "-d", "tx2", "--input-size", "3x8x8"),
-        "NameError: name 'undefined' is not defined: correct the model",
-    ),
     "a module without forward": (
         ("predict", "nets.py:NoForward", "-d", "tx2", "--input-size", "3x8x8"),
         'missing the required "forward" function: correct the model',
@@ -211,10 +180,6 @@ WRONG = {
     "a score that fails": (
         ("search", "ofa-resnet50", *LIMITS, "--population", "2", "--score", "nets.py:fails"),
         "nets.py:35: ZeroDivisionError: division by zero; correct the file",
-    ),
-    "minus five processes": (
-        ("search", "ofa-resnet50", *LIMITS, "--workers", "-5"),
-        "workers is -5; expected",
     ),
     "nothing to round": (
         ("search", "ofa-resnet50", *LIMITS, "--round-to", "16"),
@@ -305,85 +270,6 @@ def test_an_unreadable_factory_file(refused):
     if os.access("nets.py", os.R_OK):
         pytest.skip("this user reads everything")
     assert "nets.py" in refused(*FINE)
-
-
-HEADER = "network,pruning_level,batch_size,memory_fits,gamma_mb,allocated_mb,reserved_mb,latency_fits,phi_ms"
-
-
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ("", "column"),
-        ("network,batch_size\na,1\n", "pruning_level"),
-        (f"{HEADER}\n", "no rows"),
-        (f"{HEADER}\na,0,two,1,1,1,1,1,1\n", "line 2"),
-        ("\0", ""),
-        (f"{HEADER}\na,0,2,1,1,1,1,1,1\n", "topolog"),
-    ],
-)
-@pytest.mark.parametrize("command", ["fit all", "fit training", "accuracy"])
-def test_a_dataset_that_is_none(command, table, expected, refused):
-    Path("data/measurements.csv").write_text(table)
-    out = ("--out", "new") if "fit" in command else ()
-    assert expected in refused(*command.split(), "data", "-d", "jetson-tx2", *out)
-    assert not Path("new").exists()
-
-
-DEVICE = """
-name = "mine"
-title = "Mine"
-kind = "gpu"
-vendor = "Me"
-memory = "unified"
-
-[figures.memory_mib]
-value = {value}
-unit = "MiB"
-provenance = "assumed"
-source = "a guess"
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (DEVICE.format(value='"much"'), "figures.memory_mib.value"),
-        (DEVICE.format(value="true"), "figures.memory_mib.value"),
-        (DEVICE.format(value="8000").replace('"Mine"', "3"), "title"),
-        (DEVICE.format(value="8000") + "[profile]\ntraining = { files = 3 }\n", "profile.training.files"),
-        ("name = ", "TOML"),
-        ("\0", "TOML"),
-    ],
-)
-def test_a_profile_of_the_wrong_type(text, expected, refused):
-    Path("mine").mkdir()
-    Path("mine/device.toml").write_text(text)
-    words = ("predict", "nets.py:fine", "--input-size", "3x8x8", "-d", "./mine")
-    assert expected in refused(*words)
-
-
-@pytest.mark.parametrize("file", ["training.safetensors", "training-forests.safetensors"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "swap digest"])
-def test_a_damaged_forest(file, damage, refused, fitted):
-    """Damage is told by its digest; where the digest is forged too, by what the file holds."""
-    shutil.copytree(fitted, "copy")
-    path = Path("copy") / file
-    data = bytearray(path.read_bytes())
-    if damage == "remove":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(data[: len(data) // 2])
-    else:
-        import hashlib
-
-        before = hashlib.sha256(data).hexdigest()
-        data[4] ^= 0xFF
-        data[-1] ^= 0x80
-        path.write_bytes(data)
-        if damage == "swap digest":
-            toml = Path("copy/device.toml")
-            toml.write_text(toml.read_text().replace(before, hashlib.sha256(data).hexdigest()))
-    assert file in refused(*FINE[:-1], "./copy")
 
 
 # errors nobody foresaw --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What stands for a GPU or board without a profile: judged by published figures, and named in a note."""
 
 import copy
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
 import pytest
@@ -131,11 +132,8 @@ def test_a_named_device_is_never_replaced(gpu):
         torchedge.Predictor("rtx-3060-super-duper")
 
 
-@pytest.mark.slow
 def test_a_search_takes_a_stand_in_to_its_workers():
-    space = torchedge.OFAResNet50Space()
     device = stand_in("NVIDIA GeForce RTX 3060", 12288.0)
-    arguments = {"score": lambda e: [0.0] * len(e), "device": device, "population": 4, "iterations": 1}
-    one = torchedge.search(space, {"training_memory": 9000}, **arguments)
-    two = torchedge.search(space, {"training_memory": 9000}, workers=2, **arguments)
-    assert one.best.figures == two.best.figures
+    again = ForkingPickler.loads(ForkingPickler.dumps(device))  # as to a worker
+    one, two = (torchedge.predict(NET, 4, d, input_size=(3, 8, 8)) for d in (device, again))
+    assert again == device and one.to_dict() == two.to_dict()

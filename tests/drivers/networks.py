@@ -354,6 +354,11 @@ OTHERS: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 """The head of "wide" is wider than a tile, and its batch no multiple of one."""
 
+ON_PHONES = ("resnet", "mobilenet_v2", "vit", "gru", "video", "graph", "generator", "llama")
+"""One of each kind: a run of all tests trains each within the limits of another phone."""
+EVERY = bool(os.environ.get("TORCHEDGE_EVERY_PHONE"))
+"""`make test-drivers` trains every network within every phone's limits, and on the device as it is."""
+
 KINKS = {nn.ReLU: (0.0,), nn.ReLU6: (0.0, 6.0), nn.Hardswish: (-3.0, 3.0), nn.Hardsigmoid: (-3.0, 3.0)}
 MARGIN = 3e-6
 """Float32's rounding of an activation of size one, with room."""

@@ -3,12 +3,11 @@
 What is asked of the driver is judged here, where it is asked: not by what the lowering says of its programs.
 """
 
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import cycle, product
+from itertools import product
 from math import prod
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 pytest.importorskip("pyopencl")
 
 import pyopencl as cl
-from drivers.networks import BENCHMARKS, OTHERS, drawn
+from drivers.networks import BENCHMARKS, EVERY, ON_PHONES, OTHERS, drawn
 from drivers.test_training_steps import check_step
 
 from torchedge.devices import find_device
@@ -163,9 +162,7 @@ def watch(monkeypatch):
 
 QUICK = [("small", "cnn"), ("adreno-540", "cnn"), ("mali-g715", "cnn")]
 NETWORKS, LIMITS = (*BENCHMARKS, *OTHERS), ("small", *PHONES)
-EVERY = product(LIMITS, NETWORKS)
-PAIRS = EVERY if os.environ.get("TORCHEDGE_EVERY_PHONE") else zip(cycle(LIMITS), NETWORKS, strict=False)
-"""Every network within every phone's limits by `make test-drivers`; else each network within those of one."""
+PAIRS = product(LIMITS, NETWORKS) if EVERY else zip(LIMITS, ON_PHONES, strict=True)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("pyopencl")
 
-from drivers.networks import BENCHMARKS, OTHERS, drawn
+from drivers.networks import BENCHMARKS, EVERY, ON_PHONES, OTHERS, drawn
 
 import torchedge
 
@@ -55,6 +55,7 @@ QUICK = ("cnn", "gru", "ranking")
     [
         name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
         for name in (*OTHERS, *BENCHMARKS)
+        if EVERY or name in QUICK or name not in ON_PHONES
     ],
 )
 def test_a_training_step_is_that_of_float64(name):

@@ -16,42 +16,6 @@ from torchedge.runtime.executors import Executor
 from torchedge.tracing.steps import capture_step
 
 pytest.importorskip("pyopencl")
-LAYERS = (
-    nn.Conv2d(4, 8, 3, padding=1),
-    nn.BatchNorm2d(8),
-    nn.ReLU(),
-    nn.MaxPool2d(2),
-    nn.Flatten(),
-    nn.Linear(512, 4),
-)
-
-
-def captured():
-    torch.manual_seed(0)
-    model = nn.Sequential(*LAYERS)
-    x, y = torch.randn(2, 4, 16, 16), torch.tensor([0, 1])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = nn.functional.cross_entropy
-    return (
-        capture_step(model, (x,), targets=(y,), loss=loss, optimizer=optimizer, keep=frozenset(all_rules())),
-        x,
-        y,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["cpu", "gpu", "mobile"])
-def test_a_step_with_checks_computes_the_same_and_reports_nothing(name):
-    made, x, y = captured()
-    losses = []
-    for checks in (False, True):
-        program = lower(made.step, replace(target_here(name), checks=checks))
-        assert all(kernel.checks is checks for kernel in program.kernels)
-        with Executor(program, checks=checks) as executor:
-            executor.load({n: t.detach().clone() for n, t in made.tensors.items()})
-            losses.append(float(executor.run(x, y)[0]))
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("name", ["cpu", "mobile"])

@@ -15,8 +15,6 @@ import torchedge
 from torchedge.lowering import assembly, tuning
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.copies import copied_reads
-from torchedge.lowering.inference import target_of_device
-from torchedge.lowering.limits import profile_limits
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.tuning import layout_options
@@ -152,38 +150,6 @@ def test_a_trainer_shares_images_among_its_programs(monkeypatch, tmp_path):
         torch.testing.assert_close(trainer.predict(batch(9)[0]), eager(batch(9)[0]), rtol=1e-3, atol=1e-4)
     for name, tensor in eager.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_bundles_train_weights_in_images(monkeypatch, tmp_path):
-    accumulation = 2
-    phone = torchedge.find_device("adreno-640")
-
-    def target(*_):
-        chosen = target_of_device(phone, profile_limits(phone), tuner="fixed")
-        return replace(chosen, coefficients=with_slow_buffers())
-
-    monkeypatch.setattr("torchedge.bundles.exporting.target_of_device", target)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = batch(0)
-    bundle = torchedge.export(
-        model, x, out=tmp_path / "b", device="adreno-640", mode="train", targets=y, loss=F.cross_entropy,
-        optimizer=optimizer, accumulation=accumulation, onnx=False,
-    )  # fmt: skip
-    assert "2.weight" in images_of(bundle.program)
-    for number in range(2 * accumulation):
-        x, y = batch(number)
-        loss = F.cross_entropy(model.train()(x), y)
-        (loss / accumulation).backward()
-        if (number + 1) % accumulation == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        assert bundle.train_step(x, y) == pytest.approx(loss.item(), rel=1e-3)
-    for name, weight in model.named_parameters():
-        np.testing.assert_allclose(
-            bundle.state_dict()[name], weight.detach().numpy(), rtol=1e-3, atol=1e-4, err_msg=name
-        )
 
 
 @pytest.mark.slow

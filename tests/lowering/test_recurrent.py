@@ -33,17 +33,12 @@ def trained(kind, steps, target):
     return lower(captured.step, target)
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     ("kind", "target"),
     [
         (nn.RNN, "gpu"),
-        pytest.param(nn.GRU, "gpu", marks=SLOW),
-        pytest.param(nn.LSTM, "gpu", marks=SLOW),
-        pytest.param(nn.LSTM, "cpu", marks=SLOW),
-        pytest.param(nn.LSTM, "mobile", marks=SLOW),
+        pytest.param(nn.GRU, "cpu", marks=pytest.mark.slow),
+        pytest.param(nn.LSTM, "mobile", marks=pytest.mark.slow),
     ],
 )
 def test_longer_sequences_need_no_more_kernels(kind, target):

@@ -1,16 +1,11 @@
-"""Models from a seed that read Python state of many kinds, each of which can change.
-
-A holder has `read`, which a forward pass calls, and `change`, after which it reads another value.
-"""
+"""Python state of many kinds that a model reads, each of which can change."""
 
 from __future__ import annotations
 
-import argparse
 import contextvars
 import enum
 import functools
 import os
-import random
 import threading
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
@@ -25,59 +20,24 @@ from torch.nn.utils import parametrize
 
 GLOBAL = {"scale": 1.0}
 FACTOR = 1.0
+CONTEXT = contextvars.ContextVar("CONTEXT", default=1.0)
+LOCAL = threading.local()
+VARIABLE = "TORCHEDGE_TEST_HOLDER"
 Pair = namedtuple("Pair", "first second")
 
 
-class Holder:
-    """State of one kind."""
-
-    def read(self) -> Any:
-        raise NotImplementedError
-
-    def change(self) -> None:
-        raise NotImplementedError
-
-
-class Slots(Holder):
+class Slots:
     __slots__ = ("value",)
 
     def __init__(self):
-        self.value = 1.0
+        self.value = [1.0]
 
     def read(self):
-        return self.value
-
-    def change(self):
-        self.value = 2.0
+        return self.value[0]
 
 
 class InheritedSlots(Slots):
     __slots__ = ("more",)
-
-    def __init__(self):
-        super().__init__()
-        self.more = [1.0]
-
-    def read(self):
-        return super().read() * self.more[0]
-
-    def change(self):
-        self.more[0] = 2.0
-
-
-class Property(Holder):
-    def __init__(self):
-        self._value = 1.0
-
-    @property
-    def value(self):
-        return self._value
-
-    def read(self):
-        return self.value
-
-    def change(self):
-        self._value = 2.0
 
 
 class Descriptor:
@@ -88,93 +48,36 @@ class Descriptor:
         return self.values.get("value", 1.0)
 
 
-class Described(Holder):
-    value = Descriptor()
-
-    def read(self):
-        return self.value
-
-    def change(self):
-        Described.__dict__["value"].values["value"] = Described.value + 1
-
-
-class Dynamic(Holder):
-    def __init__(self):
-        self.values = {"value": 1.0}
-
-    def __getattr__(self, name):
-        if name == "values":
-            raise AttributeError(name)
-        return self.values[name]
-
-    def read(self):
-        return self.value
-
-    def change(self):
-        self.values["value"] = 2.0
-
-
-class ClassAttribute(Holder):
-    value = 1.0
-
-    def read(self):
-        return self.value
-
-    def change(self):
-        ClassAttribute.value = ClassAttribute.value + 1
-
-
 class Metaclass(type):
+    level = 1.0
+
+
+class Classes(metaclass=Metaclass):
+    """State of a class, of its own class, of a descriptor and of a static method."""
+
     value = 1.0
+    described = Descriptor()
 
-
-class OfMetaclass(Holder, metaclass=Metaclass):
-    def read(self):
-        return type(self).value
-
-    def change(self):
-        Metaclass.value = Metaclass.value + 1
+    @staticmethod
+    def static():
+        return 1.0
 
 
 def through():
     return GLOBAL["scale"] * FACTOR
 
 
-class ThroughFunction(Holder):
-    def read(self):
-        return through()
+def closure():
+    value = 1.0
 
-    def change(self):
-        global FACTOR
-        FACTOR = FACTOR + 1
+    def read():
+        return value
 
+    def change(number):
+        nonlocal value
+        value = number
 
-class GlobalEntry(Holder):
-    def read(self):
-        return through()
-
-    def change(self):
-        GLOBAL["scale"] += 1
-
-
-class Closure(Holder):
-    def __init__(self):
-        value = 1.0
-
-        def read():
-            return value
-
-        def change():
-            nonlocal value
-            value = value + 1
-
-        self.function, self.changing = read, change
-
-    def read(self):
-        return self.function()
-
-    def change(self):
-        self.changing()
+    return read, change
 
 
 @dataclass
@@ -192,33 +95,6 @@ class OwnList(list):
     value = 1.0
 
 
-class Static(Holder):
-    @staticmethod
-    def value():
-        return 1.0
-
-    def read(self):
-        return self.value()
-
-    def change(self):
-        before = Static.value()
-        Static.value = staticmethod(lambda: before + 1)
-
-
-class ClassMethod(Holder):
-    level = 1.0
-
-    @classmethod
-    def value(cls):
-        return cls.level
-
-    def read(self):
-        return self.value()
-
-    def change(self):
-        ClassMethod.level = ClassMethod.level + 1
-
-
 class OwnLength:
     value = 1.0
 
@@ -227,6 +103,18 @@ class OwnLength:
 
     def __call__(self):
         return self.value
+
+
+class Doubling(torch.autograd.Function):
+    factor = 2.0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * Doubling.factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
 
 
 def function(value=1.0, *, more=1.0):
@@ -238,6 +126,10 @@ def copied(start: Any) -> Any:
     made = FunctionType(start.__code__, globals(), "copied", start.__defaults__)
     made.__kwdefaults__ = dict(start.__kwdefaults__)
     return made
+
+
+def set_static(value):
+    Classes.static = staticmethod(lambda: value)
 
 
 OTHER = (lambda value=1.0, *, more=1.0: value + more + 1).__code__
@@ -281,139 +173,54 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
         lambda: functools.partial(function), lambda x: getattr(x, "value", 1.0),
         lambda x: setattr(x, "value", 2.0),
     ),
-    "Method": (lambda: Slots().read, lambda x: x(), lambda x: x.__self__.change()),
+    "Method": (lambda: Slots().read, lambda x: x(), lambda x: x.__self__.value.insert(0, 2.0)),
+    "Slots": (Slots, lambda x: x.value[0], lambda x: setattr(x, "value", [2.0])),
+    "InheritedSlots": (InheritedSlots, lambda x: x.value[0], lambda x: setattr(x, "value", [2.0])),
+    "Descriptor": (
+        Classes, lambda x: x.described, lambda x: Classes.__dict__["described"].values.update(value=2.0),
+    ),
+    "ClassAttribute": (Classes, lambda x: x.value, lambda x: setattr(Classes, "value", 2.0)),
+    "Metaclass": (Classes, lambda x: type(x).level, lambda x: setattr(Metaclass, "level", 2.0)),
+    "Static": (Classes, lambda x: x.static(), lambda x: set_static(2.0)),
+    "Global": (lambda: through, lambda x: x(), lambda x: globals().update(FACTOR=2.0)),
+    "GlobalEntry": (lambda: through, lambda x: x(), lambda x: GLOBAL.update(scale=2.0)),
+    "Closure": (closure, lambda x: x[0](), lambda x: x[1](2.0)),
+    "Enumeration": (
+        lambda: [Mode.LOW], lambda x: x[0].value, lambda x: x.__setitem__(0, Mode.HIGH),
+    ),
+    "OtherTensor": (
+        lambda: [torch.ones(9)], lambda x: x[0][7], lambda x: x.__setitem__(0, torch.full((9,), 3.0)),
+    ),
+    "ContextVariable": (lambda: CONTEXT, lambda x: x.get(), lambda x: x.set(2.0)),
+    "ThreadLocal": (
+        lambda: LOCAL, lambda x: getattr(x, "value", 1.0), lambda x: setattr(x, "value", 2.0),
+    ),
+    "Environment": (
+        lambda: os.environ.pop(VARIABLE, None), lambda x: float(os.getenv(VARIABLE, "1")),
+        lambda x: os.environ.__setitem__(VARIABLE, "2"),
+    ),
+    "Bytes": (lambda: bytearray([1]), lambda x: x[0], lambda x: x.__setitem__(0, 2)),
+    "Autograd": (
+        lambda: Doubling, lambda x: x.apply(torch.ones(())), lambda x: setattr(x, "factor", 3.0),
+    ),
     "Operators": (OwnLength, len, lambda x: setattr(x, "value", 2.0)),
     "Callable": (OwnLength, lambda x: x(), lambda x: setattr(x, "value", 2.0)),
 }  # fmt: skip
 """Kinds by name: what the holder has, what is read of it, and how it changes in place."""
 
 
-def row(name: str) -> type[Holder]:
-    """Return the class of holders of a row."""
-    start, read, change = ROWS[name]
-    return type(name, (Holder,), {
-        "__init__": lambda self: setattr(self, "item", start()),
-        "read": lambda self: read(self.item),
-        "change": lambda self: change(self.item),
-    })  # fmt: skip
+class Holder:
+    """State of one kind: a forward pass calls `read`, which gives another value after `change`."""
 
+    def __init__(self, kind: str) -> None:
+        start, self._read, self._change = ROWS[kind]
+        self.item = start()
 
-class Replaced(Holder):
-    """Another object under the same name."""
+    def read(self) -> Any:
+        return self._read(self.item)
 
-    def __init__(self):
-        self.name, self.low, self.high, self.mode, self.tensor = "low", 1.0, 2.0, Mode.LOW, torch.ones(9)
-
-    def read(self):
-        return getattr(self, self.name) * self.mode.value * self.tensor[7]
-
-    def change(self):
-        self.low = 3.0
-
-
-class ReplacedMember(Replaced):
-    def change(self):
-        self.mode = Mode.HIGH
-
-
-class ReplacedTensor(Replaced):
-    def change(self):
-        self.tensor = torch.full((9,), 3.0)
-
-
-CONTEXT = contextvars.ContextVar("CONTEXT", default=1.0)
-LOCAL = threading.local()
-
-
-class ContextVariable(Holder):
-    def read(self):
-        return CONTEXT.get()
-
-    def change(self):
-        CONTEXT.set(CONTEXT.get() + 1)
-
-
-class ThreadLocal(Holder):
-    def __init__(self):
-        LOCAL.value = 1.0
-
-    def read(self):
-        return LOCAL.value
-
-    def change(self):
-        LOCAL.value = 2.0
-
-
-class Arguments(Holder):
-    def __init__(self):
-        self.arguments = argparse.Namespace(value=1.0)
-
-    def read(self):
-        return self.arguments.value
-
-    def change(self):
-        self.arguments.value = 2.0
-
-
-class Environment(Holder):
-    name = "TORCHEDGE_TEST_HOLDER"
-
-    def __init__(self):
-        os.environ.pop(self.name, None)
-
-    def read(self):
-        return float(os.getenv(self.name, "1"))
-
-    def change(self):
-        os.environ[self.name] = "2"
-
-
-class Bytes(Holder):
-    def __init__(self):
-        self.bytes = bytearray([1])
-
-    def read(self):
-        return self.bytes[0]
-
-    def change(self):
-        self.bytes[0] = 2
-
-
-class Doubling(torch.autograd.Function):
-    factor = 2.0
-
-    @staticmethod
-    def forward(ctx, x):
-        return Doubling.scaled(x)
-
-    @staticmethod
-    def scaled(x):
-        return x * Doubling.factor
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-class OfAutograd(Holder):
-    def read(self):
-        return Doubling.apply(torch.ones(()))
-
-    def change(self):
-        Doubling.factor += 1
-
-
-HOLDERS = sorted(
-    [
-        *(
-            k
-            for k in [*globals().values()]
-            if isinstance(k, type) and issubclass(k, Holder) and k is not Holder
-        ),
-        *map(row, ROWS),
-    ],
-    key=lambda kind: kind.__name__,
-)
+    def change(self) -> None:
+        self._change(self.item)
 
 
 class Half(nn.Module):
@@ -428,9 +235,9 @@ class Half(nn.Module):
 class Model(nn.Module):
     """A model with holders, modules in containers, hooks, a parametrization and layers that share weights."""
 
-    def __init__(self, kinds: list[type[Holder]]) -> None:
+    def __init__(self, kinds: list[str]) -> None:
         super().__init__()
-        self.holders = [kind() for kind in kinds]
+        self.holders = [Holder(kind) for kind in kinds]
         self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
         parametrize.register_parametrization(self.third, "weight", Half())
         self.unregistered = {"scale": [Half()]}
@@ -462,16 +269,3 @@ CHANGES = {
     "own forward": lambda m: setattr(m.second, "forward", lambda x: x * 3),
     "other activation": lambda m: setattr(m, "dropout", nn.Tanh()),
 }
-
-
-def drawn(seed: int) -> tuple[Model, list[Any]]:
-    """Return the model of a seed, and changes of it by their names, in the order in which to make them."""
-    source = random.Random(seed)
-    model = Model(source.sample(HOLDERS, 4))
-    changes = [(type(holder).__name__, holder.change) for holder in model.holders]
-    others = [name for name in sorted(CHANGES) if "parametrization" not in name]
-    parametrized = source.choice([name for name in sorted(CHANGES) if "parametrization" in name])
-    names = [*source.sample(others, 2), parametrized]
-    changes += [(name, functools.partial(CHANGES[name], model)) for name in names]
-    source.shuffle(changes)
-    return model, changes

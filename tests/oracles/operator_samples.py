@@ -143,7 +143,8 @@ def check_entry(entry: Any, samples: int | None = None, run: Runner | None = Non
 def _spread(items: list[Any], count: int | None) -> Iterable[Any]:
     if count is None or count >= len(items):
         return items
-    return [items[len(items) * k // count] for k in range(count)]
+    first = len(items) // 2 if count == 1 else 0
+    return [items[first + len(items) * k // count] for k in range(count)]
 
 
 def _check(entry: Any, sample: Any, named: bool, run: Runner) -> Outcome:

@@ -100,7 +100,7 @@ def test_a_checkpoint_of_a_cast_alone_inside_of_another_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "wide"), [(range(40), False), (range(1000, 1100), True)])
+@pytest.mark.parametrize(("seeds", "wide"), [(range(5), False), (range(1000, 1010), True)])
 def test_no_module_of_many_differs(seeds, wide):
     for seed in seeds:
         for batch in (16, 4096):

@@ -11,7 +11,6 @@ from torch import nn
 from torchedge.errors import InputError
 from torchedge.forests.trees import feature_hash
 from torchedge.graphs import Affine, ForwardGraph, Op, Value
-from torchedge.prediction import feature_sets
 from torchedge.prediction.feature_sets import (
     INFERENCE,
     TRAINING,
@@ -70,14 +69,6 @@ def test_many_batch_sizes_give_many_rows(sizes):
     assert found.values[-1].tolist() == features(graph, 32).values.tolist()
 
 
-def test_a_sequence_of_one_keeps_its_row():
-    assert features(one_convolution(), [4]).values.shape == (1, 56)
-
-
-def test_numpy_integers_are_batch_sizes():
-    assert features(one_convolution(), np.int64(4)).values.shape == (56,)
-
-
 def test_values_cannot_be_changed():
     graph = one_convolution()
     with pytest.raises(ValueError, match="read-only"):
@@ -99,14 +90,6 @@ def test_text_shows_every_feature_in_a_column():
     assert lines[2].split() == ["mem_w_grad", "108", "6,912"]
     assert len(lines) == 57
     assert len({len(line) for line in lines}) == 1
-
-
-def test_it_holds_its_names():
-    found = features(one_convolution(), 1)
-    assert "mem_w" in found
-    assert "nonsense" not in found
-    assert list(found) == list(found.names)
-    assert len(found) == 56
 
 
 # What it computes ---------------------------------------------------------------------------------
@@ -144,10 +127,6 @@ def test_a_graph_is_worked_out_once_and_not_kept_alive():
     assert alive() is None
 
 
-def test_a_network_without_convolutions_has_zeros():
-    assert features(nn.Linear(3, 3), [1, 2], input_size=(3,)).values.tolist() == [[0.0] * 56] * 2
-
-
 def test_a_graph_of_one_batch_size_answers_for_that_one():
     graph = one_convolution((6, 3, 8, 8), made=(6, 4, 6, 6), fixed_batch=6)
     expected = features(one_convolution(), 6).values
@@ -171,16 +150,6 @@ def test_an_unbatched_convolution_is_one_sample():
 def test_unusable_batch_sizes_are_named(size):
     with pytest.raises(InputError, match=r"batch_size is .*expected"):
         features(one_convolution(), size)
-
-
-def test_a_batch_size_is_checked_before_the_model_is_captured():
-    with pytest.raises(InputError, match="batch_size is 0"):
-        features(None, 0)
-
-
-def test_no_model_is_named():
-    with pytest.raises(InputError, match=r"model is None; expected a torch\.nn\.Module"):
-        features(None, 1)
 
 
 def test_unknown_names_are_answered_with_the_nearest():
@@ -257,7 +226,3 @@ def test_names_are_taken_once():
     for names in ((), ("mem_w", "mem_w")):
         with pytest.raises(InputError, match="expected each once"):
             add_feature_set("mine", names)
-
-
-def test_public_names_are_there():
-    assert all(hasattr(feature_sets, name) for name in feature_sets.__all__)

@@ -56,8 +56,7 @@ def sizes(footprint):
     "name",
     ["GPT2LMHeadModel", "T5ForConditionalGeneration",
      *[pytest.param(name, marks=pytest.mark.slow) for name in
-       ("BertForMaskedLM", "LlamaForCausalLM", "MistralForCausalLM", "RobertaForMaskedLM",
-        "Qwen2ForCausalLM")]],
+       ("LlamaForCausalLM", "MistralForCausalLM", "RobertaForMaskedLM")]],
 )  # fmt: skip
 @pytest.mark.parametrize("length", [20, 101])
 def test_language_models_at_other_lengths_are_what_capture_gives(name, length):

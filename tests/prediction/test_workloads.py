@@ -205,10 +205,3 @@ def test_casts_of_parameters_do_not_grow_with_the_batch():
     assert plain.passes[copies, 1] == 0
     parameters = sum(value.numel[0] for value in analysis.graph.parameters)
     assert 0.4 * parameters < cast.passes[copies, 1] <= parameters
-
-
-def test_a_region_of_a_checkpoint_costs_launches_of_its_own():
-    plain, again = count_work(graph_of(Stack())), count_work(graph_of(Stack(checkpointed=True)))
-    forward = [i for i, name in enumerate(LAUNCHES) if name.endswith("fwd")]
-    recomputed = 2 * plain.launches[forward].sum()
-    assert again.launches[forward].sum() > recomputed

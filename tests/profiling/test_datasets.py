@@ -222,24 +222,6 @@ def test_a_wrong_network_says_where(folder, given):
         read_dataset(folder(networks=json.dumps(NETWORK) + "\n" + given + "\n"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        "[1, 2]",
-        "[" * 100_000,
-        json.dumps({"id": "dense", "mode": "train", "batch_size": 4}),
-        json.dumps({**LAYERS, "batch_size": "many"}),
-        *(json.dumps({**LAYERS, "layers": x}) for x in ([["a", 1.0]], [["a", "b", 1]], [[["a"], 1, 1]], 3)),
-    ],
-    ids=["torn", "list", "deep", "no layers", "batch", "two figures", "text", "path", "number"],
-)
-def test_a_wrong_line_of_layers_is_named(folder, line):
-    layers = json.dumps(LAYERS) + "\n" + line + "\n"
-    with pytest.raises(ProfileError, match=r"layers\.jsonl line 2: .*(the layers of a point|JSON)"):
-        read_dataset(folder(layers=layers))
-
-
 def test_a_network_that_cannot_be_built_is_named_when_asked_for(folder):
     build = {"library": "torchvision", "name": "resnet18", "kwargs": {"depth": 3}}
     prepare_torchvision()

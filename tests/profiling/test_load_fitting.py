@@ -297,21 +297,6 @@ def test_a_profile_with_another_way_is_refused():
         loading_way(device)
 
 
-@pytest.mark.slow
-def test_another_fit_keeps_the_loads(file, tmp_path, monkeypatch):
-    """What `torchedge fit` of a campaign does to a profile that has measured loads."""
-    pytest.importorskip("sklearn")
-    from torchedge.profiling.load_fitting import fit_device_loads
-    from torchedge.profiling.profile_folders import write_profile
-
-    monkeypatch.setattr(load_fitting, "FOLDS", 2)
-    first = tmp_path / "first"
-    device = find_device("adreno-750")
-    written = write_profile(first, device, {}, loading=fit_device_loads(file, device, first))
-    second = write_profile(tmp_path / "second", written, {})
-    assert load_model_of(second).source == load_model_of(written).source
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

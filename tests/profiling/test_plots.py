@@ -1,7 +1,6 @@
 """What the pictures show is what was measured and predicted."""
 
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +10,6 @@ from torchedge.devices import find_device
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.profiling.accuracy import Report
 from torchedge.profiling.plots import (
-    COLOURS,
-    draw_error_histogram,
-    draw_errors_by_network,
     draw_overview,
     draw_scatter,
 )
@@ -40,28 +36,6 @@ def test_the_scatter_shows_every_row_once(axes):
     assert axes.get_xlabel() == "measured Φ, ms" and axes.get_ylabel() == "predicted Φ, ms"
     line = axes.lines[0].get_xydata()
     assert np.allclose(line[:, 0], line[:, 1])
-
-
-def test_many_networks_share_one_grey(axes):
-    table = compared(network=np.array([f"n{i // 3}" for i in range(27)]))
-    draw_scatter(axes, table)
-    labels = axes.get_legend_handles_labels()[1]
-    assert len(labels) == len(COLOURS) + 1 and "2 others" in labels
-
-
-def test_bars_are_mean_errors_by_way_of_pruning(axes):
-    table = compared()
-    factor = np.select([table.strategy == "random", table.strategy == "l1"], [1.02, 1.05], 1.2)
-    draw_errors_by_network(axes, replace(table, value=factor * table.measured))
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["one", "two", "plain"]
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([2, 5, 2, 5, 20])
-    assert axes.get_legend_handles_labels()[1] == ["random", "l1", "not pruned"]
-
-
-def test_the_histogram_holds_every_row(axes):
-    table = compared(value=compared().measured * np.random.default_rng(0).uniform(0.2, 3, 27))
-    draw_error_histogram(axes, table)
-    assert sum(bar.get_height() for bar in axes.patches) == 27
 
 
 @pytest.mark.slow

@@ -16,19 +16,28 @@ import torchedge
 pytest.importorskip("pyopencl")
 
 
+@pytest.fixture(scope="module")
+def both(started):
+    """Hold both sides against a bundle that neither may run; the runner is built with some options."""
+
+    def made(*options):
+        runner = started(*options)
+
+        def call(folder):
+            with pytest.raises(REFUSED):
+                torchedge.load_bundle(folder, trust=True)
+            return runner.refusal(folder, "--device", runner.device)
+
+        return call
+
+    return made
+
+
 @pytest.fixture(
     scope="module", params=[(), pytest.param(SANITIZERS, marks=pytest.mark.slow)], ids=["", "sanitized"]
 )
-def refused(request, started):
-    """Hold both sides against a bundle that neither may run."""
-    runner = started(*request.param)
-
-    def call(folder):
-        with pytest.raises(REFUSED):
-            torchedge.load_bundle(folder, trust=True)
-        return runner.refusal(folder, "--device", runner.device)
-
-    return call
+def refused(request, both):
+    return both(*request.param)
 
 
 def first(document, key, role=None, **wanted):
@@ -114,14 +123,14 @@ def test_programs(copied, reseal, refused, change):
 
 
 @pytest.mark.parametrize("change", [change for change, _ in WRONG], ids=[message for _, message in WRONG])
-def test_manifests(copied, refused, change):
+def test_manifests(copied, both, change):
     from torchedge.bundles.manifests import digest_of
 
     path = copied / "manifest.json"
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps({**document, "sha256": digest_of(document)}))
-    refused(copied)
+    both()(copied)
 
 
 TEXTS = {

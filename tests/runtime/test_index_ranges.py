@@ -135,22 +135,6 @@ class Computing(nn.Module):
 GOOD, BAD = torch.tensor([0.1, 1.0, 2.4]), torch.tensor([0.1, 2.6, 0.0])
 
 
-def test_computed_indices_out_of_range_raise_in_trainers():
-    model = Computing()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = torchedge.Trainer(
-        model, GOOD, torch.zeros(2, 4), loss=F.mse_loss, optimizer=optimizer, device=None
-    )
-    with trainer:
-        torch.testing.assert_close(trainer.predict(GOOD), model(GOOD).detach())
-        with pytest.raises(IndexRangeError, match=r"computed by the model.*expected indices from 0 to 4"):
-            trainer.step(BAD, torch.zeros(2, 4))
-        with pytest.raises(IndexError):
-            trainer.predict(BAD)
-    with pytest.raises(IndexError):
-        model(BAD)
-
-
 class Normalised(nn.Module):
     def __init__(self):
         super().__init__()

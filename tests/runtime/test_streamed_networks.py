@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from oracles.step_networks import FSRCNN, SmallCNN, SmallGPT, SmallViT
+from oracles.step_networks import SmallCNN, SmallGPT, SmallViT
 from oracles.streaming_programs import instance_of, random_plan
 from oracles.targets import target_here
 
@@ -29,12 +29,6 @@ def build(name):
         return SmallGPT(words=211, width=32, depth=3), (torch.randint(0, 211, (2, 8)),)
     if name == "vit":
         return SmallViT(width=48, depth=2), (torch.randn(1, 3, 16, 16),)
-    if name == "resnet18":
-        from torchedge.tracing.vision import import_torchvision
-
-        return import_torchvision().models.resnet18(weights=None), (torch.randn(1, 3, 64, 64),)
-    if name == "fsrcnn":
-        return FSRCNN(), (torch.randn(1, 1, 6, 6),)
     return SmallCNN(width=32), (torch.randn(1, 3, 8, 8),)
 
 
@@ -65,8 +59,7 @@ def lowered(name, target):
         *[
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("vit", "cpu"), ("gpt", "cpu"), ("fsrcnn", "cpu"), ("gpt", "mobile"), ("gpt", "gpu"),
-                ("vit", "mobile"), ("resnet18", "cpu"),
+                ("gpt", "cpu"), ("gpt", "gpu"), ("vit", "mobile"),
             )
         ],
     ],

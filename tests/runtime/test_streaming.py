@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 from oracles.faulty_files import FaultyFile, preloaded_outputs, write_file
-from oracles.streaming_programs import data_of, instance_of, packed_data, random_plan, weighted_chain
+from oracles.streaming_programs import data_of, instance_of, packed_data, weighted_chain
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.runtime import Executor
@@ -53,19 +53,6 @@ def test_streaming_computes_the_same_bytes_from_every_source(chain, strategy, re
     with Executor(schedule, source=source) as executor:
         for _ in range(3):
             np.testing.assert_array_equal(executor.run(X)[0], expected)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_every_plan_computes_the_same_bytes(chain, seed):
-    made, data, expected = chain
-    instance = instance_of(made, [1000, 4096, 16384, 10**6][seed])
-    schedule = make_schedule(made, instance, random_plan(instance, seed), STAGING)
-    with Executor(schedule, source=ArraysSource(packed_data(made, data)), checks=True) as executor:
-        for _ in range(2):
-            np.testing.assert_array_equal(executor.run(X)[0], expected)
-        assert executor.arena_bytes == schedule.memory.arena_bytes
-        memory = schedule.memory
-        assert executor.resident_bytes == memory.ports_bytes + memory.preloaded_bytes
 
 
 @pytest.fixture

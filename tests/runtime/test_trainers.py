@@ -63,10 +63,14 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-2),
+    "radam": lambda p: torch.optim.RAdam(p, lr=1e-2),
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_equals_eager_and_goes_on_in_either(name):
     model = mlp()
@@ -326,23 +330,6 @@ def trained(model, x, y):
     return torchedge.Trainer(model, x, y, loss=F.cross_entropy, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("kind", ["NAdam", "Adagrad", "RMSprop", "RAdam"])
-def test_further_optimizers_train_and_go_on_in_pytorch(kind):
-    model, (x, y) = mlp(), (torch.randn(8, 6), torch.randn(8, 4))
-    eager = copy.deepcopy(model)
-    optimizers = [getattr(torch.optim, kind)(m.parameters(), lr=0.01) for m in (model, eager)]
-    with torchedge.Trainer(model, x, y, loss=F.mse_loss, optimizer=optimizers[0]) as trainer:
-        for _ in range(3):
-            trainer.step(x, y)
-    for net, optimizer, steps in ((eager, optimizers[1], 5), (model, optimizers[0], 2)):
-        for _ in range(steps):
-            optimizer.zero_grad()
-            F.mse_loss(net(x), y).backward()
-            optimizer.step()
-    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
 class Bags(nn.Module):
     """Bags of rows of a table, with weights of their own if there are any."""
 
@@ -396,21 +383,6 @@ def test_rrelu_draws_its_slopes():
     assert slopes[0] != slopes[1] and slopes == pytest.approx([0.2, 0.2], abs=0.005)
 
 
-def test_what_is_no_optimizer_is_refused():
-    model = mlp()
-    several = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)]
-    for wrong, message in (
-        ("adam", r"optimizer is 'adam'; expected one .*torch.optim.Adam\(model.parameters\(\)\)$"),
-        (several, r"optimizer is a list of 2; .*A GAN, .*docs/recipes.md"),
-        (None, "optimizer is None; expected an object such as torch.optim.Adam"),
-        (torch.optim.Adam, "optimizer is the class Adam; expected an object such as torch.optim.Adam"),
-    ):
-        with pytest.raises(InputError, match=message):
-            torchedge.Trainer(
-                model, torch.randn(8, 6), torch.zeros(8, 4), loss=F.mse_loss, optimizer=wrong, device=None
-            )
-
-
 def test_what_cannot_be_trained_is_refused():
     class Sorting(nn.Module):
         def __init__(self):
@@ -459,15 +431,6 @@ def test_every_tuner_trains_the_same(tuner):
     ) as trainer:
         assert [trainer.step(x, y) for x, y in data] == pytest.approx(expected, rel=1e-5)
     equal(model, eager)
-
-
-def test_unknown_tuners_are_refused():
-    model, data = mlp(), batches(1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(InputError, match="tuner is 'best'; expected"):
-        torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=optimizer, tuner="best")
-    with pytest.raises(Exception, match="the option tuner is 'best'; expected"):
-        torch.compile(model, backend="torchedge", options={"tuner": "best"})(data[0][0])
 
 
 def without_capture(monkeypatch):

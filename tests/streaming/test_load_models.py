@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.streaming_programs import program_of_amounts
 
@@ -204,24 +204,3 @@ def test_forests_of_another_version_are_refused(tmp_path):
     for name, (forests, message) in wrong.items():
         with pytest.raises(ProfileError, match=message):
             load_model_of(put(tmp_path / name, forests))
-
-
-@settings(max_examples=60)
-@given(data=st.data())
-def test_damaged_bytes_are_refused_or_evaluate(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("damaged") / "mine"
-    device = put(folder)
-    content = bytearray((folder / FILE).read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    (folder / FILE).write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    from torchedge.storage import file_sha256
-
-    document = read_toml(folder / "device.toml")
-    document["profile"]["loading"]["sha256"] = file_sha256(folder / FILE, max_bytes=2**20)
-    device = write_device(document, folder)
-    try:
-        fitted = load_model_of(device)
-    except ProfileError:
-        return
-    assert 0 <= fitted.capacity_bytes(launch(), 1.0) < 2**63

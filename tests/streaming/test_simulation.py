@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.random_instances import instances, random_instance
+from oracles.random_instances import instances
 from oracles.timeline_checks import check_timeline
 
 from torchedge.devices import Figure, Provenance
 from torchedge.errors import InputError, PlanError
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.plans import ChunkLoad, OverlapPlan, always_next, preload_everything, same_type
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan, preload_everything
 from torchedge.streaming.rates import Rates
 from torchedge.streaming.simulation import (
     MemoryCurve,
@@ -64,15 +64,6 @@ def test_one_layer_and_its_preloaded_weight():
     assert run.memory.average.total == pytest.approx((2 * 2 + 1 * 4 + 4 * 2) / 7 * MEGABYTE)
     assert run.preloaded_bytes == 2 * MEGABYTE and run.allocated_bytes == 4 * MEGABYTE
     assert (run.strategy, run.provenance) == ("by hand", Provenance.MEASURED)
-
-
-def test_copies_are_pipelined_with_reads():
-    # Reads end at 1, 2, 4; copies take 2.5 (2 of them to start), 2.5, 3 from 1 on.
-    slow = replace(RATES, copy_overhead=figure(2000, "us"))
-    run = simulate_plan(model([4.0], [(1, 1, 1), (1, 1, 1), (2, 1, 1)]), plan(("w2", "w1", "w0")), slow)
-    assert run.loads.read_ends_ms.tolist() == [1, 2, 4]
-    assert run.loads.ends_ms.tolist() == [3.5, 6, 9]
-    assert run.initialisation_ms == 9
 
 
 def test_a_copy_beside_the_first_layer():
@@ -128,16 +119,6 @@ def test_transfers_take_the_host_that_launches():
     assert replace(rates, host_transfer=assumed).provenance is Provenance.ASSUMED
 
 
-def test_a_copy_slows_the_layers_after_its_own_too():
-    # Layer 1 takes 1 ms, its copy 4 ms from 8 on, beside layers 3 and 4 of 5 ms each.
-    run = simulate_plan(
-        model([1.0, 2.0, 6.0, 5.0, 5.0], [(8, 5, 5)]), plan(loads=(ChunkLoad("w0", 1, 8, 0),)), RATES
-    )
-    assert run.loads.starts_ms.tolist() == [8] and run.loads.ends_ms.tolist() == [12]
-    assert run.layers.ends_ms.tolist() == [1, 3, 13, 18, 23]
-    assert run.layers.slowed_ms.tolist() == [0, 0, 4, 0, 0]
-
-
 def test_reading_ahead_stops_at_the_staging_pool():
     # Five weights of 2 MB, loaded beside layers 1 to 5; 6 MB may wait. w3 is read when w0 is copied, at 3.
     instance = model([10.0] * 6, [(2, n, n) for n in range(2, 7)])
@@ -148,12 +129,6 @@ def test_reading_ahead_stops_at_the_staging_pool():
     assert tight.loads.read_starts_ms.tolist() == [0, 2, 4, 6, 12]  # copies end at 3, 12, 23
     assert tight.memory.peak.staging == 6 * MEGABYTE
     assert tight.latency_ms == free.latency_ms == 5 * 11 + 10
-
-
-def test_reads_for_layers_start_after_the_initialisation():
-    instance = model([4.0, 4.0], [(2, 1, 1), (1, 2, 2)])
-    run = simulate_plan(instance, plan(("w0",), (ChunkLoad("w1", 1, 1, 0),)), RATES)
-    assert run.initialisation_ms == 3 and run.loads.read_starts_ms.tolist() == [0, 3]
 
 
 def test_large_loads_are_read_and_copied_in_requests():
@@ -174,14 +149,6 @@ def test_enormous_models_are_read_in_larger_requests():
     assert run.loads.nbytes.sum() == 2**31
 
 
-def test_the_staging_pool_holds_preloaded_weights_back_too():
-    instance = model([4.0], [(1, 1, 1), (1, 1, 1)])
-    run = simulate_plan(instance, plan(("w0", "w1")), replace(RATES, staging_bytes=MEGABYTE))
-    assert run.loads.read_starts_ms.tolist() == [0, 1.5]
-    assert run.initialisation_ms == 3
-    assert run.memory.peak.staging == MEGABYTE
-
-
 def test_activations_come_on_top():
     instance = model([4.0, 4.0], [(1, 1, 1)])
     run = simulate_plan(instance, plan(("w0",)), RATES, [3 * MEGABYTE, 5 * MEGABYTE])
@@ -199,18 +166,6 @@ def test_the_last_chunk_may_be_short():
     )
     found = simulate_plan(instance, plan(loads=(ChunkLoad("w0", 1, 1, 1), ChunkLoad("w0", 1, 1, 0))), RATES)
     assert found.loads.nbytes.tolist() == [MEGABYTE, MEGABYTE - 5]
-
-
-def test_a_model_without_weights():
-    found = simulate_plan(model([4.0, 3.0], []), plan(), RATES)
-    assert (found.initialisation_ms, found.latency_ms) == (0, 7)
-    assert found.memory.peak.total == found.memory.average.total == 0
-
-
-def test_a_run_of_no_time_averages_what_it_holds():
-    found = simulate_plan(model([0.0], []), plan(), RATES, [7])
-    assert found.latency_ms == 0
-    assert found.memory.average.total == 0  # activations come and go at once
 
 
 @pytest.mark.parametrize(
@@ -301,27 +256,6 @@ def test_more_room_and_a_faster_disk_never_hurt(case, rates):
     fast = simulate_plan(instance, plan, replace(rates, disk_read=figure(1.0))).latency_ms
     assert roomy <= latency * (1 + 1e-9)
     assert fast <= latency * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("strategy", [preload_everything, always_next, same_type])
-@pytest.mark.parametrize("seed", range(8))
-def test_strategies_run_whatever_they_exceed(strategy, seed):
-    instance = random_instance(seed, "medium")
-    chosen = strategy(instance)
-    found = simulate_plan(instance, chosen, RATES)
-    check_timeline(found, chosen, RATES, None)
-    assert found.strategy == chosen.solver["strategy"]
-
-
-@pytest.mark.slow
-def test_many_layers_and_loads():
-    count, each = 5000, 20
-    weights = tuple(Weight(f"w{n}", each, each, n, n) for n in range(2, count))
-    instance = Instance(1, tuple(Layer(f"l{n}", each, 0.1, "elemental") for n in range(count)), weights)
-    loads = tuple(ChunkLoad(w.name, w.first_use - 1, 1, k) for w in weights for k in range(each))
-    found = simulate_plan(instance, plan(loads=loads), RATES)
-    assert len(found.loads.nbytes) == 99_960
-    assert found.memory.total[-1] == 0
 
 
 def test_the_text_and_the_document_of_a_run():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.exhaustive_plans import best_plan, in_flight
 from oracles.played_plans import play
-from oracles.random_instances import CHUNK_BYTES, instances, layer, random_instance, weight
+from oracles.random_instances import CHUNK_BYTES, instances, layer, weight
 
 from torchedge.errors import PlanError, TorchedgeError
 from torchedge.streaming.instances import Instance
@@ -238,19 +238,6 @@ def test_optimal_plans_are_accepted(instance):
         assert list(found.resident_chunks) == in_flight(instance, allocation, None)
 
 
-@given(instances(limits=False), st.data())
-def test_a_dropped_or_moved_load_is_noticed(instance, data):
-    plan = best_plan(replace(instance, lam=1.0))
-    if not plan.loads:
-        return
-    place = data.draw(st.integers(0, len(plan.loads) - 1))
-    load = plan.loads[place]
-    others = plan.loads[:place] + plan.loads[place + 1 :]
-    late = next(w.first_use for w in instance.weights if w.name == load.weight)
-    for loads in (others, (*others, replace(load, layer=late)), (*plan.loads, load)):
-        assert not verify_plan(instance, replace(plan, loads=loads)).ok
-
-
 @given(
     instances(),
     st.lists(
@@ -305,11 +292,3 @@ def test_a_hundred_thousand_loads():
     loads = tuple(ChunkLoad("w0", n, 1, n - 1) for n in range(1, count + 1))
     plan = OverlapPlan("OPTIMAL", count / 2, count / 2, (), loads, count)
     assert check_plan(instance, plan).resident_chunks[-2:] == (count, count)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_medium_instances_with_everything_preloaded(seed):
-    instance = replace(random_instance(seed, "medium"), memory_chunks=None)
-    total = sum(w.chunks for w in instance.weights)
-    plan = OverlapPlan("FEASIBLE", instance.lam * total, 0.0, tuple(w.name for w in instance.weights), (), 0)
-    assert check_plan(instance, plan).preloaded_chunks == total

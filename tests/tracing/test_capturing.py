@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
 import random
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from tracing import networks
-from tracing.networks import NETWORKS, BatchLoop, Caching, Halving, ManyInputs, Reads, SmallNet, image
+from tracing.networks import NETWORKS, BatchLoop, Halving, ManyInputs, Reads, SmallNet, image
 
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import FUNCTION_REGION
@@ -39,7 +39,8 @@ def parameters(graph):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_trace(name, mode):
     build, example = NETWORKS[name]
-    graph = capture(build(), example(), mode=mode, method="trace")
+    with left_as_found(build()) as model:
+        graph = capture(model, example(), mode=mode, method="trace")
     graph.verify()
     assert not graph.unsupported
     assert graph.captured_by == "trace"
@@ -51,8 +52,8 @@ def test_trace(name, mode):
 @pytest.mark.parametrize("name", sorted(NETWORKS.keys() - NO_EXPORT))
 def test_export_agrees_with_trace(name, mode):
     build, example = NETWORKS[name]
-    model = build()
-    exported = capture(model, example(), mode=mode, method="export")
+    with left_as_found(build()) as model:
+        exported = capture(model, example(), mode=mode, method="export")
     traced = capture(model, example(), mode=mode, method="trace")
     exported.verify()
     assert exported.captured_by == "export"
@@ -100,21 +101,14 @@ class State:
             assert getattr(self, field) == getattr(now, field), field
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("method", ["trace", "export"])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_model_is_left_as_found(name, method):
-    build, example = NETWORKS[name]
-    model = build()
+@contextlib.contextmanager
+def left_as_found(model):
+    """Give a model gradients, and hold it and the process against what they were before."""
     for parameter in model.parameters():
         if parameter.is_leaf:
             parameter.grad = torch.ones_like(parameter)
     before = State(model)
-    for mode in ("train", "infer"):
-        try:
-            capture(model, example(), mode=mode, method=method)
-        except CaptureError:
-            assert name in NO_EXPORT
+    yield model
     before.assert_same(model)
 
 
@@ -280,11 +274,6 @@ def test_values_cannot_be_read_and_both_reasons_are_named():
     assert "\n" not in str(caught.value)
 
 
-def test_layer_drop_draws_the_same_every_time():
-    model = networks.LayerDrop(0.5)
-    assert len({capture(model, image(8)).digest for _ in range(4)}) == 1
-
-
 def test_unsuitable_models_are_refused_with_a_reason():
     with pytest.raises(CaptureError, match="TorchScript"):
         capture(torch.jit.script(nn.Linear(2, 2)), image(2))
@@ -299,32 +288,9 @@ class Nothing(nn.Module):
         return None
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"mode": "training"}, "mode is 'training'"),
-        ({"method": "fx"}, "method is 'fx'"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": True}, "batch_size is True"),
-        ({"input_size": (3, -1)}, "input_size"),
-        ({"example": [1, 2]}, "without tensors"),
-        ({"example": image(8), "input_size": (8,)}, "both"),
-    ],
-)
-def test_bad_arguments(options, words):
-    with pytest.raises(InputError, match=words):
-        capture(nn.Linear(8, 8), **options)
-
-
 def test_a_missing_input_names_example():
     with pytest.raises(InputError, match=r"example="):
         capture(ManyInputs(), {"scale": image(8)})
-
-
-def test_a_loss_that_is_no_function_is_refused():
-    for loss in ("mse", 3):
-        with pytest.raises(InputError, match="expected a function loss"):
-            capture(nn.Linear(3, 2), torch.zeros(1, 3), loss=loss)
 
 
 def test_losses():
@@ -346,39 +312,6 @@ def test_one_graph_serves_every_batch(method):
     for batch in (1, 3, 16):
         real = model(torch.zeros(batch, 4, 16))
         assert graph.values[graph.outputs[0]].at(batch) == tuple(real.shape)
-
-
-def test_two_threads_at_once():
-    expected = {
-        n: capture(NETWORKS[n][0](), NETWORKS[n][1](), method="trace").digest for n in ("small", "encoder")
-    }
-    found: dict[str, set[str]] = {n: set() for n in expected}
-    other: list[bool] = []
-    done = threading.Event()
-
-    def work(name):
-        for _ in range(8):
-            found[name].add(capture(NETWORKS[name][0](), NETWORKS[name][1](), method="trace").digest)
-
-    def train():
-        model = Caching()
-        while not done.is_set():
-            before = model.calls
-            model(torch.ones(2, 8)).sum().backward()
-            other.append(model.calls == before + 1 and len(range(3)) == 3)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in expected]
-    background = threading.Thread(target=train)
-    background.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    background.join()
-    assert {n: {d} for n, d in expected.items()} == found
-    assert other
-    assert all(other)
 
 
 def test_patches_are_gone_afterwards():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 import torch
@@ -143,16 +140,3 @@ def test_reentrant_checkpoints_train_what_is_below_a_hook():
 def test_an_export_says_what_it_drops(way):
     notes = " ".join(capture(FROZEN[way](), TOKENS, loss=loss, method="export").notes)
     assert ("requires_grad_()" in notes) == (way not in ("nothing", "not wanted"))
-
-
-def test_a_leaf_and_its_gradient_live_as_long_as_the_loss():
-    """PyTorch itself: why the simulation keeps both until the step ends."""
-    leaves = []
-    model = Frozen(lambda x: leaves.append(weakref.ref(x.requires_grad_())))
-    value = loss(model(TOKENS))
-    value.backward()
-    gc.collect()
-    assert leaves[0]().grad.shape == (2, 8, 64)
-    del value
-    gc.collect()
-    assert leaves[0]() is None

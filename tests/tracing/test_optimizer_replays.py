@@ -7,13 +7,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from oracles.eager_memory import LiveStorages, run_training
+from oracles.eager_memory import run_training
 from oracles.profiled_memory import profiled_peak
 from torch import nn
 
 import torchedge
 from torchedge.errors import InputError
-from torchedge.graphs.training_steps import OPTIMIZERS
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.tracing.capturing import capture
@@ -187,19 +186,6 @@ def test_an_optimizer_and_its_state_stay_as_they_are():
     assert len(calls) == 1 and schedule.last_epoch == 0
 
 
-def test_clipping_takes_a_few_blocks_a_parameter():
-    model = network().to("meta")
-    for p in model.parameters():
-        p.grad = torch.empty_like(p)
-    mode = LiveStorages()
-    for p in model.parameters():
-        mode.follow(p.grad, "gradient")
-    start = mode.total
-    with mode:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    assert mode.peak - start <= 512 * (2 * 6 + 8)
-
-
 class Lion(torch.optim.Optimizer):
     """One state, a temporary, and a value read of a tensor."""
 
@@ -247,12 +233,6 @@ def test_optimizers_that_cannot_be_replayed_are_refused():
         state_bytes(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(InputError, match="rmsprop"):
         torchedge.predict(model, 2, optimizer="rmspro", input_size=(300,))
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_names_stand_for_default_options(name):
-    model = network()
-    assert state_bytes(model, name) >= 0
 
 
 def test_eight_bit_states():

@@ -139,8 +139,12 @@ print(len(program.launches), stored, resource.getrusage(resource.RUSAGE_SELF).ru
 """
 
 
+SMALLER = {"gpt-neo-small", "gpt-neo-1.3b", "vit", "depth-anything-small", "llama-2-13b"}
+"""Models whose blocks another one has, in a larger size."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PAPER_MODELS)
+@pytest.mark.parametrize("name", [name for name in PAPER_MODELS if name not in SMALLER])
 def test_every_model_can_be_lowered_in_little_memory(name):
     pytest.importorskip(PACKAGES.get(name, "transformers"))
     run = subprocess.run(

@@ -66,9 +66,9 @@ WRAPPERS = {
     "object": Calling,
 }
 PLACES = [
-    *[(F, name) for name in ("relu", "softmax", "layer_norm", "max_pool2d", "dropout", "linear")],
-    *[(torch, name) for name in ("sigmoid", "softmax", "einsum", "relu_", "rsqrt", "amax")],
-    *[(torch.Tensor, name) for name in ("exp", "float", "norm", "relu_", "sum", "__add__")],
+    *[(F, name) for name in ("relu", "layer_norm", "dropout")],
+    *[(torch, name) for name in ("sigmoid", "einsum", "relu_", "rsqrt")],
+    *[(torch.Tensor, name) for name in ("exp", "norm", "__add__")],
     *[(nn.ReLU, "forward"), (nn.Linear, "__call__"), (nn.Module, "__call__"), (torch.functional, "norm")],
 ]
 

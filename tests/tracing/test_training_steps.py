@@ -72,14 +72,16 @@ def test_steps_of_torchvision_models_equal_eager_steps(name):
     follow(model, sgd(0.01, momentum=0.9), feed_classes(32), steps=2, tolerance=loose, keep=KEEP)
 
 
-def torchvision_names():
-    models = import_torchvision().models
-    return models.list_models(module=models)
+FAMILIES = """
+alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t
+mnasnet0_5 mobilenet_v2 mobilenet_v3_small regnet_y_400mf resnet50 resnext50_32x4d
+shufflenet_v2_x0_5 squeezenet1_1 swin_t swin_v2_t vgg11_bn vit_b_16
+""".split()  # noqa: SIM905 - read as the list it is
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", torchvision_names())
-def test_every_classification_model_of_torchvision_is_captured(name):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_of_torchvision_is_captured(name):
     """Whole training steps, of operators that are known; every parameter is updated, constants are few."""
     side, options = 64, {}
     if name.startswith("vit"):

@@ -104,9 +104,15 @@ LOADS = {
 }
 
 
+EVERY_KERNEL, EVERY_LOAD = ("all of a buffer", "all rows"), ("panel", "rows of a group", "pointwise")
+PAIRS = [
+    (case, load) for case in CASES for load in LOADS if case in EVERY_LOAD or load in EVERY_KERNEL
+]  # fmt: skip
+"""Every kernel beside a load of each storage, and every load beside a kernel of each kind of loop."""
+
+
 @pytest.mark.sampled(16)
-@pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "load"), PAIRS)
 def test_a_kernel_computes_the_same_beside_a_load(case, load, runs):
     make, target, schedule = CASES[case]
     runs.compare(program_of(make(), target, schedule), *LOADS[load])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import product
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def weight_for(channels, outputs, kernel, transposed=False, groups=1):
 
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("dilation", [1, 2, 3])
 @pytest.mark.parametrize("kernel", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [False, True])
@@ -61,23 +61,25 @@ def test_one_dimension(stride, padding, dilation, kernel, transposed):
     both(tensor(2, 3, size), weight, tensor(2), stride, padding, dilation, transposed)
 
 
+PLANES = [
+    ((3, 3), (2, 2), (1, 1), (1, 1)),
+    ((3, 2), (2, 1), (1, 0), (1, 2)),
+    ((3, 3), (1, 1), (1, 1), (1, 1)),
+    ((1, 1), (2, 2), (0, 0), (1, 1)),
+    ((5, 3), (3, 2), (2, 1), (1, 1)),
+    ((3, 3), (2, 2), (2, 2), (2, 2)),
+    ((2, 2), (4, 3), (0, 1), (3, 2)),
+    ((7, 6), (1, 1), (0, 0), (1, 1)),
+]
+"""Kernel, stride, padding and dilation; the first two are computed in groups, too."""
+GROUPED = [(2, 4, 6), (4, 4, 4), (3, 3, 6)]
+
+
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation"),
-    [
-        ((3, 3), (1, 1), (1, 1), (1, 1)),
-        ((3, 3), (2, 2), (1, 1), (1, 1)),
-        ((1, 1), (2, 2), (0, 0), (1, 1)),
-        ((3, 2), (2, 1), (1, 0), (1, 2)),
-        ((5, 3), (3, 2), (2, 1), (1, 1)),
-        ((3, 3), (2, 2), (2, 2), (2, 2)),
-        ((2, 2), (4, 3), (0, 1), (3, 2)),
-        ((7, 6), (1, 1), (0, 0), (1, 1)),
-    ],
-)
-@pytest.mark.parametrize(("groups", "channels", "outputs"), [(1, 3, 4), (2, 4, 6), (4, 4, 4), (3, 3, 6)])
+@pytest.mark.parametrize(("plane", "grouped"), [*product(PLANES, [(1, 3, 4)]), *product(PLANES[:2], GROUPED)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_two_dimensions(kernel, stride, padding, dilation, groups, channels, outputs, transposed):
+def test_two_dimensions(plane, grouped, transposed):
+    (kernel, stride, padding, dilation), (groups, channels, outputs) = plane, grouped
     sizes = (3, 4) if transposed else (7, 6)
     weight = weight_for(channels, outputs, kernel, transposed, groups)
     bias = tensor(outputs) if groups != 2 else None
@@ -116,7 +118,7 @@ def test_a_gradient_without_a_bias():
 def test_a_mask_leaves_gradients_out():
     x, weight = tensor(2, 3, 5, 5), tensor(4, 3, 3, 3)
     rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    for mask in itertools.product([False, True], repeat=3):
+    for mask in product([False, True], repeat=3):
         if any(mask):
             nodes = check(
                 aten.convolution_backward.default, tensor(2, 4, 5, 5), x, weight, [4], *rest, list(mask)

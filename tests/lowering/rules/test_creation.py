@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.nodes import compute
-from oracles.rule_checks import check, render
+from oracles.rule_checks import render
 
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.rules.registry import Result, apply_rule
@@ -15,44 +15,10 @@ aten = torch.ops.aten
 X = torch.randn(2, 3, dtype=torch.float64)
 
 
-def test_constants():
-    check(aten.full.default, [2, 3], 1.5)
-    check(aten.full.default, [2, 3], True, dtype=torch.bool)
-    check(aten.full.default, [], 7)
-    check(aten.full_like.default, X, 2)
-    check(aten.new_full.default, X, [4], 3)
-    check(aten.fill.Scalar, X, 3)
-    check(aten.fill.Tensor, X, torch.tensor(4.0))
-    check(aten.scalar_tensor.default, 2.5)
-    check(aten.zeros.default, [3])
-    check(aten.ones_like.default, X)
-    check(aten.new_zeros.default, X, [2], dtype=torch.int64)
-    check(aten.new_ones.default, X, [2])
-    for size in ((4, 4), (2, 5)):
-        check(aten.eye.m, *size)
-
-
 def test_undefined_content_is_zero():
     result = Result(((2, 2),), ("float32",))
     (node,) = apply_rule("empty", result, {"size": [2, 2]})
     assert not compute(node, {}).any()
-
-
-@pytest.mark.parametrize("bounds", [(0, 5, 1), (2, 11, 3), (7, -3, -2)])
-def test_ranges(bounds):
-    check(aten.arange.start_step, *bounds)
-    check(aten.arange.start_step, *[float(b) * 0.3 for b in bounds], rtol=1e-6)
-
-
-def test_ranges_by_their_end():
-    check(aten.arange.default, 6)
-    check(aten.arange.start, 2, 6)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 7])
-def test_equal_distances(steps):
-    check(aten.linspace.default, -1.0, 2.0, steps, rtol=1e-6)
-    check(aten.linspace.default, 0, 10, steps, dtype=torch.int64)
 
 
 def uniform(shape, seed, counter, offset):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchedge
-from torchedge.errors import InputError
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import simulate
@@ -114,31 +113,10 @@ def test_first_step_hands_over_to_the_steady_state(graph):
     assert run.steps[0][0] < run.steps[1][0]
 
 
-def test_mixed_precision_takes_less_and_keeps_float32_gradients(graph):
-    full, half = simulate(graph, 64), simulate(graph, 64, StepSettings(amp="bfloat16"))
-    assert half.breakdown["saved_activations"] < 0.8 * full.breakdown["saved_activations"]
-    assert simulate(graph, 1, StepSettings(amp="bfloat16")).live_mib > 0
-
-
-@pytest.mark.parametrize("batch", [0, -1, 1.5, True, "8"])
-def test_unusable_batch_sizes_are_refused(graph, batch):
-    with pytest.raises(InputError, match="batch_size"):
-        simulate(graph, batch)
-
-
 def test_plot_draws_phases_and_peak(graph):
     pytest.importorskip("matplotlib")
     (axes,) = simulate(graph, 8).plot().axes
     assert {t.get_text() for t in axes.get_legend().get_texts()} >= {"forward", "backward"}
-
-
-def test_unknown_operators_are_named():
-    class Odd(nn.Module):
-        def forward(self, x):
-            return torch.special.i0e(x).flatten(1)
-
-    graph = capture(Odd(), input_size=(3, 8, 8), mode="infer")
-    assert simulate(graph, 2).unsupported == graph.unsupported
 
 
 def test_amsgrad_keeps_three_states():

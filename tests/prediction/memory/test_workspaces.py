@@ -13,7 +13,6 @@ from torch import nn
 from torchedge.devices import find_device, write_device
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import write_forests
-from torchedge.prediction.memory import workspaces
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import simulate
 from torchedge.prediction.memory.step_tapes import write_tape
@@ -188,16 +187,6 @@ def test_ratios_of_next_to_nothing_and_below_are_none():
     assert ONE.bytes_of("forward", np.empty((0, 9))).tolist() == []
 
 
-def test_sizes_that_stay_are_bounded(monkeypatch):
-    monkeypatch.setattr(workspaces, "_REMEMBERED", 10)
-    names = np.array([NAMES.index("forward"), NAMES.index("backward_w")])
-    for batch in range(1, 100):
-        geometry = np.array([[[float(batch), 16, 32, 1, 9, 1, 2, 256, 256]] * 2])
-        sizes = workspaces.known_bytes(ONE, names, geometry)
-        assert sizes[0].tolist() == [int(ONE.bytes_of(NAMES[n], geometry[0, :1])[0]) for n in names]
-        assert len(workspaces._known[ONE]) <= 10 + 2
-
-
 # as a file --------------------------------------------------------------------------------------------------
 
 
@@ -246,13 +235,6 @@ def test_a_damaged_file_is_refused(device):
         load_workspaces(made)
 
 
-def test_a_missing_file_is_refused(device):
-    made = device()
-    (made.folder / FILE).unlink()
-    with pytest.raises(ProfileError, match=r"workspaces\.safetensors.*cannot be read"):
-        load_workspaces(made)
-
-
 @pytest.mark.parametrize(
     ("forests", "said"),
     [
@@ -265,20 +247,3 @@ def test_a_missing_file_is_refused(device):
 def test_forests_made_for_something_else_are_refused(device, forests, said):
     with pytest.raises(ProfileError, match=said):
         load_workspaces(device(forests))
-
-
-def test_a_file_that_is_none_of_ours_is_refused(device):
-    made = device()
-    (made.folder / FILE).write_bytes(b"PK\x03\x04 and so on")
-    with pytest.raises(ProfileError):
-        load_workspaces(described_as_is(made))
-
-
-def described_as_is(made):
-    """The device with the digest of whatever its file holds now."""
-    document = dict(read_toml(made.folder / "device.toml"))
-    document["profile"] = {
-        TABLE: {"provenance": "measured", "sha256": file_sha256(made.folder / FILE, max_bytes=MIB)}
-    }
-    write_device(document, made.folder)
-    return find_device(made.folder)

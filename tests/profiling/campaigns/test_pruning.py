@@ -1,6 +1,7 @@
 """Pruning reaches the level asked for on every network of the paper, and leaves the model alone."""
 
 import copy
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -19,16 +20,7 @@ PAPER = (
     "resnet18", "resnet50", "mobilenet_v2", "squeezenet1_0", "squeezenet1_1", "mnasnet1_0", "googlenet",
     "alexnet",
 )  # fmt: skip
-OTHERS = (
-    "densenet121",
-    "regnet_x_400mf",
-    "resnext50_32x4d",
-    "efficientnet_b0",
-    "vgg11_bn",
-    "mobilenet_v3_small",
-    "shufflenet_v2_x0_5",
-    "convnext_tiny",
-)
+OTHERS = ("densenet121", "efficientnet_b0", "shufflenet_v2_x0_5")
 
 
 def network(name: str) -> nn.Module:
@@ -42,8 +34,7 @@ def convolutions(model: nn.Module) -> list[int]:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("strategy", ["random", "l1"])
-@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize(("name", "strategy"), zip(PAPER, cycle(["random", "l1"]), strict=False))
 def test_levels_are_reached(name, strategy):
     model = network(name)
     before = convolutions(model)

@@ -67,7 +67,7 @@ def test_the_smallest_limit_that_works_is_told():
         assert solve(instance).solver["smallest_memory_chunks"] == smallest_memory(instance)
 
 
-@pytest.mark.parametrize("seed", blocks(24, 3))
+@pytest.mark.parametrize("seed", blocks(9, 3))
 def test_larger_instances_against_the_papers_model(seed):
     """Neither solver's bound is beyond the other's plan."""
     oracle = pytest.importorskip("oracles.cp_sat_plans", reason="OR-Tools is not installed")
