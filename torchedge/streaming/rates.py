@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from torchedge.devices import Device, Figure, Provenance, weakest
-from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.errors import DeviceError, ProfileError
 from torchedge.lowering.programs import LoadClassName
 from torchedge.storage.codecs import thaw
 from torchedge.streaming.instances import MEBIBYTE, Layer
@@ -154,9 +154,6 @@ class Rates:
     the launches; each copy costs `copy_overhead` besides. `host_launch`, `host_transfer`: the time of the
     thread that launches for each launch and each transfer; None: not counted. `staging_bytes` is the size of
     the staging pool, `request_bytes` the most that one read brings.
-
-    Raises:
-        InputError: a rate is not above 0, an overhead below 0, a pool or a request below 1.
     """
 
     disk_read: Figure
@@ -166,19 +163,6 @@ class Rates:
     request_bytes: int = REQUEST_BYTES
     host_launch: Figure | None = None
     host_transfer: Figure | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("disk_read", "copy"):
-            figure: Figure = getattr(self, name)
-            if not figure.value > 0:
-                raise InputError(f"{name} is {figure.value} {figure.unit}; expected more than 0")
-        for name in ("copy_overhead", "host_launch", "host_transfer"):
-            overhead: Figure | None = getattr(self, name)
-            if overhead is not None and not overhead.value >= 0:
-                raise InputError(f"{name} is {overhead.value} us; expected at least 0")
-        for name in ("staging_bytes", "request_bytes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; expected at least 1")
 
     @property
     def provenance(self) -> Provenance:
