@@ -21,7 +21,6 @@ from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
-from torchedge.streaming.capacities import LoadedKernel
 from torchedge.streaming.program_costs import LAUNCH_FEATURES, ProgramCosts, StepCosts, launch_features
 from torchedge.streaming.rates import THRESHOLDS, KernelRates
 from torchedge.streaming.schedules import LaunchWork
@@ -154,7 +153,7 @@ def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: f
         if not works:
             raise ProfileError(f"no {name} kernels were timed; expected some: measure other networks")
         order = np.argsort(times, kind="stable")[:: max(1, len(times) // _MOST_RATED)]
-        rates[name] = fit_rates([_loaded(works[k], times[k]) for k in order])
+        rates[name] = fit_rates([works[k] for k in order], [times[k] for k in order])
         target = np.log(times) - np.log([rates[name].latency_ms(work) for work in works])
         forests[name] = _grow(launch_features(works), target, np.array(shares))
     costs = ProgramCosts(rates, forests, StepCosts(1, 0, 0, 0, 1, 0, 0))
@@ -165,12 +164,6 @@ def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: f
     base, kernel, memory = _nonnegative(parts, [step.memory_mib for step in steps])
     own = StepCosts(*map(_rounded, (share, host, base, kernel, memory, latency_error, memory_error)))
     return ProgramCosts(rates, forests, own)
-
-
-def _loaded(work: LaunchWork, ms: float) -> LoadedKernel:
-    return LoadedKernel(
-        work.flops, work.input_bytes, work.output_bytes, work.work_items, work.group_items or 1, ms
-    )
 
 
 def _grow(rows: FloatArray, target: FloatArray, weights: FloatArray) -> Forest:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
@@ -12,7 +14,9 @@ from msgspec import Meta
 
 from torchedge.devices import Device, Figure, Provenance, weakest
 from torchedge.errors import DeviceError, ProfileError
+from torchedge.forests.trees import Forest, read_forests, write_forests
 from torchedge.lowering.programs import LoadClassName
+from torchedge.storage import file_sha256, profile_file
 from torchedge.storage.codecs import thaw
 from torchedge.streaming.instances import MEBIBYTE, Layer
 from torchedge.streaming.schedules import LaunchWork
@@ -93,6 +97,15 @@ def roofline_of(device: Device) -> Roofline:
     )
 
 
+def class_rates(content: object) -> dict[LoadClassName, KernelRates]:
+    """Return rates of every operator class from a profile's table.
+
+    Raises KeyError for a class that it lacks, and ValidationError of msgspec for anything else.
+    """
+    read: dict[LoadClassName, KernelRates] = msgspec.convert(thaw(content), dict[LoadClassName, KernelRates])
+    return {name: read[name] for name in THRESHOLDS}
+
+
 def _kernel_rates(device: Device) -> dict[LoadClassName, KernelRates]:
     """Return the rates of kernels that a profile holds, none or those of all classes."""
     table = device.profile.get(TABLE)
@@ -100,10 +113,7 @@ def _kernel_rates(device: Device) -> dict[LoadClassName, KernelRates]:
     if rates is None:
         return {}
     try:
-        read: dict[LoadClassName, KernelRates] = msgspec.convert(
-            thaw(rates), dict[LoadClassName, KernelRates]
-        )
-        return {name: read[name] for name in THRESHOLDS}
+        return class_rates(rates)
     except (KeyError, msgspec.ValidationError) as error:
         raise ProfileError(
             f"{device.folder}: [profile.{TABLE}.{KERNELS}] does not give gflops, gb_s, us above 0 for "
@@ -227,3 +237,28 @@ def derive_rates(device: Device) -> Rates:
         host_launch=device.figures.get("host_launch_us", launch),
         host_transfer=device.figures.get("host_transfer_us", assumed),
     )
+
+
+# forests of operator classes in a profile -------------------------------------------------------------------
+
+_MOST_BYTES = 8 * 2**20
+
+
+@lru_cache(maxsize=32)
+def class_forests(
+    folder: Path, file: str, digest: str, features: tuple[str, ...]
+) -> Mapping[LoadClassName, Forest]:
+    """Return the forests of each operator class, over some features, from a file of a profile.
+
+    Raises:
+        ProfileError: the file is missing, damaged, another one or made for another version.
+    """
+    path = profile_file(folder, file, digest, max_bytes=_MOST_BYTES)
+    read = read_forests(path, expected=dict.fromkeys(THRESHOLDS, features), max_bytes=_MOST_BYTES)
+    return {name: read[name] for name in THRESHOLDS}
+
+
+def write_class_forests(file: str, folder: Path, forests: Mapping[LoadClassName, Forest]) -> str:
+    """Write the forests of each class into a file of a profile's folder; return its sha256."""
+    write_forests(folder / file, {str(name): forest for name, forest in forests.items()})
+    return file_sha256(folder / file, max_bytes=_MOST_BYTES)
