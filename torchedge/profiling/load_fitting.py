@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
-from torchedge.errors import ProfileError, needed
+from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.lowering.programs import LoadClassName
-from torchedge.profiling.forest_fitting import convert_model
+from torchedge.profiling.forest_fitting import fit_boosted
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
@@ -278,20 +278,12 @@ def fit_loads(table: LoadTable) -> dict[LoadClassName, Forest]:
 
 def _grow(cases: Sequence[LoadCase]) -> Forest:
     """Boosted trees over the cases' points, never falling with the load."""
-    with needed("scikit-learn", extra="fit", purpose="fitting loads"):
-        from sklearn.ensemble import HistGradientBoostingRegressor
-        from threadpoolctl import threadpool_limits
     rows = np.concatenate([load_features(case.work, case.alone_ms, case.extra_bytes) for case in cases])
     targets = np.concatenate([np.log1p(case.increases) for case in cases])
     rising = [int(name in LOADS) for name in LOAD_FEATURES]
-    model = HistGradientBoostingRegressor(
-        early_stopping=False, monotonic_cst=rising, random_state=0, **_SETTINGS
-    )
-    with threadpool_limits(1):  # fastest for so little data, and the same result everywhere
-        model.fit(rows, targets)
     metadata = {GROUP_ITEMS: str(_fastest_group(cases))}
-    return convert_model(
-        model, rows, feature_names=LOAD_FEATURES, learner="gradient boosting", metadata=metadata
+    return fit_boosted(
+        rows, targets, feature_names=LOAD_FEATURES, metadata=metadata, monotonic_cst=rising, **_SETTINGS
     )
 
 
