@@ -288,8 +288,8 @@ def _check(options: SimpleNamespace, *, several: bool) -> None:
             "(docs/runner.md)"
         )
     else:
-        others = (*_HOST_OPTIONS, "method", "prompt_ids")
-        refuse_given(others, "with --over, which runs steps of the first method: omit it")
+        elsewhere = (*_HOST_OPTIONS, "method", "prompt_ids")
+        refuse_given(elsewhere, "with --over, which runs steps of the first method: omit it")
     if options.prompt_ids is None:
         refuse_given(_TEXT_OPTIONS, "without --prompt-ids, the tokens to continue: give them, or omit it")
     else:
