@@ -13,7 +13,7 @@ from torchedge.devices import Provenance, find_device
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import evaluate
 from torchedge.profiling import load_fitting
-from torchedge.profiling.load_fitting import fit_loads, fit_rates, read_loads, score_loads
+from torchedge.profiling.load_fitting import fit_loads, read_loads, score_loads
 from torchedge.storage import file_sha256
 from torchedge.streaming.capacities import (
     FILE,
@@ -134,7 +134,9 @@ def test_predictions_never_fall_with_the_load(table, forests):
     for load_class in THRESHOLDS:
         for case in table.of_class(load_class)[::7]:
             extra = np.linspace(0, 2 * case.extra_bytes[-1], 400)
-            assert (np.diff(evaluate(forests[load_class], load_features(case.work, extra))) >= 0).all()
+            assert (
+                np.diff(evaluate(forests[load_class], load_features(case.work, case.alone_ms, extra))) >= 0
+            ).all()
 
 
 def test_capacities_follow_the_law(table, forests):
@@ -145,14 +147,14 @@ def test_capacities_follow_the_law(table, forests):
             moved = case.work.input_bytes + case.work.output_bytes
             true = COPY_MS * (4 * float(law(case.work.flops, moved, 0)) - 0.004 - moved / BYTES_MS)
             most = case.extra_bytes[-1]
-            ratios.append(model.most_within("elemental", case.work, 3.0) / min(true, most))
+            ratios.append(model.most_within(case.work, case.alone_ms, 3.0) / min(true, most))
     assert 0.8 < np.median(ratios) < 1.2
 
 
 def test_rates_of_kernels_are_found(table):
-    rates = fit_rates(table.works_of("reusable"))  # bound by arithmetic, FLOPS_MS
+    rates = table.rates_of("reusable")  # bound by arithmetic, FLOPS_MS
     assert rates.gflops == pytest.approx(FLOPS_MS / 1e6, rel=0.06) and rates.us == pytest.approx(4, rel=0.2)
-    rates = fit_rates(table.works_of("elemental"))
+    rates = table.rates_of("elemental")
     assert rates.gb_s == pytest.approx(BYTES_MS / 1e6, rel=0.06) and rates.us == pytest.approx(4, rel=0.2)
 
 
@@ -286,8 +288,8 @@ def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):
     assert derive_rates(before).host_transfer.provenance is Provenance.ASSUMED
     assert dict(told["slowed_by"]) == {"copy": 200.0, "kernel": 100.0, "slot": 25.0}
     assert (loading_way(device), loading_way(before)) == ("slot", "copy")
-    assert dict(told["kernels"]["reusable"]) == asdict(fit_rates(table.works_of("reusable")))
-    assert roofline_of(device).measured["reusable"] == fit_rates(table.works_of("reusable"))
+    assert dict(told["kernels"]["reusable"]) == asdict(table.rates_of("reusable"))
+    assert roofline_of(device).measured["reusable"] == table.rates_of("reusable")
     assert not roofline_of(before).measured
 
 

@@ -138,8 +138,9 @@ def test_loads_and_the_disk_of_a_phone(native, home, monkeypatch):
     from torch import nn
 
     from torchedge.profiling.campaigns.transports import open_transport
+    from torchedge.profiling.load_measuring import loads_measured
     from torchedge.profiling.remote_devices import ask_device, describe_there
-    from torchedge.profiling.remote_loads import RemoteLoads, measure_loads_there
+    from torchedge.profiling.remote_loads import RemoteLoads
     from torchedge.profiling.remote_runs import RemoteRunner
 
     case = LoadedOperator("gelu", (8, 1024), nn.GELU, ((8, 1024),))
@@ -151,8 +152,8 @@ def test_loads_and_the_disk_of_a_phone(native, home, monkeypatch):
         there = ask_device(remote)
         device = describe_there(home / "phone", "phone", there, "command")
         loads = RemoteLoads(remote, there, device, 1 << 20)
-        assert measure_loads_there(out, loads, "command", quick=True) == 4
-        assert measure_loads_there(out, loads, "command", quick=True) == 0
+        for new in (4, 0):
+            assert loads_measured(out, loads.environment("command", True), loads.tasks(True), str) == new
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row.get("row") or row["kernel"] for row in rows] == [
         "environment",

@@ -18,14 +18,13 @@ from torchedge.streaming.capacities import (
     LOADS,
     THRESHOLDS,
     FittedLoads,
-    LoadedKernel,
     load_features,
     load_model_of,
     make_instance,
     rate_capacities,
-    write_load_model,
 )
 from torchedge.streaming.instances import MEBIBYTE
+from torchedge.streaming.rates import write_class_forests
 from torchedge.streaming.schedules import LaunchWork, works_of
 
 HIGH = {
@@ -66,10 +65,8 @@ def launch(load_class="reusable", flops=1000, nbytes=3000, output=1000, group=No
 
 
 def test_features_of_a_kernel_under_loads():
-    work = LoadedKernel(
-        flops=4096, input_bytes=1024, output_bytes=1024, work_items=128, group_items=64, latency_ms=1.0
-    )
-    rows = load_features(work, [0, 2048, MEBIBYTE])
+    work = LaunchWork("k", "reusable", 4096, 1024, 1024, work_items=128, group_items=64)
+    rows = load_features(work, 1.0, [0, 2048, MEBIBYTE])
     assert rows.shape == (3, len(LOAD_FEATURES))
     assert rows[:, :6] == pytest.approx(np.tile([12, 11, 1, 7, 6, np.log2(1000)], (3, 1)))
     assert rows[:, 6:] == pytest.approx(
@@ -79,16 +76,15 @@ def test_features_of_a_kernel_under_loads():
 
 def test_a_launch_counts_with_its_own_work_group_or_the_probes():
     usual = model(("extra_ratio", 1, 1), items="256")
-    assert usual.work_of(launch(), 2.0) == LoadedKernel(1000, 2000, 1000, 125, 256, 2.0)
-    assert usual.work_of(launch(group=32), 2.0) == LoadedKernel(1000, 2000, 1000, 125, 32, 2.0)
-    assert usual.work_of(launch(flops=0, nbytes=0, output=0), 1.0).input_bytes == 1
+    assert usual.usual(launch()) == LaunchWork("", "reusable", 1000, 2000, 1000, 125, 256)
+    assert usual.usual(launch(group=32)) == LaunchWork("", "reusable", 1000, 2000, 1000, 125, 32)
+    assert usual.usual(launch(flops=0, nbytes=0, output=0)).input_bytes == 1
 
 
 def test_capacity_is_the_last_byte_within_the_threshold():
     slower = model(("extra_ratio", 0.5, np.log(1.1)), ("extra_ratio", 2.5, np.log(1.1)))  # 10 %, then 21 %
     assert slower.capacity_bytes(launch("reusable"), 1.0) == 5000
-    work = slower.work_of(launch(), 1.0)
-    assert slower.increase("reusable", work, [0, 1000, 1001, 5000, 5001]) == pytest.approx(
+    assert slower.increase(launch(), 1.0, [0, 1000, 1001, 5000, 5001]) == pytest.approx(
         [0, 0, 0.1, 0.1, 0.21]
     )
 
@@ -115,9 +111,8 @@ steps = st.lists(
 def test_capacity_by_trying_every_byte(found, nbytes, output, latency_ms):
     slower = model(*found)
     work_of_launch = launch("reusable", nbytes=nbytes + output, output=output)
-    work = slower.work_of(work_of_launch, latency_ms)
-    most = slower.most_bytes("reusable", work)
-    increases = slower.increase("reusable", work, np.arange(most + 1))
+    most = slower.most_bytes(work_of_launch, latency_ms)
+    increases = slower.increase(work_of_launch, latency_ms, np.arange(most + 1))
     assert (np.diff(increases) >= 0).all()
     within = np.flatnonzero(increases <= 0.2)
     assert slower.capacity_bytes(work_of_launch, latency_ms) == (within[-1] if len(within) else 0)
@@ -146,7 +141,7 @@ def put(folder, forests=None, **described):
     """A copy of a phone's profile with a model of latency under load."""
     folder.mkdir(exist_ok=True)
     chosen = model(("extra_ratio", 1, np.log(1.5))).forests if forests is None else forests
-    digest = write_load_model(folder, chosen)
+    digest = write_class_forests(FILE, folder, chosen)
     table = {"provenance": "measured", "dataset": "loads.jsonl", "measured": "2026-11-21", "rows": 7}
     document = read_toml(find_device("adreno-750").folder / "device.toml")
     loading = {**table, "sha256": digest, **described}

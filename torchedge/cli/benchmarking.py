@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from torchedge.cli.console import Progress, answer, print_table, print_wrapped
-from torchedge.cli.options import PATH, PICTURE, Choice, Command, Group, command, opencl_device, whole
+from torchedge.cli.options import PATH, Choice, Command, Group, command, opencl_device, whole
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def bench() -> None:
     cls=Command,
     examples=[
         "torchedge bench kernels --quick --out bench",
-        "torchedge bench kernels --device 1 --out bench --seconds 420 --picture bench.png",
+        "torchedge bench kernels --device 1 --out bench --seconds 420",
     ],
 )
 @click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Folder of the results.")
@@ -48,7 +48,6 @@ def bench() -> None:
 @click.option("--gflop", type=float, default=4.0, show_default=True, help="Skip shapes with more arithmetic.")
 @click.option("--storage", type=Choice(["buffer", "image"]), help="Preferred storage. [default: the class's]")
 @click.option("--quick", is_flag=True, help="Few shapes and candidates (three minutes on two cores).")
-@click.option("--picture", type=PICTURE, metavar="FILE", help="Draw the results (.png, .svg, .pdf).")
 def _kernels(
     out: Path,
     device: str | None,
@@ -59,7 +58,6 @@ def _kernels(
     gflop: float,
     storage: str | None,
     quick: bool,
-    picture: Path | None,
 ) -> None:
     """Judge the tuner over TMModel's nine operators.
 
@@ -102,13 +100,8 @@ def _kernels(
             cases, out, context, target, coefficients, among=candidates, seconds=limit, step=step
         )
     summary = summarize(rows)
-    if picture is not None:
-        from torchedge.profiling.kernel_plots import draw_bench
-
-        draw_bench(rows, picture)
     document = {"device": context.device.name, "of_cases": len(cases), **asdict(summary)}
-    show = partial(print_summary, context.device.name, summary, len(cases))
-    answer(document, show, written=picture)
+    answer(document, partial(print_summary, context.device.name, summary, len(cases)))
 
 
 def print_summary(device: str, summary: BenchSummary, wanted: int) -> None:

@@ -11,7 +11,17 @@ import click
 
 from torchedge.cli import options
 from torchedge.cli.console import Progress, answer, warn
-from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, Choice, command, load_named, whole
+from torchedge.cli.options import (
+    MODEL_HELP,
+    PATH,
+    SIZE,
+    WHOLE,
+    Choice,
+    command,
+    load_named,
+    refuse_given,
+    whole,
+)
 from torchedge.errors import InputError, check_rate, clipped
 
 if TYPE_CHECKING:
@@ -123,9 +133,8 @@ def export(
 
 
 def _check_training(mode: str, training: dict[str, Any]) -> None:
-    for name in _TRAINING_ONLY:
-        if training[name] is not None and mode != "train":
-            raise InputError(f"--{name} is given without --mode train; add that, or omit --{name}")
+    if mode != "train":
+        refuse_given(_TRAINING_ONLY, "without --mode train; add that, or omit it")
     if training["lr"] is not None:
         check_rate("--lr", training["lr"])
 

@@ -18,8 +18,7 @@ from torchedge.cli.console import (
     shown_device,
     warn,
 )
-from torchedge.cli.options import DEVICE, PATH, Command, Group, all_of, or_word, whole
-from torchedge.errors import InputError
+from torchedge.cli.options import DEVICE, PATH, Command, Group, all_of, or_word, refuse_given, whole
 from torchedge.texts import number
 
 if TYPE_CHECKING:
@@ -120,9 +119,7 @@ def _fit_modes(
 
     base = options["base"]
     if base is None:
-        for name, value in (("points", points), ("seed", seed)):
-            if value is not None:
-                raise InputError(f"--{name} is given without --base; add --base DEVICE, or omit it")
+        refuse_given(("points", "seed"), "without --base; add --base DEVICE, or omit it")
     count = points if isinstance(points, int) else None
     with Progress(2, "fitting" if base is None else "adapting") as progress:
         result = fit(dataset, points=count, seed=seed or 0, modes=modes, progress=progress, **options)

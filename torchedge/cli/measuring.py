@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,7 @@ from torchedge.errors import DeviceError, InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from torchedge.profiling.campaigns.recording import Summary
+    from torchedge.profiling.kernel_cases import BenchDevice
 
 _SHOWN = 5
 """Reasons of failed points that are printed."""
@@ -99,9 +100,7 @@ def profile(
     if streaming:
         _profile_streaming(out, opencl_device, quick)
         return
-    for name, value in (("--device", opencl_device), ("--out", out)):
-        if value is not None:
-            raise InputError(f"{name} is given without --streaming or --kernels; add one of them, or omit it")
+    refuse_given(("opencl_device", "out"), "without --streaming or --kernels; add one of them, or omit it")
     from torchedge.cli.fitting import print_fit
     from torchedge.devices import LOCAL_DEVICE, find_device
     from torchedge.profiling.campaigns.plans import read_plan
@@ -138,10 +137,15 @@ def _profile_over(
     from torchedge.devices import LOCAL_DEVICE
     from torchedge.devices.device import NAME
     from torchedge.profiling.campaigns.transports import open_transport
-    from torchedge.profiling.remote_profiles import profile_there
+    from torchedge.profiling.kernel_fitting import figures_of, fit_kernels
+    from torchedge.profiling.kernel_measuring import RemoteBench
+    from torchedge.profiling.load_fitting import fit_device_loads
+    from torchedge.profiling.load_measuring import loads_measured
+    from torchedge.profiling.profile_folders import write_profile
+    from torchedge.profiling.remote_devices import ask_device, describe_there
+    from torchedge.profiling.remote_loads import RemoteLoads
     from torchedge.profiling.remote_runs import RemoteRunner
     from torchedge.storage import cache_folder, user_folder
-    from torchedge.storage.documents import writing
 
     for option, value in (("--over", over), ("--runner", runner)):
         if value is None:
@@ -160,15 +164,24 @@ def _profile_over(
     rows: dict[str, Path] = {}
     for kind in [kind for kind, wanted in parts.items() if wanted or kernels == streaming]:
         rows[kind] = out or user_folder() / kind / f"{name}{'-quick' * quick}.jsonl"
-        with writing(rows[kind].parent, "choose another --out"):
-            rows[kind].parent.mkdir(parents=True, exist_ok=True)
-    with writing(folder, "set TORCHEDGE_HOME to a folder that can be written"):
-        folder.mkdir(parents=True, exist_ok=True)
-    transport, command = open_transport(over, None, cache_folder() / "device"), f"torchedge profile {name}"
+        _make(rows[kind].parent, "choose another --out")
+    _make(folder)
+    transport = open_transport(over, None, cache_folder() / "device")
+    command = f"torchedge profile {name} --over {over}"
     with RemoteRunner(transport, runner, opencl or "") as remote, _kept():
-        device = profile_there(
-            name, remote, folder, rows, command=f"{command} --over {over}", quick=quick, bar=Progress
-        )
+        there = ask_device(remote)
+        device = describe_there(folder, name, there, command)
+        if "kernels" in rows:
+            _measure_kernels(RemoteBench(remote, there), rows["kernels"], quick, command=command)
+            part = figures_of(fit_kernels(rows["kernels"], device, folder), device)
+            device = write_profile(folder, device, {}, kernels=part)
+        if "loads" in rows:
+            loads = RemoteLoads(remote, there, device)
+            environment, tasks = loads.environment(command, quick), list(loads.tasks(quick))
+            with Progress(len(tasks), "measuring loads") as progress:
+                loads_measured(rows["loads"], environment, tasks, progress.begin)
+            part = fit_device_loads(rows["loads"], device, folder)
+            device = write_profile(folder, device, {}, loading=part)
     following = f"torchedge campaign run {name} --plan quick --over {over} --runner {runner} --out {name}" + (
         f" --opencl {opencl!r}" if opencl else ""
     )
@@ -181,6 +194,21 @@ def _profile_over(
 
     paths = {kind: str(file) for kind, file in rows.items()}
     answer({**device_document(device), "rows": paths, "next": following}, show)
+
+
+def _make(folder: Path, remedy: str = "set TORCHEDGE_HOME to a folder that can be written") -> None:
+    from torchedge.storage.documents import writing
+
+    with writing(folder, remedy):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _measure_kernels(bench: BenchDevice, rows: Path, quick: bool, **command: str) -> None:
+    from torchedge.profiling.kernel_cases import cases
+    from torchedge.profiling.kernel_measuring import measure_kernels
+
+    with Progress(2 * sum(1 for _ in cases(bench.traits, quick=quick)), "measuring kernels") as progress:
+        measure_kernels(rows, bench, quick=quick, step=progress.begin, **command)
 
 
 @contextlib.contextmanager
@@ -223,12 +251,10 @@ def _profile_streaming(out: Path | None, device: str | None, quick: bool) -> Non
 def _profile_kernels(out: Path | None, device: str | None, quick: bool) -> None:
     from torchedge.cli.fitting import print_kernels
     from torchedge.devices import LOCAL_DEVICE, find_device, match_device
-    from torchedge.profiling.kernel_cases import cases
     from torchedge.profiling.kernel_fitting import fit_kernels
-    from torchedge.profiling.kernel_measuring import OpenCLBench, measure_kernels
+    from torchedge.profiling.kernel_measuring import OpenCLBench
     from torchedge.profiling.profile_folders import write_profile
     from torchedge.storage import user_folder
-    from torchedge.storage.documents import writing
 
     bench = OpenCLBench(device)
     known = find_device(LOCAL_DEVICE) if bench.traits.kind == "cpu" else match_device(bench.traits.name)
@@ -239,15 +265,12 @@ def _profile_kernels(out: Path | None, device: str | None, quick: bool) -> None:
         )
     folder = user_folder() / "profiles" / (known.name if known else "")
     rows = out or folder.parent.parent / "kernels" / f"{folder.name}{'-quick' * quick}.jsonl"
-    with writing(rows.parent, "choose another --out"):
-        rows.parent.mkdir(parents=True, exist_ok=True)
-    with Progress(2 * sum(1 for _ in cases(bench.traits, quick=quick)), "measuring") as progress:
-        measure_kernels(rows, bench, quick=quick, step=progress.begin)
+    _make(rows.parent, "choose another --out")
+    _measure_kernels(bench, rows, quick)
     if known is None:
         print_wrapped(f"rows in {rows}; next: torchedge fit kernels {rows} --device FOLDER --out FOLDER")
         return
-    with writing(folder, "set TORCHEDGE_HOME to a folder that can be written"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    _make(folder.parent)
     written = write_profile(folder, known, {}, kernels=fit_kernels(rows, known, folder))
     print_kernels(written, f"rows in {rows}; profile in {folder}")
 
@@ -340,20 +363,7 @@ def _convolutions(text: str) -> int:
 @click.option("--retry-failed", is_flag=True, help="Measure failed points again.")
 @click.option("--retry-unsteady", is_flag=True, help="Measure points whose steps differ much again.")
 @click.option("--tables-only", is_flag=True, help="Write the tables; measure nothing.")
-def _run(
-    device: str,
-    plan: str,
-    over: str,
-    out: Path | None,
-    python: str | None,
-    processor: str | None,
-    convolutions: int,
-    runner: Path | None,
-    opencl: str | None,
-    retry_failed: bool,
-    retry_unsteady: bool,
-    tables_only: bool,
-) -> None:
+def _run(device: str, plan: str, over: str, out: Path | None, **given: Any) -> None:  # noqa: ANN401 - the other options
     """Measure a plan's networks on a device, called NAME from now on.
 
     Interrupt it, kill it or unplug the device at any moment: the same command continues with what is left.
@@ -364,20 +374,20 @@ def _run(
     from torchedge.profiling.campaigns.transports import open_transport
     from torchedge.storage import user_folder
 
-    if runner is None:
+    if given["runner"] is None:
         refuse_given(("opencl",), "without --runner, which measures OpenCL devices; add it, or omit it")
     if not NAME.fullmatch(device):
         raise InputError(f"the name is {device[:60]!r}; expected lower case letters, digits, '-' and '.'")
     chosen = read_plan(plan)
     folder = out or user_folder() / "campaigns" / device
-    again = {"failed": retry_failed, "unsteady": retry_unsteady}
-    retry = tuple(kind for kind, wanted in again.items() if wanted)
-    transport = open_transport(over, python, folder / "device")
+    retry = tuple([kind for kind in ("failed", "unsteady") if given[f"retry_{kind}"]])
+    transport = open_transport(over, given["python"], folder / "device")
     job = Campaign(
-        folder, chosen, device, over, processor or "", retry, convolutions, runner=runner, opencl=opencl or ""
-    )
+        folder, chosen, device, over, given["processor"] or "", retry, given["convolutions"],
+        runner=given["runner"], opencl=given["opencl"] or "",
+    )  # fmt: skip
     with _Bars() as bars, _kept():
-        summary = run_campaign(job, None if tables_only else transport, bars)
+        summary = run_campaign(job, None if given["tables_only"] else transport, bars)
     keys = ("points", "measured", "out_of_memory", "unsteady", "left", "failed", "skipped")
     document = {"device": device, "folder": str(folder)} | {key: getattr(summary, key) for key in keys}
     answer(document, lambda: _print(summary, device, folder))

@@ -25,11 +25,6 @@ from torchedge.errors import CaptureError, InputError, TorchedgeWarning, check_p
 from torchedge.storage.amounts import bytes_of, is_ambiguous
 from torchedge.storage.pictures import check_picture
 
-if TYPE_CHECKING:
-    from torchedge.devices import Device
-    from torchedge.graphs import ForwardGraph
-    from torchedge.graphs.graph import Mode
-
 DEBUG_VARIABLE = "TORCHEDGE_DEBUG"
 """If set to anything but 0, tracebacks and warnings of libraries are shown."""
 
@@ -432,30 +427,6 @@ def load_named(text: str, *, weights: bool = False) -> tuple[Any, str]:
 
     with contextlib.redirect_stdout(sys.stderr):
         return load_model(text, weights=weights)
-
-
-def capture_named(
-    text: str,
-    *,
-    mode: Mode,
-    input_size: tuple[int, ...] | None,
-    batch_sizes: Sequence[int],
-    device: Device,
-    compiled: bool = False,
-    amp: str | None = None,
-) -> list[ForwardGraph]:
-    """Return the graph of the model that a word names on a device for each batch size, under its label.
-
-    One graph serves all batch sizes, unless the model needs one for each. compiled: it runs under
-    torch.compile, in autocast to `amp`.
-    """
-    from torchedge.tracing.capturing import CaptureRequest, capture_each
-
-    request = CaptureRequest(
-        text, mode=mode, input_size=input_size, device=device, compiled=compiled, amp=amp, partitioned=True
-    )
-    with unsuitable_size(input_size):
-        return capture_each(request, batch_sizes)
 
 
 @contextlib.contextmanager

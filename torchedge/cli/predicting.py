@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from torchedge.cli.console import (
     print_table,
     print_wrapped,
 )
-from torchedge.cli.options import MODEL_HELP, PICTURE, capture_named, command
+from torchedge.cli.options import MODEL_HELP, PICTURE, command
 from torchedge.errors import InputError
 from torchedge.storage.amounts import mib_of
 from torchedge.storage.pictures import save_picture
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torchedge.prediction.results import Prediction
 
 _OF_THE_STEP = (
-    "batch_size", "mode", "input_size", "seq_len", "optimizer", "amp", "accumulation", "compiled",
+    "batch_size", "mode", "input_size", "seq_len", "optimizer", "amp", "accumulation", "compile",
 )  # fmt: skip
 """Options that a script or a bundle decides itself."""
 _COLUMNS = 5
@@ -61,7 +61,7 @@ _LEAST_MIB = 0.05
 @options.device
 @options.operator_us
 @options.step
-@click.option("--compile", "compiled", is_flag=True, help="The step runs under torch.compile.")
+@click.option("--compile", is_flag=True, help="The step runs under torch.compile.")
 @options.fit
 @click.option("--max-batch-size", is_flag=True, help="Also print the largest batch size that fits.")
 @click.option(
@@ -78,12 +78,11 @@ def predict(
     mode: Mode,
     input_size: tuple[int, ...] | None,
     seq_len: int | None,
-    compiled: bool,
     memory_limit: str | None,
     confidence: float,
     max_batch_size: bool,
     trace: Path | None,
-    **step: Any,  # noqa: ANN401 - optimizer, amp, accumulation
+    **step: Any,  # noqa: ANN401 - optimizer, amp, accumulation, compile
 ) -> int:
     """Predict memory and latency of a training step or an inference.
 
@@ -97,9 +96,10 @@ def predict(
     and the step that it would run is predicted. Files that it writes up to there stay.
     """
     from torchedge.api import Predictor
-    from torchedge.tracing.capturing import CaptureRequest
+    from torchedge.tracing.capturing import CaptureRequest, capture_each
     from torchedge.tracing.sequence_lengths import LengthFamily
 
+    compiled = step.pop("compile")
     if (Path(models[0]) / "manifest.json").is_file():
         others = (*_OF_THE_STEP, "max_batch_size", "operator_us", "confidence", "trace")
         options.refuse_given(others, "with a bundle, whose step is as it was exported; leave it out")
@@ -123,29 +123,17 @@ def predict(
     documents: list[dict[str, Any]] = []
     for place, text in enumerate(models):
         graphs: Sequence[Any]
-        if seq_len is None:
-            graphs = capture_named(
-                text,
-                mode=mode,
-                input_size=input_size,
-                batch_sizes=batch_size,
-                device=predictor.device,
-                compiled=compiled,
-                amp=step["amp"],
-            )
+        request = CaptureRequest(
+            text, mode=mode, input_size=input_size, device=predictor.device, compiled=compiled
+        )
+        if seq_len is None:  # one graph serves all batch sizes, unless the model needs one for each
+            request = replace(request, amp=step["amp"], partitioned=True)
+            with options.unsuitable_size(input_size):
+                graphs = capture_each(request, batch_size)
         else:
             module, label = options.load_named(text)
-            request = CaptureRequest(
-                module,
-                None,
-                mode,
-                input_size=input_size,
-                name=label,
-                device=predictor.device,
-                compiled=compiled,
-            )
             with options.unsuitable_size(input_size):
-                graphs = [LengthFamily(request)] * len(batch_size)
+                graphs = [LengthFamily(replace(request, model=module, name=label))] * len(batch_size)
         predictions = [
             predictor.predict(graph, size, seq_len=seq_len, **step)
             for graph, size in zip(graphs, batch_size, strict=True)

@@ -54,6 +54,7 @@ _HOST_OPTIONS = ("reads", "loading", "trace", "plot")
 """Options of Python's executor alone."""
 _TEXT_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed")
 """Options of a continued text alone."""
+_OF_ONE_BUNDLE = ("settings", "save", "method", "prompt_ids", "over")
 _OF_A_RUN = ("out", "steps", "settings", "save", "timed", "trace", "plot", "over")
 """Options that a description does not take."""
 _HEADER_BYTES = 2**16
@@ -165,12 +166,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
         return run_isolated([word for k, word in enumerate(words) if k not in own], time_limit)
     refuse_given(("time_limit",), "without --isolated; add that, or omit it")
     settings = SimpleNamespace(**given)
-    if settings.inputs and settings.random:
-        raise InputError("--random is given beside --input; expected one of them")
-    if len(bundles) > 1:
-        _check_queue(settings)
-    _check_over(settings, len(bundles))
-    _check_text(settings)
+    _check(settings, several=len(bundles) > 1)
     opened = [Bundle.open(path, trust=settings.trust) for path in bundles]
     queue = BundleQueue(opened) if len(opened) > 1 else None
     if settings.prompt_ids is not None:
@@ -276,25 +272,24 @@ def _token_ids(name: str, text: str) -> list[int]:
         raise InputError(f"{name} is {text[:80]!r}; expected whole numbers, as 1,2,3") from None
 
 
-def _check_over(options: SimpleNamespace, bundles: int) -> None:
-    """Raise InputError for options that do not go with --over, or that need it."""
+def _check(options: SimpleNamespace, *, several: bool) -> None:
+    """Raise InputError for options that do not go together."""
+    if options.inputs and options.random:
+        raise InputError("--random is given beside --input; expected one of them")
+    if several:
+        refuse_given(_OF_ONE_BUNDLE, "with several bundles; expected it with one")
+        if options.memory_limit is None and (options.inputs or options.random):
+            raise InputError("several bundles are given without --memory-limit; expected one for all of them")
     if options.over is None:
-        if options.runner is not None:
-            raise InputError("--runner is given without --over; expected --over local, ssh://HOST or adb")
-        return
-    if options.runner is None:
+        refuse_given(("runner",), "without --over; expected --over local, ssh://HOST or adb")
+    elif options.runner is None:
         raise InputError(
             f"--over {options.over} is given without --runner; expected torchedge-run, built for that device "
             "(docs/runner.md)"
         )
-    if bundles > 1:
-        raise InputError(f"{bundles} bundles are given with --over; expected one: run them one by one")
-    others = (*_HOST_OPTIONS, "method", "prompt_ids")
-    refuse_given(others, "with --over, which runs steps of the first method: omit it")
-
-
-def _check_text(options: SimpleNamespace) -> None:
-    """Raise InputError for options that --prompt-ids does not take, or that need it."""
+    else:
+        elsewhere = (*_HOST_OPTIONS, "method", "prompt_ids")
+        refuse_given(elsewhere, "with --over, which runs steps of the first method: omit it")
     if options.prompt_ids is None:
         refuse_given(_TEXT_OPTIONS, "without --prompt-ids, the tokens to continue: give them, or omit it")
     else:
@@ -519,17 +514,6 @@ def _print_kernels(kernels: list[dict[str, Any]]) -> None:
 
 
 # several bundles --------------------------------------------------------------------------------------------
-
-
-def _check_queue(options: SimpleNamespace) -> None:
-    for option, value in (("--set", options.settings), ("--save", options.save)):
-        if value:
-            raise InputError(f"{option} is given with several bundles; expected it with one that trains")
-    for option, value in (("--method", options.method), ("--prompt-ids", options.prompt_ids)):
-        if value is not None:
-            raise InputError(f"{option} is given with several bundles; expected it with one")
-    if options.memory_limit is None and (options.inputs or options.random):
-        raise InputError("several bundles are given without --memory-limit; expected one for all of them")
 
 
 def _run_queue(queue: BundleQueue, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:

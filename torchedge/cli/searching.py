@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import DOES_NOT_FIT, Progress, answer, print_notes, print_table, print_wrapped
+from torchedge.cli.console import DOES_NOT_FIT, Progress, answer, print_notes, print_wrapped
 from torchedge.cli.options import (
     BATCH_SIZES,
     CONFIDENCE,
@@ -25,7 +25,6 @@ from torchedge.cli.options import (
     refuse_given,
 )
 from torchedge.errors import InputError, described
-from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torchedge.searching.driver import Search, SearchProgress
@@ -245,51 +244,9 @@ def _write(folder: Path, result: Search) -> None:
 
 
 def _print(result: Search, meaning: str) -> None:
-    counts = result.counts
-    print_wrapped(
-        f"{result.space.name} on {result.device}: {counts.evaluated:,} candidates in {result.seconds:.0f} s, "
-        f"{counts.valid:,} within the limits"
-    )
-    rejected = ", ".join(f"{n} {c:,}" for n, c in counts.rejected.items() if c)
-    if rejected:
-        print_wrapped(rejected, first="rejected by: ", rest="  ")
-    if result.best is None:
-        print("no candidate is within the limits")
-        for violation in result.violations:
-            print_wrapped(str(violation), first="  ", rest="    ")
-    else:
-        print_wrapped(f"{result.best.score:.6g} ({meaning})", first="best score: ", rest="  ")
-    print()
-    _print_figures(result)
-    chosen = result.best or result.nearest
-    if chosen is not None:
-        print()
-        print_wrapped(_encoding(chosen.encoding), first="best: " if result.best else "nearest: ", rest="  ")
+    for line in str(result).splitlines():
+        print_wrapped(line, rest="    ")
+    print_wrapped(f"score: {meaning}", rest="  ")
     provenance = {str(p.provenance) for p in result.predictions.values()}
     print_wrapped(", ".join(sorted(provenance)), first="provenance: ")
     print_notes(*(p.notes for p in result.predictions.values()))
-
-
-def _print_figures(result: Search) -> None:
-    from torchedge.searching.evaluation import FIGURES
-
-    chosen = result.best or result.nearest
-    assert chosen is not None
-    rows = []
-    for name, limit in result.constraints.items():
-        figure, value = FIGURES[name], chosen.figures[name]
-        front = result.fronts.get(name, ())
-        cheapest = number(front[0].figures[name]) if front else "-"
-        cells = [number(value), number(limit), cheapest, str(len(front))]
-        rows.append([f"{name} {figure.letter}", figure.unit, *cells])
-    print_table(
-        ["figure", "unit", "best" if result.best else "nearest", "limit", "front from", "points"],
-        rows,
-        left=2,
-    )
-
-
-def _encoding(encoding: Any) -> str:  # noqa: ANN401 - a space's own
-    if isinstance(encoding, dict):
-        return ", ".join(f"{k} {v}" for k, v in encoding.items())
-    return str(encoding)

@@ -49,6 +49,30 @@ def fit_forest(
     return convert_model(model, rows, learner="extra_trees", feature_names=feature_names, metadata=texts)
 
 
+def fit_boosted(
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    feature_names: Sequence[str],
+    weights: ArrayLike | None = None,
+    metadata: Mapping[str, str] | None = None,
+    **settings: Any,  # noqa: ANN401 - of scikit-learn's HistGradientBoostingRegressor
+) -> Forest:
+    """Grow boosted trees of (n, f) features and (n,) targets; the same arguments give the same forest.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+    """
+    model = _sklearn("sklearn.ensemble").HistGradientBoostingRegressor(
+        early_stopping=False, random_state=0, **settings
+    )
+    with _sklearn("threadpoolctl").threadpool_limits(1):  # fastest for few rows, the same everywhere
+        model.fit(X, y, sample_weight=weights)
+    return convert_model(
+        model, X, feature_names=feature_names, learner="gradient boosting", metadata=metadata
+    )
+
+
 def convert_model(
     model: Any,  # noqa: ANN401 - a scikit-learn model; its classes are not importable without the extra
     X: ArrayLike,

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
-from torchedge.errors import ProfileError, needed
+from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.lowering.programs import LoadClassName
-from torchedge.profiling.forest_fitting import convert_model
+from torchedge.profiling.forest_fitting import fit_boosted
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
@@ -28,10 +28,10 @@ from torchedge.streaming.capacities import (
     LOADS,
     WAY,
     FittedLoads,
-    LoadedKernel,
     load_features,
 )
 from torchedge.streaming.rates import KERNELS, THRESHOLDS, KernelRates
+from torchedge.streaming.schedules import LaunchWork
 
 DISTURBED = 1.5
 """A point whose median run takes over this multiple of its shortest run was disturbed and is omitted."""
@@ -56,10 +56,14 @@ class LoadCase:
 
     kernel: str
     size: tuple[int, ...]
-    load_class: LoadClassName
-    work: LoadedKernel
+    work: LaunchWork
     extra_bytes: FloatArray
     times_ms: FloatArray
+
+    @property
+    def alone_ms(self) -> float:
+        """The kernel's latency alone."""
+        return float(self.times_ms[0])
 
     @property
     def increases(self) -> FloatArray:
@@ -90,11 +94,12 @@ class LoadTable:
 
     def of_class(self, load_class: LoadClassName) -> tuple[LoadCase, ...]:
         """The cases of one operator class."""
-        return tuple(case for case in self.cases if case.load_class == load_class)
+        return tuple(case for case in self.cases if case.work.load_class == load_class)
 
-    def works_of(self, load_class: LoadClassName) -> tuple[LoadedKernel, ...]:
-        """The kernels of one operator class, alone."""
-        return tuple(case.work for case in self.of_class(load_class))
+    def rates_of(self, load_class: LoadClassName) -> KernelRates:
+        """The rates of one operator class, from its kernels alone."""
+        cases = self.of_class(load_class)
+        return fit_rates([case.work for case in cases], [case.alone_ms for case in cases])
 
 
 def read_loads(file: str | Path) -> LoadTable:
@@ -155,14 +160,15 @@ def _case(row: Mapping[str, Any]) -> LoadCase | None:
     extra, times, least = np.array(loads, np.float64).reshape(-1, 3).T
     if len(extra) < 2 or extra[0] != 0 or (np.diff(extra) <= 0).any():
         raise ValueError("loads that do not ascend from 0 bytes")
-    items, group = (prod(int(_number(n, 1)) for n in row[key]) for key in ("global", "local"))
-    flops, read, written = (_number(row[key], 1) for key in ("flops", "input_bytes", "output_bytes"))
+    sizes = [[int(_number(n, 1)) for n in row[key]] for key in ("global", "local")]
+    items, group = (int(_number(prod(several), 1)) for several in sizes)
+    flops, read, written = (int(_number(row[key], 1)) for key in ("flops", "input_bytes", "output_bytes"))
     calm = times <= DISTURBED * least
     if not calm[0] or calm.sum() < 2:
         return None
-    work = LoadedKernel(flops, read, written, _number(items, 1), _number(group, 1), float(times[0]))
-    size = tuple(int(_number(n, 1)) for n in row["size"])
-    return LoadCase(_text(row["kernel"]), size, row["class"], work, extra[calm], times[calm])
+    kernel, size = _text(row["kernel"]), tuple(int(_number(n, 1)) for n in row["size"])
+    work = LaunchWork(kernel, row["class"], flops, read, written, items, group)
+    return LoadCase(kernel, size, work, extra[calm], times[calm])
 
 
 def _number(value: object, low: float = 1e-9) -> float:
@@ -181,7 +187,7 @@ def _check(file: str | Path, environment: Mapping[str, str], cases: list[LoadCas
     if not environment:
         raise ProfileError(f'{file}: has no row "environment", expected it first')
     for load_class in THRESHOLDS:
-        sizes = {(case.kernel, case.size) for case in cases if case.load_class == load_class}
+        sizes = {(case.kernel, case.size) for case in cases if case.work.load_class == load_class}
         if len(sizes) < _LEAST_SIZES:
             raise ProfileError(
                 f"{file}: {len(sizes)} {load_class} kernels of different sizes measured undisturbed, "
@@ -229,7 +235,7 @@ def fit_device_loads(
     described["accuracy"] = {
         name: {key: round(value, 1) for key, value in score.items()} for name, score in scores.items()
     }
-    described[KERNELS] = {name: asdict(fit_rates(table.works_of(name))) for name in THRESHOLDS}
+    described[KERNELS] = {name: asdict(table.rates_of(name)) for name in THRESHOLDS}
     if table.ways:
         described[WAY] = min(table.ways, key=lambda way: table.ways[way])
         described["slowed_by"] = {way: round(100 * (exp(mean) - 1), 1) for way, mean in table.ways.items()}
@@ -272,20 +278,12 @@ def fit_loads(table: LoadTable) -> dict[LoadClassName, Forest]:
 
 def _grow(cases: Sequence[LoadCase]) -> Forest:
     """Boosted trees over the cases' points, never falling with the load."""
-    with needed("scikit-learn", extra="fit", purpose="fitting loads"):
-        from sklearn.ensemble import HistGradientBoostingRegressor
-        from threadpoolctl import threadpool_limits
-    rows = np.concatenate([load_features(case.work, case.extra_bytes) for case in cases])
+    rows = np.concatenate([load_features(case.work, case.alone_ms, case.extra_bytes) for case in cases])
     targets = np.concatenate([np.log1p(case.increases) for case in cases])
     rising = [int(name in LOADS) for name in LOAD_FEATURES]
-    model = HistGradientBoostingRegressor(
-        early_stopping=False, monotonic_cst=rising, random_state=0, **_SETTINGS
-    )
-    with threadpool_limits(1):  # fastest for so little data, and the same result everywhere
-        model.fit(rows, targets)
     metadata = {GROUP_ITEMS: str(_fastest_group(cases))}
-    return convert_model(
-        model, rows, feature_names=LOAD_FEATURES, learner="gradient boosting", metadata=metadata
+    return fit_boosted(
+        rows, targets, feature_names=LOAD_FEATURES, metadata=metadata, monotonic_cst=rising, **_SETTINGS
     )
 
 
@@ -293,11 +291,11 @@ _OVERHEADS_US = np.array([0.0, *np.geomspace(0.1, 100, 31)])
 _RATES = np.geomspace(0.1, 1e6, 141)
 
 
-def fit_rates(works: Sequence[LoadedKernel]) -> KernelRates:
+def fit_rates(works: Sequence[LaunchWork], alone_ms: Sequence[float]) -> KernelRates:
     """Return the rates that give the latencies alone of a class with the least squares of logarithms."""
     flops = np.array([work.flops for work in works])[:, None, None]
-    moved = np.array([work.input_bytes + work.output_bytes for work in works])[:, None, None]
-    target = np.log([work.latency_ms for work in works])[:, None, None]
+    moved = np.array([work.bytes_moved for work in works])[:, None, None]
+    target = np.log(alone_ms)[:, None, None]
     busy_ms = np.maximum(flops / _RATES[:, None], moved / _RATES) / 1e6
     errors = [((np.log(us / 1e3 + busy_ms) - target) ** 2).mean(0) for us in _OVERHEADS_US]
     overhead, by_flops, by_bytes = np.unravel_index(np.argmin(errors), np.shape(errors))
@@ -311,12 +309,12 @@ def _fastest_group(cases: Sequence[LoadCase]) -> int:
     best: dict[object, float] = {}
     for case in cases:
         key = case.kernel, case.size
-        best[key] = min(best.get(key, np.inf), case.work.latency_ms)
-    behind: dict[float, list[float]] = {}
+        best[key] = min(best.get(key, np.inf), case.alone_ms)
+    behind: dict[int, list[float]] = {}
     for case in cases:
-        slower = np.log(case.work.latency_ms / best[case.kernel, case.size])
-        behind.setdefault(case.work.group_items, []).append(float(slower))
-    return int(min(sorted(behind), key=lambda items: np.mean(behind[items])))
+        slower = np.log(case.alone_ms / best[case.kernel, case.size])
+        behind.setdefault(case.work.group_items or 1, []).append(float(slower))
+    return min(sorted(behind), key=lambda items: np.mean(behind[items]))
 
 
 def score_loads(table: LoadTable, load_class: LoadClassName) -> dict[str, float]:
@@ -339,7 +337,7 @@ def score_loads(table: LoadTable, load_class: LoadClassName) -> dict[str, float]
         training = [case for case in cases if part[case.kernel, case.size] != number]
         model = FittedLoads({load_class: _grow(training)}, "")
         for case in left_out:
-            predicted = model.increase(load_class, case.work, case.extra_bytes[1:])
+            predicted = model.increase(case.work, case.alone_ms, case.extra_bytes[1:])
             errors += np.abs((1 + predicted) / (1 + case.increases[1:]) - 1).tolist()
             if THRESHOLDS[load_class] > 0:
                 reached.append(_reached(model, case, table.copy_gb_s))
@@ -354,11 +352,11 @@ def score_loads(table: LoadTable, load_class: LoadClassName) -> dict[str, float]
 
 def _reached(model: FittedLoads, case: LoadCase, copy_gb_s: float | None) -> tuple[float, float, float]:
     """Return the increase at the model's and the threshold's capacity, and model over true capacity."""
-    threshold = THRESHOLDS[case.load_class]
+    threshold = THRESHOLDS[case.work.load_class]
     most = float(case.extra_bytes[-1])
     rising = np.maximum.accumulate(case.increases)
-    predicted = min(float(model.most_within(case.load_class, case.work, threshold)), most)
-    ruled = min(threshold * case.work.latency_ms * (copy_gb_s or np.inf) * 1e6, most)
+    predicted = min(float(model.most_within(case.work, case.alone_ms, threshold)), most)
+    ruled = min(threshold * case.alone_ms * (copy_gb_s or np.inf) * 1e6, most)
     at_predicted, at_ruled = np.interp([predicted, ruled], case.extra_bytes, rising)
     true = float(np.interp(threshold, rising, case.extra_bytes))
     return float(at_predicted), float(at_ruled), predicted / max(true, 1.0)

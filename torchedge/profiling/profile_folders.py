@@ -39,11 +39,10 @@ from torchedge.storage.documents import read_bytes, write_bytes, writing
 from torchedge.storage.folders import staged_name
 from torchedge.storage.replacing import side_folder, sync_folder
 from torchedge.streaming.capacities import FILE as LOADING_FILE
-from torchedge.streaming.capacities import write_load_model
 from torchedge.streaming.program_costs import FILE as PROGRAMS_FILE
 from torchedge.streaming.program_costs import TABLE as PROGRAMS
-from torchedge.streaming.program_costs import write_program_forests
 from torchedge.streaming.rates import TABLE as LOADING
+from torchedge.streaming.rates import write_class_forests
 from torchedge.textures.coefficients import COEFFICIENTS_FILE, write_coefficients
 from torchedge.textures.coefficients import TABLE as KERNELS
 
@@ -137,10 +136,14 @@ def score_all(
 
 _PARTS: Mapping[str, tuple[str, str, Callable[[Path, Any], str]]] = {
     "workspaces": (WORKSPACES, WORKSPACES_FILE, write_workspaces),
-    "loading": (LOADING, LOADING_FILE, write_load_model),
+    "loading": (
+        LOADING,
+        LOADING_FILE,
+        partial(write_class_forests, LOADING_FILE),
+    ),
     "kernels": (KERNELS, COEFFICIENTS_FILE, write_coefficients),
     "kinds": (KINDS_TABLE, KINDS_FILE, write_kinds),
-    "programs": (PROGRAMS, PROGRAMS_FILE, write_program_forests),
+    "programs": (PROGRAMS, PROGRAMS_FILE, partial(write_class_forests, PROGRAMS_FILE)),
 }
 """The parts of a profile beside modes: the table in `[profile]`, the file, its writer."""
 

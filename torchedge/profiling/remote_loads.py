@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from torchedge.lowering.kernels.loading import (
 )
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
 from torchedge.profiling import load_measuring
-from torchedge.profiling.load_measuring import RATIOS, LoadedOperator, loads_measured, rounded
+from torchedge.profiling.load_measuring import RATIOS, LoadedOperator, rounded
 from torchedge.profiling.remote_devices import RemoteDevice
 from torchedge.profiling.remote_runs import RemoteRunner, RunError, scratch_bundle
 from torchedge.storage.journals import Row
@@ -226,21 +225,3 @@ def _sizes_last(plain: Kernel, loaded: Kernel) -> Kernel:
     moved = replace(text, parameters=(*own, source, target, *sizes, *numbers))
     access = (*plain.access, "read", "update")
     return replace(loaded, source=moved.source, access=access, sizes=plain.sizes + len(numbers))
-
-
-def measure_loads_there(
-    out: Path,
-    loads: RemoteLoads,
-    command: str,
-    *,
-    quick: bool = False,
-    step: Callable[[str], Any] = lambda _: None,
-) -> int:
-    """Measure the rows that a journal lacks on a device without Python; return their number.
-
-    Raises:
-        DeviceError: the device is lost.
-        InputError: the journal is of another device or other options.
-        ProfileError: the file cannot be written, or is no such journal.
-    """
-    return loads_measured(out, loads.environment(command, quick), loads.tasks(quick), step)

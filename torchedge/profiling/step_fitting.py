@@ -14,14 +14,13 @@ from torchedge.devices import Device, Provenance
 from torchedge.errors import ProfileError, needed
 from torchedge.forests.trees import Forest
 from torchedge.lowering.programs import LoadClassName
-from torchedge.profiling.forest_fitting import convert_model
+from torchedge.profiling.forest_fitting import fit_boosted
 from torchedge.profiling.load_fitting import fit_rates
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
-from torchedge.streaming.capacities import LoadedKernel
 from torchedge.streaming.program_costs import LAUNCH_FEATURES, ProgramCosts, StepCosts, launch_features
 from torchedge.streaming.rates import THRESHOLDS, KernelRates
 from torchedge.streaming.schedules import LaunchWork
@@ -154,9 +153,12 @@ def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: f
         if not works:
             raise ProfileError(f"no {name} kernels were timed; expected some: measure other networks")
         order = np.argsort(times, kind="stable")[:: max(1, len(times) // _MOST_RATED)]
-        rates[name] = fit_rates([_loaded(works[k], times[k]) for k in order])
+        rates[name] = fit_rates([works[k] for k in order], [times[k] for k in order])
         target = np.log(times) - np.log([rates[name].latency_ms(work) for work in works])
-        forests[name] = _grow(launch_features(works), target, np.array(shares))
+        weights = np.array(shares) / np.mean(shares)
+        forests[name] = fit_boosted(
+            launch_features(works), target, feature_names=LAUNCH_FEATURES, weights=weights, **_SETTINGS
+        )
     costs = ProgramCosts(rates, forests, StepCosts(1, 0, 0, 0, 1, 0, 0))
     sums = np.array([costs.launches_ms(step.works).sum() for step in steps])
     counts = np.array([len(step.works) for step in steps]) / 1e3
@@ -165,22 +167,6 @@ def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: f
     base, kernel, memory = _nonnegative(parts, [step.memory_mib for step in steps])
     own = StepCosts(*map(_rounded, (share, host, base, kernel, memory, latency_error, memory_error)))
     return ProgramCosts(rates, forests, own)
-
-
-def _loaded(work: LaunchWork, ms: float) -> LoadedKernel:
-    return LoadedKernel(
-        work.flops, work.input_bytes, work.output_bytes, work.work_items, work.group_items or 1, ms
-    )
-
-
-def _grow(rows: FloatArray, target: FloatArray, weights: FloatArray) -> Forest:
-    with needed("scikit-learn", extra="fit", purpose="fitting programs"):
-        from sklearn.ensemble import HistGradientBoostingRegressor
-        from threadpoolctl import threadpool_limits
-    model = HistGradientBoostingRegressor(early_stopping=False, random_state=0, **_SETTINGS)
-    with threadpool_limits(1):  # fastest for so little data, and the same result everywhere
-        model.fit(rows, target, sample_weight=weights / weights.mean())
-    return convert_model(model, rows, feature_names=LAUNCH_FEATURES, learner="gradient boosting")
 
 
 def _nonnegative(columns: Iterable[Any], target: Sequence[float]) -> list[float]:

@@ -243,23 +243,29 @@ class Search:
         return {"space": self.space.name, "feasible": self.feasible, **plain(self)}
 
     def __str__(self) -> str:
-        counts = self.counts
+        counts, chosen = self.counts, self.best or self.nearest
+        assert chosen is not None
         lines = [
             f"{self.space.name} on {self.device}: {counts.evaluated:,} candidates in {self.seconds:.1f} s, "
-            f"{counts.valid:,} within the constraints"
+            f"{counts.valid:,} within the limits"
         ]
+        rejected = ", ".join(f"{name} {count:,}" for name, count in counts.rejected.items() if count)
+        lines += [f"  rejected by: {rejected}"] if rejected else []
         if self.best is None:
-            lines.append("  no candidate is within the constraints")
-            lines += [f"  {v}" for v in self.violations]
-            return "\n".join(lines)
-        lines.append(f"  best score {self.best.score:.6g}")
-        for name, value in self.best.figures.items():
-            figure = FIGURES[name]
-            lines.append(
-                f"  {name} {figure.letter}: {number(value)} of {number(self.constraints[name])} {figure.unit}"
-            )
-        lines.append(f"  encoding {self.best.encoding}")
-        return "\n".join(lines)
+            lines += ["  no candidate is within the limits", *(f"  {v}" for v in self.violations)]
+        else:
+            lines.append(f"  best score {self.best.score:.6g}")
+            for name, value in chosen.figures.items():
+                figure, front = FIGURES[name], self.fronts[name]
+                least = number(front[0].figures[name])
+                lines.append(
+                    f"  {name} {figure.letter}: {number(value)} of {number(self.constraints[name])} "
+                    f"{figure.unit}; front of {len(front)} from {least}"
+                )
+        encoding = chosen.encoding
+        if isinstance(encoding, Mapping):
+            encoding = ", ".join(f"{name} {choice}" for name, choice in encoding.items())
+        return "\n".join([*lines, f"  {'nearest' if self.best is None else 'best'}: {encoding}"])
 
 
 def pareto(scores: npt.NDArray[np.float64], costs: npt.NDArray[np.float64]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.errors import LimitError, PlanError
@@ -104,12 +104,7 @@ class Budget:
         """
         if self.limit is None:
             return budgeted
-        schedule, spare = budgeted.schedule, self.limit - budgeted.total_bytes
-        most = min(most, self.program.arena.allocation_bytes or most)
-        streamed = sum(schedule.program.tensors[index].nbytes for index in schedule.streamed)
-        staging = min(schedule.staging_bytes + spare, max(streamed, schedule.staging_bytes), most)
-        staging = staging // PAGE_BYTES * PAGE_BYTES
-        return replace(budgeted, schedule=replace(schedule, staging_bytes=staging))
+        return filled([budgeted], self.limit - budgeted.total_bytes, most)[0]
 
     def search(self) -> Budgeted:
         """Return the first plan that keeps the limit; raises LimitError as `plan` does."""
@@ -122,7 +117,17 @@ class Budget:
             staging = LEAST_STAGING_BYTES
             least = self.least(staging)
         if least.total_bytes > self.most:
-            raise _too_small(least, self.most)
+            memory = least.schedule.memory
+            raise too_small(
+                self.instance.name,
+                self.most,
+                {
+                    "inputs and outputs": memory.ports_bytes,
+                    "weights of the first launch": memory.preloaded_bytes,
+                    "intermediates and streamed weights": memory.arena_bytes,
+                    "staging buffers": memory.staging_bytes,
+                },
+            )
         lams = [lam for lam in LAMBDAS if lam > self.instance.lam]
         frugal = replace(self.instance, lam=lams[0]) if lams else self.instance
         relaxed = [(_relaxed(frugal, factor), factor) for factor in RELAXATIONS if lams or factor > 1]
@@ -189,26 +194,55 @@ class Budget:
     def staging(self) -> int:
         """Return the size of the staging pool: not more than all weights, nor than its share of the limit."""
         weights = sum(weight.nbytes for weight in self.instance.weights)
-        most = STAGING_BYTES if self.limit is None else min(STAGING_BYTES, self.limit // STAGING_SHARE)
-        most = min(most, self.program.arena.allocation_bytes or most)
-        return max(LEAST_STAGING_BYTES, min(most // PAGE_BYTES, -(-weights // PAGE_BYTES)) * PAGE_BYTES)
+        return staging_for([self.program], weights, self.limit)
 
     def least(self, staging: int) -> Budgeted:
         """Return the plan of least memory: each weight is loaded whole by the layer before its first use.
 
         Weights of the first layer are preloaded.
         """
-        plan = always_next(self.instance)
-        loads = [0] * (len(self.instance.layers) + 1)
-        for load in plan.loads:
-            loads[load.layer] += load.chunks
-        pairs = list(zip(loads[1:], self.instance.layers, strict=True))
-        layers = tuple(
-            replace(layer, capacity_chunks=max(layer.capacity_chunks, chunks)) for chunks, layer in pairs
-        )
-        relaxed = replace(self.instance, layers=layers, m_peak_chunks=None)
-        factor = max(1.0, *(chunks / max(1, layer.capacity_chunks) for chunks, layer in pairs))
+        relaxed, plan = loaded_whole(replace(self.instance, m_peak_chunks=None))
+        pairs = zip(relaxed.layers, self.instance.layers, strict=True)
+        factor = max(1.0, *(new.capacity_chunks / max(1, old.capacity_chunks) for new, old in pairs))
         return Budgeted(relaxed, plan, make_schedule(self.program, relaxed, plan, staging), factor)
+
+
+def loaded_whole(instance: Instance) -> tuple[Instance, OverlapPlan]:
+    """Return an instance with room to load each weight just before its first use, and that plan."""
+    plan = always_next(instance)
+    loads = [0] * (len(instance.layers) + 1)
+    for load in plan.loads:
+        loads[load.layer] += load.chunks
+    layers = tuple(
+        [
+            replace(layer, capacity_chunks=max(layer.capacity_chunks, chunks))
+            for chunks, layer in zip(loads[1:], instance.layers, strict=True)
+        ]
+    )
+    relaxed = replace(instance, layers=layers)
+    return relaxed, always_next(relaxed)
+
+
+def staging_for(programs: Sequence[Program], weights: int, limit: int | None) -> int:
+    """Return the size of the staging pool of programs: at most all weights, and its share of the limit."""
+    shares = [] if limit is None else [limit // STAGING_SHARE]
+    most = min([STAGING_BYTES, *shares, *_allocations(programs)])
+    return max(LEAST_STAGING_BYTES, min(most // PAGE_BYTES, -(-weights // PAGE_BYTES)) * PAGE_BYTES)
+
+
+def filled(plans: Sequence[Budgeted], spare: int, most: int) -> list[Budgeted]:
+    """Give spare bytes to the staging pool that plans share, as far as reads can use it, and up to `most`."""
+    schedules = [plan.schedule for plan in plans]
+    streamed = max(sum(s.program.tensors[index].nbytes for index in s.streamed) for s in schedules)
+    staging = schedules[0].staging_bytes
+    most = min([most, *_allocations([schedule.program for schedule in schedules])])
+    larger = min(staging + spare, max(streamed, staging), most) // PAGE_BYTES * PAGE_BYTES
+    return [replace(plan, schedule=replace(plan.schedule, staging_bytes=larger)) for plan in plans]
+
+
+def _allocations(programs: Sequence[Program]) -> list[int]:
+    """Return the largest allocations that programs are planned for, where they have any."""
+    return [program.arena.allocation_bytes for program in programs if program.arena.allocation_bytes]
 
 
 def _relaxed(instance: Instance, factor: float) -> Instance:
@@ -224,14 +258,13 @@ def _relaxed(instance: Instance, factor: float) -> Instance:
     return replace(instance, layers=layers)
 
 
-def _too_small(least: Budgeted, limit: float) -> LimitError:
-    """Name the smallest limit: the memory of the plan that takes the least."""
-    works, memory = rounded_up(least.total_bytes), least.schedule.memory
+def too_small(name: str, limit: float, parts: Mapping[str, int]) -> LimitError:
+    """Name the smallest limit: the memory of the plan that takes the least, in bytes by what takes it."""
+    works = rounded_up(sum(parts.values()))
+    listed = ", ".join(f"{in_mib(nbytes)} MiB of {what}" for what, nbytes in parts.items())
     return LimitError(
-        f"{least.instance.name} does not run within {in_mib(limit)} MiB, whatever is streamed. The smallest "
-        f"memory limit that works is {works}: {in_mib(memory.ports_bytes)} MiB of inputs and outputs, "
-        f"{in_mib(memory.preloaded_bytes)} MiB of weights of the first launch, {in_mib(memory.arena_bytes)} "
-        f"MiB of intermediates and streamed weights, {in_mib(memory.staging_bytes)} MiB of staging buffers",
+        f"{name} does not run within {in_mib(limit)} MiB, whatever is streamed. The smallest memory limit "
+        f"that works is {works}: {listed}",
         works_bytes=bytes_of(works),
     )
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,17 +12,23 @@ import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
 from torchedge.errors import InputError, ProfileError
-from torchedge.forests.trees import Forest, evaluate, features_outside, read_forests, write_forests
+from torchedge.forests.trees import Forest, evaluate, features_outside
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.programs import LoadClassName, Program
-from torchedge.storage import file_sha256, profile_file
 from torchedge.streaming.instances import (
     MEBIBYTE,
     Distance,
     Instance,
     Layer,
 )
-from torchedge.streaming.rates import TABLE, THRESHOLDS, copy_rate, estimate_latencies, roofline_of
+from torchedge.streaming.rates import (
+    TABLE,
+    THRESHOLDS,
+    class_forests,
+    copy_rate,
+    estimate_latencies,
+    roofline_of,
+)
 from torchedge.streaming.schedules import LaunchWork, weights_of, works_of
 
 FILE = "loading.safetensors"
@@ -45,7 +50,6 @@ LOAD_FEATURES = (
 GROUP_ITEMS = "group_items"
 """Key of a forest's metadata: the work-group of a launch whose work-group the driver chooses."""
 
-_MOST_BYTES = 8 * 2**20
 _MOST_ITEMS = 65536
 _POINTS = 65
 _HIGHEST = 2.0**32
@@ -56,24 +60,15 @@ _REBUILD = "measure with `torchedge profile --streaming` and rebuild it with `to
 FloatArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedKernel:
-    """The input of a load model: a kernel's FLOPs, bytes, launch shape and latency alone (ms)."""
+def load_features(work: LaunchWork, latency_ms: float, extra_bytes: npt.ArrayLike) -> FloatArray:
+    """Return the features of a launch under each of some loads in bytes: (loads, features).
 
-    flops: float
-    input_bytes: float
-    output_bytes: float
-    work_items: float
-    group_items: float
-    latency_ms: float
-
-
-def load_features(work: LoadedKernel, extra_bytes: npt.ArrayLike) -> FloatArray:
-    """Return the features of a kernel under each of some loads in bytes: (loads, features)."""
+    latency_ms: of the launch alone; its work-group has a size.
+    """
     extra = np.atleast_1d(np.asarray(extra_bytes, np.float64))
-    moved, latency = max(work.input_bytes + work.output_bytes, 1.0), max(work.latency_ms, 1e-6)
-    flops = max(work.flops, 1.0)
-    own = np.log2([flops, moved, flops / moved, work.work_items, work.group_items, latency * 1e3])
+    moved, latency = max(work.bytes_moved, 1.0), max(latency_ms, 1e-6)
+    flops, group = max(work.flops, 1.0), float(work.group_items or 1)
+    own = np.log2([flops, moved, flops / moved, work.work_items, group, latency * 1e3])
     loads = [extra / max(work.input_bytes, 1.0), extra / (latency * 1e6), extra / MEBIBYTE]
     return np.column_stack([np.tile(own, (len(extra), 1)), *loads])
 
@@ -84,43 +79,32 @@ class FittedLoads:
 
     forests: Mapping[LoadClassName, Forest]
     source: str
-    _known: dict[tuple[LoadClassName, LoadedKernel], int] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    """Capacities by class and work: layers repeat."""
+    _known: dict[tuple[LaunchWork, float], int] = field(default_factory=dict, repr=False, compare=False)
+    """Capacities by work and latency: layers repeat."""
 
-    def work_of(self, work: LaunchWork, latency_ms: float) -> LoadedKernel:
-        """Return the input of the model for a launch."""
-        usual = self.forests[work.load_class].metadata[GROUP_ITEMS]
-        return LoadedKernel(
-            work.flops,
-            max(work.input_bytes, 1),
-            work.output_bytes,
-            work.work_items,
-            float(work.group_items or usual),
-            latency_ms,
-        )
+    def usual(self, work: LaunchWork) -> LaunchWork:
+        """Return a nameless launch, with the work-group measured as the fastest where the driver chooses."""
+        group = work.group_items or int(self.forests[work.load_class].metadata[GROUP_ITEMS])
+        return replace(work, name="", input_bytes=max(work.input_bytes, 1), group_items=group)
 
-    def increase(
-        self, load_class: LoadClassName, work: LoadedKernel, extra_bytes: npt.ArrayLike
-    ) -> FloatArray:
-        """Return a kernel's slowdown under each of some loads, as a share of its latency (0.2: a fifth)."""
+    def increase(self, work: LaunchWork, latency_ms: float, extra_bytes: npt.ArrayLike) -> FloatArray:
+        """Return a launch's slowdown under each of some loads, as a share of its latency (0.2: a fifth)."""
         with np.errstate(over="ignore"):
-            return np.expm1(evaluate(self.forests[load_class], load_features(work, extra_bytes)))
+            features = load_features(self.usual(work), latency_ms, extra_bytes)
+            return np.expm1(evaluate(self.forests[work.load_class], features))
 
-    def most_bytes(self, load_class: LoadClassName, work: LoadedKernel) -> int:
-        """Return the largest load that was measured, for a kernel of this input and latency.
+    def most_bytes(self, work: LaunchWork, latency_ms: float) -> int:
+        """Return the largest load that was measured, for a launch of this input and latency.
 
-        A kernel beyond the measured range counts as the largest and slowest one measured.
+        A launch beyond the measured range counts as the largest and slowest one measured.
         """
-        forest = self.forests[load_class]
+        forest = self.forests[work.load_class]
         high = dict(zip(forest.feature_names, forest.high.tolist(), strict=True))
-        share = min(1.0, 2.0 ** high["log2_bytes"] / max(work.input_bytes + work.output_bytes, 1.0))
-        latency_ms = min(work.latency_ms, 2.0 ** high["log2_latency_us"] / 1e3)
-        by_input, by_latency = work.input_bytes * share, latency_ms * 1e6
+        share = min(1.0, 2.0 ** high["log2_bytes"] / max(work.bytes_moved, 1.0))
+        latency_ms = min(latency_ms, 2.0 ** high["log2_latency_us"] / 1e3)
         limits = (
-            high["extra_ratio"] * by_input,
-            high["extra_gb_s"] * by_latency,
+            high["extra_ratio"] * max(work.input_bytes, 1) * share,
+            high["extra_gb_s"] * latency_ms * 1e6,
             high["extra_mib"] * MEBIBYTE,
         )
         return int(min(limits))
@@ -134,17 +118,17 @@ class FittedLoads:
         threshold = THRESHOLDS[work.load_class]
         if threshold <= 0:
             return 0
-        key = work.load_class, self.work_of(work, latency_ms)
+        key = self.usual(work), latency_ms
         if key not in self._known:
             self._known[key] = self.most_within(*key, threshold)
         return self._known[key]
 
-    def most_within(self, load_class: LoadClassName, work: LoadedKernel, threshold: float) -> int:
+    def most_within(self, work: LaunchWork, latency_ms: float, threshold: float) -> int:
         """Return the most bytes whose predicted increase stays within a threshold, up to `most_bytes`."""
-        low, high = -1, self.most_bytes(load_class, work)  # low is within, or no load at all is
+        low, high = -1, self.most_bytes(work, latency_ms)  # low is within, or no load at all is
         while low < high:
             points = np.unique(np.linspace(low + 1, high, _POINTS).astype(np.int64))
-            over = np.flatnonzero(self.increase(load_class, work, points) > threshold)
+            over = np.flatnonzero(self.increase(work, latency_ms, points) > threshold)
             if len(over):
                 high = int(points[over[0]]) - 1
                 points = points[: over[0]]
@@ -153,7 +137,7 @@ class FittedLoads:
 
     def outside(self, work: LaunchWork, latency_ms: float) -> tuple[str, ...]:
         """Return the features of a launch alone that lie outside what was measured of its class."""
-        features = load_features(self.work_of(work, latency_ms), 0)
+        features = load_features(self.usual(work), latency_ms, 0)
         return features_outside(self.forests[work.load_class], features)
 
 
@@ -170,21 +154,14 @@ def load_model_of(device: Device) -> FittedLoads | None:
         raise ProfileError(f"{device.folder}: [profile.{TABLE}] is no table; {_REBUILD}")
     shown: dict[str, Any] = {key: described.get(key, "?") for key in ("measured", "rows", "dataset")}
     source = "latency under load, {rows} rows of {dataset}, measured {measured}".format(**shown)
-    return _loaded(device.folder, str(described.get("sha256")), source)
-
-
-@lru_cache(maxsize=16)
-def _loaded(folder: Path, digest: str, source: str) -> FittedLoads:
-    path = profile_file(folder, FILE, digest, max_bytes=_MOST_BYTES)
-    read = read_forests(path, expected=dict.fromkeys(THRESHOLDS, LOAD_FEATURES), max_bytes=_MOST_BYTES)
-    forests: dict[LoadClassName, Forest] = {name: read[name] for name in THRESHOLDS}
+    forests = class_forests(device.folder, FILE, str(described.get("sha256")), LOAD_FEATURES)
     for name, forest in forests.items():
-        _check_range(path, name, forest)
+        _check_range(device.folder / FILE, name, forest)
         items = forest.metadata.get(GROUP_ITEMS, "")
         if not items.isdecimal() or not items.isascii() or not 1 <= int(items[:9]) <= _MOST_ITEMS:
             raise ProfileError(
-                f"{path}: forest {name} has {GROUP_ITEMS} {items[:20]!r}, expected a whole number "
-                f"from 1 to {_MOST_ITEMS}; {_REBUILD}"
+                f"{device.folder / FILE}: forest {name} has {GROUP_ITEMS} {items[:20]!r}, expected a whole "
+                f"number from 1 to {_MOST_ITEMS}; {_REBUILD}"
             )
     return FittedLoads(forests, source)
 
@@ -211,12 +188,6 @@ def loading_way(device: Device) -> LoadingWay:
             f"{', '.join(LOADING_WAYS)}; {_REBUILD}"
         )
     return way
-
-
-def write_load_model(folder: Path, forests: Mapping[LoadClassName, Forest]) -> str:
-    """Write the forests of each class into a profile's folder; return the file's sha256."""
-    write_forests(folder / FILE, {str(name): forest for name, forest in forests.items()})
-    return file_sha256(folder / FILE, max_bytes=_MOST_BYTES)
 
 
 _THRESHOLD_SOURCE = (

@@ -5,7 +5,7 @@ matplotlib loads when one is asked for, and needs no display; without it, drawin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -202,13 +202,7 @@ class Lane:
 
 
 def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
-    """Return runs one after the other as one lane; each frees all memory at its end.
-
-    Raises:
-        InputError: there are no runs.
-    """
-    if not runs:
-        raise InputError("no runs were given; expected at least one")
+    """Return runs, one at least, one after the other as one lane; each frees all memory at its end."""
     ends = np.cumsum([0.0] + [run.latency_ms for run in runs]).tolist()
     spans = tuple((run.instance.name, ends[k], ends[k + 1]) for k, run in enumerate(runs))
     memory = in_turn([run.memory for run in runs])
@@ -237,13 +231,9 @@ def draw_memory(timeline: DrawnRun, *, limit_bytes: int | None = None) -> Figure
 def draw_tradeoff(points: Sequence[tuple[str, RunTimeline]], *, title: str = "") -> Figure:
     """Draw latency against memory for plans of one model under several settings (FlashMem, Fig. 8).
 
-    `points`: a label (what was set) and the run of each plan, in the order in which the line joins them.
-
-    Raises:
-        InputError: there are no points.
+    `points`: a label (what was set) and the run of each plan, in the order in which the line joins them; one
+    at least.
     """
-    if not points:
-        raise InputError("no points were given; expected a label and a run each")
     with canvas(9.5, 4.0) as figure:
         from matplotlib import colormaps
 
@@ -272,50 +262,29 @@ def draw_tradeoff(points: Sequence[tuple[str, RunTimeline]], *, title: str = "")
     return figure
 
 
-def draw_comparison(runs: Sequence[RunTimeline], *, labels: Sequence[str] | None = None) -> Figure:
-    """Draw latency and memory of strategies side by side, a row for each model (FlashMem, Fig. 9).
+def draw_comparison(runs: Mapping[str, RunTimeline]) -> Figure:
+    """Draw latency and memory of runs of one model side by side, by their labels (FlashMem, Fig. 9).
 
-    Bars show the parts of latency; the numbers beside them compare with the first run of that model.
-    `labels` name the runs; default: their strategies.
-
-    Raises:
-        InputError: there are no runs, or not a label for each.
+    Bars show the parts of latency; the numbers beside them compare with the first run.
     """
-    names = [run.strategy for run in runs] if labels is None else list(labels)
-    if not runs or len(names) != len(runs):
-        raise InputError(
-            f"{len(runs)} runs and {len(names)} labels were given; expected a label for each run"
-        )
-    models: dict[str, list[int]] = {}
-    for place, run in enumerate(runs):
-        models.setdefault(run.instance.name, []).append(place)
-    heights = [len(places) for places in models.values()]
-    with canvas(10.0, 1.3 + 0.55 * len(models) + 0.27 * sum(heights)) as figure:
-        grid = figure.subplots(len(models), 2, squeeze=False, height_ratios=heights)
-        for (left, right), (model, places) in zip(grid, models.items(), strict=True):
-            own = [runs[k] for k in places]
-            _draw_latencies(left, own)
-            _draw_averages(right, own)
-            left.set(title=model)
-            for axes in (left, right):
-                axes.set_yticks(range(len(own)), [names[k] for k in places] if axes is left else [])
-                axes.set_ylim(len(own) - 0.4, -0.6)
-                axes.grid(visible=False, axis="y")
-                axes.tick_params(axis="y", length=0)
-        grid[-1][0].set_xlabel("integrated latency (ms)")
-        grid[-1][1].set_xlabel("memory (MiB)")
+    own = list(runs.values())
+    with canvas(10.0, 1.85 + 0.27 * len(own)) as figure:
+        left, right = figure.subplots(1, 2)
+        _draw_latencies(left, own)
+        _draw_averages(right, own)
+        left.set(title=own[0].instance.name, xlabel="integrated latency (ms)")
+        right.set_xlabel("memory (MiB)")
+        for axes in (left, right):
+            axes.set_yticks(range(len(own)), list(runs) if axes is left else [])
+            axes.set_ylim(len(own) - 0.4, -0.6)
+            axes.grid(visible=False, axis="y")
+            axes.tick_params(axis="y", length=0)
         show_legend(figure)
     return figure
 
 
 def draw_lanes(lanes: Sequence[Lane], *, limit_bytes: int | None = None) -> Figure:
-    """Draw memory while several models run in turn, a panel for each way to do it (FlashMem, Fig. 6).
-
-    Raises:
-        InputError: there are no lanes.
-    """
-    if not lanes:
-        raise InputError("no lanes were given; expected at least one")
+    """Draw memory while several models run in turn, a panel for each way to do it (FlashMem, Fig. 6)."""
     models = list(dict.fromkeys(name for lane in lanes for name, _, _ in lane.spans))
     colours = {name: MODELS[k % len(MODELS)] for k, name in enumerate(models)}
     top = max(limit_bytes or 0, *(lane.allocated_bytes for lane in lanes)) / MEBIBYTE

@@ -469,7 +469,7 @@ class StreamingPlan(Budgeted):
         if kind == "gantt":
             return draw_gantt(self.timeline, layers=layers)
         if kind == "comparison":
-            return draw_comparison([self.timeline, self.preloading], labels=["streamed", "preloaded"])
+            return draw_comparison({"streamed": self.timeline, "preloaded": self.preloading})
         return draw_memory(self.timeline, limit_bytes=self.memory_limit)
 
     def sources(self) -> Sequence[str]:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import exp
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -22,14 +20,13 @@ from msgspec import Meta
 
 from torchedge.devices import Device, Provenance, weakest
 from torchedge.errors import ProfileError
-from torchedge.forests.trees import Forest, evaluate, features_outside, read_forests, write_forests
+from torchedge.forests.trees import Forest, evaluate, features_outside
 from torchedge.lowering.arenas import allocations
 from torchedge.lowering.limits import resident_bytes
 from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.prediction.results import Estimate
-from torchedge.storage import file_sha256, profile_file
 from torchedge.storage.codecs import thaw
-from torchedge.streaming.rates import THRESHOLDS, KernelRates, estimate_latencies, roofline_of
+from torchedge.streaming.rates import KernelRates, class_forests, class_rates, estimate_latencies, roofline_of
 from torchedge.streaming.schedules import LaunchWork, works_of
 
 TABLE, FILE = "programs", "programs.safetensors"
@@ -44,7 +41,6 @@ LAUNCH_FEATURES = (
 ASSUMED = 2.2
 """The interval of a device without measured programs, to each side."""
 
-_MOST_BYTES = 8 * 2**20
 _REBUILD = "measure with `torchedge campaign run --runner` and fit anew with `torchedge fit all`"
 
 _Number = Annotated[float, Meta(ge=0, le=1e9)]
@@ -197,23 +193,10 @@ def program_costs(device: Device) -> ProgramCosts | None:
     table = thaw(_table(device))
     assert isinstance(table, Mapping)
     try:
-        rates = msgspec.convert(table["kernels"], dict[LoadClassName, KernelRates])
-        rates = {name: rates[name] for name in THRESHOLDS}
+        rates = class_rates(table["kernels"])
         step = msgspec.convert(table["step"], StepCosts)
         Provenance(str(table["provenance"]))
     except (KeyError, ValueError, msgspec.ValidationError) as error:
         raise ProfileError(f"{device.folder}: [profile.{TABLE}] is damaged ({error}); {_REBUILD}") from error
-    return ProgramCosts(rates, _forests(device.folder, str(table.get("sha256"))), step)
-
-
-@lru_cache(maxsize=16)
-def _forests(folder: Path, digest: str) -> Mapping[LoadClassName, Forest]:
-    path = profile_file(folder, FILE, digest, max_bytes=_MOST_BYTES)
-    read = read_forests(path, expected=dict.fromkeys(THRESHOLDS, LAUNCH_FEATURES), max_bytes=_MOST_BYTES)
-    return {name: read[name] for name in THRESHOLDS}
-
-
-def write_program_forests(folder: Path, forests: Mapping[LoadClassName, Forest]) -> str:
-    """Write the forests of each class into a profile's folder; return the file's sha256."""
-    write_forests(folder / FILE, {str(name): forest for name, forest in forests.items()})
-    return file_sha256(folder / FILE, max_bytes=_MOST_BYTES)
+    forests = class_forests(device.folder, FILE, str(table.get("sha256")), LAUNCH_FEATURES)
+    return ProgramCosts(rates, forests, step)

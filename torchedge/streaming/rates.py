@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
@@ -11,8 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from torchedge.devices import Device, Figure, Provenance, weakest
-from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.errors import DeviceError, ProfileError
+from torchedge.forests.trees import Forest, read_forests, write_forests
 from torchedge.lowering.programs import LoadClassName
+from torchedge.storage import file_sha256, profile_file
 from torchedge.storage.codecs import thaw
 from torchedge.streaming.instances import MEBIBYTE, Layer
 from torchedge.streaming.schedules import LaunchWork
@@ -93,6 +97,15 @@ def roofline_of(device: Device) -> Roofline:
     )
 
 
+def class_rates(content: object) -> dict[LoadClassName, KernelRates]:
+    """Return rates of every operator class from a profile's table.
+
+    Raises KeyError for a class that it lacks, and ValidationError of msgspec for anything else.
+    """
+    read: dict[LoadClassName, KernelRates] = msgspec.convert(thaw(content), dict[LoadClassName, KernelRates])
+    return {name: read[name] for name in THRESHOLDS}
+
+
 def _kernel_rates(device: Device) -> dict[LoadClassName, KernelRates]:
     """Return the rates of kernels that a profile holds, none or those of all classes."""
     table = device.profile.get(TABLE)
@@ -100,10 +113,7 @@ def _kernel_rates(device: Device) -> dict[LoadClassName, KernelRates]:
     if rates is None:
         return {}
     try:
-        read: dict[LoadClassName, KernelRates] = msgspec.convert(
-            thaw(rates), dict[LoadClassName, KernelRates]
-        )
-        return {name: read[name] for name in THRESHOLDS}
+        return class_rates(rates)
     except (KeyError, msgspec.ValidationError) as error:
         raise ProfileError(
             f"{device.folder}: [profile.{TABLE}.{KERNELS}] does not give gflops, gb_s, us above 0 for "
@@ -154,9 +164,6 @@ class Rates:
     the launches; each copy costs `copy_overhead` besides. `host_launch`, `host_transfer`: the time of the
     thread that launches for each launch and each transfer; None: not counted. `staging_bytes` is the size of
     the staging pool, `request_bytes` the most that one read brings.
-
-    Raises:
-        InputError: a rate is not above 0, an overhead below 0, a pool or a request below 1.
     """
 
     disk_read: Figure
@@ -166,19 +173,6 @@ class Rates:
     request_bytes: int = REQUEST_BYTES
     host_launch: Figure | None = None
     host_transfer: Figure | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("disk_read", "copy"):
-            figure: Figure = getattr(self, name)
-            if not figure.value > 0:
-                raise InputError(f"{name} is {figure.value} {figure.unit}; expected more than 0")
-        for name in ("copy_overhead", "host_launch", "host_transfer"):
-            overhead: Figure | None = getattr(self, name)
-            if overhead is not None and not overhead.value >= 0:
-                raise InputError(f"{name} is {overhead.value} us; expected at least 0")
-        for name in ("staging_bytes", "request_bytes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; expected at least 1")
 
     @property
     def provenance(self) -> Provenance:
@@ -243,3 +237,28 @@ def derive_rates(device: Device) -> Rates:
         host_launch=device.figures.get("host_launch_us", launch),
         host_transfer=device.figures.get("host_transfer_us", assumed),
     )
+
+
+# forests of operator classes in a profile -------------------------------------------------------------------
+
+_MOST_BYTES = 8 * 2**20
+
+
+@lru_cache(maxsize=32)
+def class_forests(
+    folder: Path, file: str, digest: str, features: tuple[str, ...]
+) -> Mapping[LoadClassName, Forest]:
+    """Return the forests of each operator class, over some features, from a file of a profile.
+
+    Raises:
+        ProfileError: the file is missing, damaged, another one or made for another version.
+    """
+    path = profile_file(folder, file, digest, max_bytes=_MOST_BYTES)
+    read = read_forests(path, expected=dict.fromkeys(THRESHOLDS, features), max_bytes=_MOST_BYTES)
+    return {name: read[name] for name in THRESHOLDS}
+
+
+def write_class_forests(file: str, folder: Path, forests: Mapping[LoadClassName, Forest]) -> str:
+    """Write the forests of each class into a file of a profile's folder; return its sha256."""
+    write_forests(folder / file, {str(name): forest for name, forest in forests.items()})
+    return file_sha256(folder / file, max_bytes=_MOST_BYTES)

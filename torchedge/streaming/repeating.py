@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from torchedge.errors import LimitError
 from torchedge.lowering.arenas import common_arena, total_bytes
 from torchedge.lowering.programs import Program
-from torchedge.storage.amounts import bytes_of
-from torchedge.streaming.budgets import STAGING_SHARE, Budgeted, in_mib, rounded_up
+from torchedge.streaming.budgets import Budgeted, filled, loaded_whole, staging_for, too_small
 from torchedge.streaming.capacities import CHUNK_BYTES
 from torchedge.streaming.far_uses import divided, far_parts, whole_name
 from torchedge.streaming.instances import Instance, Layer
-from torchedge.streaming.plans import always_next
 from torchedge.streaming.rates import STAGING_BYTES
 from torchedge.streaming.schedules import (
     LEAST_STAGING_BYTES,
@@ -28,7 +26,6 @@ from torchedge.streaming.schedules import (
     weights_of,
     works_of,
 )
-from torchedge.textures.layouts import PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +70,14 @@ def plan_in_turn(
     turns = _Turns(tuple(programs), memory_limit, beside, candidates)
     sizes = {tensor.name: tensor.nbytes for program in programs for tensor in program.tensors}
     weights = sum(sizes[name] for name in candidates)
-    most = min([STAGING_BYTES, memory_limit // STAGING_SHARE, *_allocations(programs)])
-    staging = max(LEAST_STAGING_BYTES, min(most // PAGE_BYTES, -(-weights // PAGE_BYTES)) * PAGE_BYTES)
+    staging = staging_for(programs, weights, memory_limit)
     plans = turns.most_kept(staging)
     if plans is None and staging > LEAST_STAGING_BYTES:
         plans = turns.most_kept(LEAST_STAGING_BYTES)
     if plans is None:
         least = turns.planned(0, LEAST_STAGING_BYTES)
         raise _too_small(least, memory_limit, beside)
-    return _filled(plans, memory_limit - beside)
+    return filled(plans, memory_limit - beside - memory_in_turn(plans), STAGING_BYTES)
 
 
 def plan_beside(program: Program, first: StreamingSchedule) -> Budgeted:
@@ -133,44 +129,21 @@ def _least(program: Program, streamed: set[str], staging: int) -> Budgeted:
     )
     works = works_of(program)
     layers = tuple([Layer(work.name, 0, 0.0, work.load_class) for work in works])
-    instance = Instance(CHUNK_BYTES, layers, weights, residency="weights", name=program.name)
-    plan = always_next(instance)
-    loads = [0] * len(layers)
-    for load in plan.loads:
-        loads[load.layer - 1] += load.chunks
-    layers = tuple([replace(layer, capacity_chunks=n) for layer, n in zip(layers, loads, strict=True)])
-    instance = replace(instance, layers=layers)
-    plan = replace(always_next(instance), program=program.digest)
+    instance, plan = loaded_whole(
+        Instance(CHUNK_BYTES, layers, weights, residency="weights", name=program.name)
+    )
+    plan = replace(plan, program=program.digest)
     return Budgeted(instance, plan, make_schedule(program, instance, plan, staging))
-
-
-def _filled(plans: Sequence[Budgeted], limit: int) -> list[Budgeted]:
-    """Give what plans leave of the limit to the staging memory, as far as reads can use it."""
-    schedules = [plan.schedule for plan in plans]
-    streamed = max(sum(s.program.tensors[index].nbytes for index in s.streamed) for s in schedules)
-    staging = schedules[0].staging_bytes
-    most = min([STAGING_BYTES, *_allocations([schedule.program for schedule in schedules])])
-    most = min(staging + limit - memory_in_turn(plans), max(streamed, staging), most)
-    staging = max(staging, most // PAGE_BYTES * PAGE_BYTES)
-    return [replace(p, schedule=replace(p.schedule, staging_bytes=staging)) for p in plans]
-
-
-def _allocations(programs: Sequence[Program]) -> list[int]:
-    """Return the largest allocations that programs are planned for, where they have any."""
-    return [program.arena.allocation_bytes for program in programs if program.arena.allocation_bytes]
 
 
 def _too_small(least: Sequence[Budgeted], limit: int, beside: int) -> LimitError:
     """Name the smallest limit: the memory of the plans that take the least."""
-    works = rounded_up(memory_in_turn(least) + beside)
     names = " and ".join(dict.fromkeys(plan.instance.name for plan in least))
     arena = total_bytes(common_arena([plan.schedule.program.arena for plan in least]))
     staging = least[0].schedule.staging_bytes
-    rest = memory_in_turn(least) + beside - arena - staging
-    return LimitError(
-        f"{names} does not run within {in_mib(limit)} MiB, whatever is streamed. The smallest memory limit "
-        f"that works is {works}: {in_mib(rest)} MiB of inputs, outputs, states and weights that stay, "
-        f"{in_mib(arena)} MiB of intermediates and streamed weights, {in_mib(staging)} MiB of staging "
-        "buffers",
-        works_bytes=bytes_of(works),
-    )
+    parts = {
+        "inputs, outputs, states and weights that stay": memory_in_turn(least) + beside - arena - staging,
+        "intermediates and streamed weights": arena,
+        "staging buffers": staging,
+    }
+    return too_small(names, limit, parts)
