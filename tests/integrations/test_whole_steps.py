@@ -56,3 +56,24 @@ def test_passes_that_are_alike_are_one_pass_several_times():
         optimizer.step()
     assert watch.settings.accumulation == 3 and not watch.graph.is_whole_step
     watch.graph.verify()
+
+
+def test_hooks_on_saved_tensors_are_named():
+    net, x = layers(64, 64, 4), torch.randn(8, 64)
+    optimizer = adam(net)
+    with torchedge.watch(DEVICE) as watch:
+        with torch.autograd.graph.save_on_cpu():
+            loss = net(x).sum()
+        loss.backward()
+        optimizer.step()
+    assert any("save_on_cpu" in note for note in watch.graph.notes)
+
+
+def test_buckets_of_parallel_training_are_named():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        net = torch.nn.parallel.DistributedDataParallel(layers(256, 1024, 4))
+        graph = torchedge.capture(net, torch.randn(2, 256))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert any("buckets, 1.0 MiB" in note for note in graph.notes)

@@ -18,7 +18,7 @@ from torch.nn import functional
 import torchedge
 from torchedge.prediction.memory.step_tapes import write_tape
 
-WIDTH, NOISE = 256, 32
+WIDTH, NOISE = 256, 8
 
 
 @dataclass(frozen=True)

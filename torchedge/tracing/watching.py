@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from torchedge.errors import CaptureError
 from torchedge.graphs import ForwardGraph, Op
 from torchedge.graphs.graph import BACKWARD, FREE_GRADIENTS, STEP_EVENTS, UPDATE
-from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.capturing import parallel_notes, unwrapped
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.device_answers import Accelerator, answered, is_device_query, tensor_answer
 from torchedge.tracing.interception import Interceptor, batch_of, loss_index, tensors_in
@@ -374,6 +374,7 @@ class StepWatch(Interceptor):
             return original(module, *args, **kwargs)
         if self.step is not None:  # the code caught the end of the watch
             raise StepReached
+        self._notes += [note for note in parallel_notes(module) if note not in self._notes]
         module = unwrapped(module)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not any(type(t) is TracedTensor for t in tensors):
