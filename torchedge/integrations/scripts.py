@@ -69,12 +69,12 @@ class Watch:
     def settings(self) -> StepSettings:
         """The optimizers, the accumulation and the end of gradients of the step, as predictions take them."""
         step = self._captured
-        first, *others = [replay_of(optimizer, step.model) for optimizer in step.optimizers] or ["none"]
+        replays = [replay_of(optimizer, step.model) for optimizer in step.optimizers]
         return StepSettings(
-            optimizer=first,
+            optimizer=replays[0] if replays else "none",
             accumulation=step.accumulation,
             zero_grad="zero" if step.keeps_gradients else "set_to_none",
-            others=tuple(others),
+            others=tuple(replays[1:]),
         )
 
     @property

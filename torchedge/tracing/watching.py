@@ -623,8 +623,9 @@ def _part(graph: ForwardGraph, begin: int, end: int) -> ForwardGraph | None:
     ops, (loss,) = [graph.ops[p] for p in positions], graph.ops[end].inputs
     made = {index for op in ops for index in op.outputs}
     read = {index for op in ops for index in op.inputs if index is not None} - made
-    aliases = {graph.values[index].alias for index in made} - made - {None}
-    if loss not in made or any(graph.values[i].role == "activation" for i in read | aliases):
+    shared = [graph.values[index].alias for index in made]
+    aliases = {index for index in shared if index is not None} - made
+    if loss is None or loss not in made or any(graph.values[i].role == "activation" for i in read | aliases):
         return None
     used = sorted(made | read | aliases)
     place = {old: new for new, old in enumerate(used)}
@@ -737,7 +738,7 @@ def _replaced(watch: StepWatch) -> Iterator[None]:
     from torch.utils.data import DataLoader
 
     call, load, loading = _Module.__call__, torch.load, DataLoader.__iter__
-    zeros = {kind: kind.zero_grad for kind in (_Module, torch.optim.Optimizer)}
+    zero_of_module, zero_of_optimizer = _Module.zero_grad, torch.optim.Optimizer.zero_grad
 
     @functools.wraps(call)
     def calling(module: _Module, *args: Any, **kwargs: Any) -> Any:
@@ -758,15 +759,15 @@ def _replaced(watch: StepWatch) -> Iterator[None]:
         finally:
             loader.pin_memory = pinned
 
-    @functools.wraps(zeros[_Module])
+    @functools.wraps(zero_of_module)
     def zero_module(module: Any, set_to_none: bool = True) -> None:
         watch.zero(module.parameters(), keeps=not set_to_none)
-        zeros[_Module](module, set_to_none)
+        zero_of_module(module, set_to_none)
 
-    @functools.wraps(zeros[torch.optim.Optimizer])
+    @functools.wraps(zero_of_optimizer)
     def zero_optimizer(optimizer: Any, set_to_none: bool = True) -> None:
         watch.zero(_parameters_of(optimizer), keeps=not set_to_none)
-        zeros[torch.optim.Optimizer](optimizer, set_to_none)
+        zero_of_optimizer(optimizer, set_to_none)
 
     def keep(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         watch._note("torch.compile is left out: the figures are those of eager PyTorch")
