@@ -98,6 +98,12 @@ def _times(const: int, slope: int, square: int, size: Affine) -> Poly:
     return (const * size.const, slope * size.const + const * size.slope, slope * size.slope)
 
 
+BACKWARD, UPDATE, FREE_GRADIENTS = "step.backward", "step.update", "step.free_gradients"
+STEP_EVENTS = frozenset((BACKWARD, UPDATE, FREE_GRADIENTS))
+"""Kinds of operators without results that stand between those of a whole step: a backward pass over the loss
+that is its input ("retain": autograd keeps its records), an update ("optimizer": the optimizer's number), and
+the end of the gradients of parameters ("names")."""
+
 FUNCTION_REGION = 1 << 20
 """The least number of a region that is a custom autograd function."""
 
@@ -194,6 +200,11 @@ class ForwardGraph:
                     f"batch_size is {size}, but {self.name} was captured for {self.fixed_batch} only; "
                     "capture it again for another one"
                 )
+
+    @cached_property
+    def is_whole_step(self) -> bool:
+        """Whether the operators include the backward passes and updates of a whole step (`STEP_EVENTS`)."""
+        return any(op.kind in STEP_EVENTS for op in self.ops)
 
     @cached_property
     def buffers(self) -> tuple[Value, ...]:

@@ -7,7 +7,6 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -30,9 +29,11 @@ class Watch:
     """A context that captures the training step run inside of it: `with torchedge.watch() as step:`.
 
     The block runs up to its first `optimizer.step()`, which ends it: code behind it in the block does not
-    run. Nothing is trained, and nothing is allocated on a device: devices that the code names are mapped to
-    the CPU, and the model's operators are recorded in place of being run. Afterwards `prediction` is what the
-    step takes from the device, with its model, optimizer, autocast, accumulation, loss and batch.
+    run. Where other optimizers hold parameters of the modules that it calls, such as those of a GAN, it runs
+    up to the step of the last of them. Nothing is trained, and nothing is allocated on a device: devices that
+    the code names are mapped to the CPU, and the model's operators are recorded in place of being run.
+    Afterwards `prediction` is what the step takes from the device, with its model, optimizers, autocast,
+    accumulation, losses and batch.
     """
 
     def __init__(self, device: str | Path | Device | None = None) -> None:
@@ -55,9 +56,9 @@ class Watch:
         return ended
 
     @property
-    def graphs(self) -> tuple[ForwardGraph, ...]:
-        """The captured forward pass of each backward pass that differs from the others, with its loss."""
-        return self._captured.graphs
+    def graph(self) -> ForwardGraph:
+        """The captured step: a forward pass with its loss, or all passes and updates of a whole step."""
+        return self._captured.graph
 
     @property
     def batch_size(self) -> int:
@@ -66,10 +67,15 @@ class Watch:
 
     @property
     def settings(self) -> StepSettings:
-        """The optimizer and the accumulation of the step, as `torchedge.predict` takes them."""
+        """The optimizers, the accumulation and the end of gradients of the step, as predictions take them."""
         step = self._captured
-        optimizer = "none" if step.optimizer is None else replay_of(step.optimizer, step.model)
-        return StepSettings(optimizer=optimizer, accumulation=step.accumulation)
+        replays = [replay_of(optimizer, step.model) for optimizer in step.optimizers]
+        return StepSettings(
+            optimizer=replays[0] if replays else "none",
+            accumulation=step.accumulation,
+            zero_grad="zero" if step.keeps_gradients else "set_to_none",
+            others=tuple(replays[1:]),
+        )
 
     @property
     def prediction(self) -> Prediction:
@@ -81,26 +87,10 @@ class Watch:
     def predict(self, device: str | Path | Device | None = None) -> Prediction:
         """Predict the step on a device, by default the watch's.
 
-        Of several backward passes that differ, memory is the largest one, latency the sum.
         Raises CaptureError where nothing was captured.
         """
         target = self.device if device is None else choose_device(device)
-        settings = self.settings
-        predictions = [predict_graph(g, self.batch_size, target, settings) for g in self.graphs]
-        largest = max(predictions, key=lambda prediction: prediction.needed.value)
-        if len(predictions) == 1:
-            return largest
-        parts = [prediction.latency for prediction in predictions]
-        total = replace(
-            largest.latency,
-            **{name: sum(getattr(part, name) for part in parts) for name in ("value", "low", "high")},
-        )
-        note = (
-            f"{len(parts)} backward passes come before the update: memory is that of the largest, "
-            "latency the sum of all"
-        )
-        notes = dict.fromkeys([note, *(note for prediction in predictions for note in prediction.notes)])
-        return replace(largest, latency=total, notes=tuple(notes))
+        return predict_graph(self.graph, self.batch_size, target, self.settings)
 
     @property
     def _captured(self) -> WatchedStep:

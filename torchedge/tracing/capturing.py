@@ -420,6 +420,7 @@ def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
     args, kwargs, notes = arguments_of(model, example, request.input_size)
     if request.batch_dim:
         _check_batch_dim(request.batch_dim, (args, kwargs))
+    notes = (*notes, *parallel_notes(request.model))
     call = ForwardCall(
         model,
         args,
@@ -526,6 +527,18 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
         model = model.module
     inner = getattr(model, "_orig_mod", None)  # torch.compile
     return unwrapped(inner) if isinstance(inner, torch.nn.Module) else model
+
+
+def parallel_notes(model: object) -> tuple[str, ...]:
+    """Return a note where DistributedDataParallel takes memory beside the model inside of it."""
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return ()
+    mib = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad) / 2**20
+    views = getattr(model, "gradient_as_bucket_view", False)
+    return (
+        f"DistributedDataParallel: its buckets, {mib:.1f} MiB, are not counted"
+        + ("; they are the gradients, which stay between steps" if views else ", nor is NCCL's memory"),
+    )
 
 
 def arguments_of(model: torch.nn.Module, example: Any, input_size: tuple[int, ...] | None) -> _Inputs:

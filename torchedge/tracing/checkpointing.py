@@ -59,6 +59,8 @@ class AutogradState:
             return self._switched_on, (*self._annotated.outer, self._annotated.number)
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
+            if hooks is not None and self._switched_on:
+                note(_HOOKED)
             return self._switched_on and not torch.is_inference_mode_enabled(), (0,)
         return self._switched_on, self._path(hooks[0], note)
 
@@ -163,6 +165,10 @@ def _checkpoint_frames() -> list[Any]:
     return frames[::-1]
 
 
+_HOOKED = (
+    "hooks on saved tensors (save_on_cpu) are not followed: what autograd keeps counts as on the device, so "
+    "that memory is too high where they move it away"
+)
 _MIXED = (
     "a reentrant or selective checkpoint runs inside of another one or around it: memory may be off by up "
     "to a fifth"

@@ -691,6 +691,11 @@ class Recorder:
             self._views.update(dict.fromkeys(outputs, self.ops[-1]))
         return outputs
 
+    def add_event(self, kind: str, inputs: Sequence[int] = (), **attrs: Any) -> None:
+        """Append an event of a whole step (`STEP_EVENTS`)."""
+        self.add_call(kind, inputs, {}, [])
+        self.ops[-1] = replace(self.ops[-1], attrs=attrs, known=True)
+
     def _flush(self) -> None:
         released = self._released
         self._booked += len(released)

@@ -37,6 +37,7 @@ class StepSettings:
     workspaces: measured workspaces of the device's convolution library (None: unknown).
     blas_workspace_mib: memory that cuBLAS keeps from the allocator once a training step has multiplied
     matrices (64 on Hopper): half of it for the forward pass, half for the thread that runs the backward one.
+    others: the further optimizers of a whole step (`ForwardGraph.is_whole_step`), in its order.
     """
 
     optimizer: str | OptimizerReplay = "sgd-momentum"
@@ -52,6 +53,7 @@ class StepSettings:
     winograd_tile: int = 0
     blas_workspace_mib: float = 0.0
     workspaces: WorkspaceModel | None = None
+    others: tuple[OptimizerReplay, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, str):
@@ -76,6 +78,11 @@ class StepSettings:
             return self.optimizer
         options = (("weight_decay", self.weight_decay),) if self.weight_decay else ()
         return OptimizerReplay(self.optimizer, options)
+
+    @property
+    def replays(self) -> tuple[OptimizerReplay, ...]:
+        """What replays the steps of all optimizers."""
+        return (self.replay, *self.others)
 
     def timed_on(self, device: Device) -> StepSettings:
         """Return the settings of a step's time: autocast to a dtype that a device emulates takes float32's.

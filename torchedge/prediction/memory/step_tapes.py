@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from torchedge.graphs import ForwardGraph, Op, Value
 from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, UpdateFootprint
+from torchedge.graphs.graph import BACKWARD, STEP_EVENTS, UPDATE
 from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, Work, spec_of
 from torchedge.ops.convolution import explicit_padding, spread, winograd_workspace
@@ -52,11 +53,19 @@ def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False)
 
 
 def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False) -> StepWriter:
-    """Write a step as `write_tape` does; return its writer, whose tape has sizes as the graph gives them."""
+    """Write a step as `write_tape` does; return its writer, whose tape has sizes as the graph gives them.
+
+    A whole step has its backward passes and updates among its operators.
+    """
     step = StepWriter(graph, settings)
+    if graph.is_whole_step and not first:
+        step.left_gradients = write_step(graph, settings, first=True).left_gradients
     step.write_persistent(first)
     step.write_forward()
-    if step.graph.loss is not None:
+    if graph.is_whole_step:
+        step.left_gradients = frozenset(step._parameter_gradients)
+        step.forget_unused()
+    elif step.graph.loss is not None:
         if step.differentiable[step.graph.loss]:
             step.write_backward()
             step.write_update(first)
@@ -132,10 +141,15 @@ class StepWriter:
         self._kept_by: dict[int, dict[int, int]] = {}  # of that, by operator: storages by number
         self._kept_before: list[int] = []
         self._first = False
-        self._update: UpdateFootprint | None = None
+        self.left_gradients: frozenset[int] = frozenset()
+        """Parameters of a whole step whose gradients stay for the next one."""
+        self._updates: list[UpdateFootprint] = []
+        self._began: set[int] = set()  # optimizers that have made their state
         self._updated: frozenset[int] | None = None
         if graph.loss is not None and settings.optimizer != "none":
-            self._update, self._updated = settings.replay.update(self.graph, settings.foreach)
+            for replay in settings.replays:
+                update, self._updated = replay.update(self.graph, settings.foreach)
+                self._updates.append(update)
 
     def write_persistent(self, first: bool) -> None:
         """Keep storages beyond a step: weights, buffers, inputs, optimizer state, gradients not freed."""
@@ -165,21 +179,23 @@ class StepWriter:
             self._blas = [tape.keep(self._blas_size, WORKSPACE, name) for name in _BLAS[: 1 + trains]]
         if first or not trains:
             return
-        for index in filter(self._keeps_gradient, trainable):
+        for index in filter(self._has_gradient, trainable):
             name = f"{values[index].name}.grad"
-            self._parameter_gradients[index] = tape.keep(self._sizes[index], GRADIENTS, name)
-        if (update := self._update) is not None:
-            for number in sorted(update.states, key=lambda k: update.owners[k]):  # as `remaining` lists them
-                self._own_state(number, tape.keep(update.sizes[number], STATE, self._state_name(number)))
+            storage = self._parameter_gradients[index] = tape.keep(self._sizes[index], GRADIENTS, name)
+            if self.graph.is_whole_step:  # which may free it
+                tape.counts[storage] = 1
+        states = [(update.owners[k], n, k) for n, update in enumerate(self._updates) for k in update.states]
+        for _, place, number in sorted(states, key=lambda state: state[:2]):  # as `remaining` lists them
+            update = self._updates[place]
+            storage = tape.keep(update.sizes[number], STATE, self._state_name(update, number))
+            self._own_state(update, number, storage)
 
-    def _own_state(self, number: int, storage: int) -> None:
+    def _own_state(self, update: UpdateFootprint, number: int, storage: int) -> None:
         """Count a state with its parameter (-1: with none alone)."""
-        assert self._update is not None
-        self._state.setdefault(self._update.owners[number], []).append(storage)
+        self._state.setdefault(update.owners[number], []).append(storage)
 
-    def _state_name(self, number: int) -> str:
-        assert self._update is not None
-        owner, kind = self._update.owners[number], self._update.states[number]
+    def _state_name(self, update: UpdateFootprint, number: int) -> str:
+        owner, kind = update.owners[number], update.states[number]
         return f"{self.graph.values[owner].name}.{kind}" if owner >= 0 else _STATE
 
     def remaining(self) -> list[int]:
@@ -187,7 +203,7 @@ class StepWriter:
         tape = self.tape
         storages = [s for s in tape.persistent if tape.category[s] in (WEIGHTS, INPUTS)] + self._blas
         for index, gradient in sorted(self._parameter_gradients.items()):
-            if self._keeps_gradient(index):
+            if self._keeps_gradient(index) or self.graph.is_whole_step:
                 storages.append(gradient)
         for _, state in sorted(self._state.items()):
             storages += state
@@ -205,6 +221,10 @@ class StepWriter:
             storages.add(self._parameter_gradients.pop(index))
         self.tape.persistent = [storage for storage in self.tape.persistent if storage not in storages]
 
+    def _has_gradient(self, index: int) -> bool:
+        """Whether a parameter has a gradient when a later step begins."""
+        return index in self.left_gradients if self.graph.is_whole_step else self._keeps_gradient(index)
+
     def _keeps_gradient(self, index: int) -> bool:
         """Whether a parameter's gradient outlives the step; `optimizer.zero_grad` frees its own alone."""
         if self.settings.zero_grad == "zero" or self.settings.accumulation > 1:
@@ -220,6 +240,11 @@ class StepWriter:
         ends = {_regions_of(op)[0]: position for position, op in enumerate(graph.ops) if op.region}
         for position, op in enumerate(graph.ops):
             tape.owner = position
+            if op.kind in STEP_EVENTS:
+                self._write_event(op)
+                self._free(position)
+                tape.phase = 0
+                continue
             number = _regions_of(op)[0] if op.region and graph.loss is not None else 0
             if number > 0 or (number and op.grad):  # without re-entry, what runs without gradients runs again
                 region = regions.get(number)
@@ -237,13 +262,17 @@ class StepWriter:
                     region.inputs.clear()
             else:
                 self._run(position, op)
-            for index in self._releases[position]:
-                storage = self._storage[index]
-                if storage >= 0 and graph.values[index].role == "activation":
-                    tape.drop(storage)
-            if position in self._forgotten:
-                self._forget({*self._forgotten[position]})
+            self._free(position)
         self._drop_all(self._kept_before)
+
+    def _free(self, position: int) -> None:
+        """Free what Python and autograd release behind an operator."""
+        for index in self._releases[position]:
+            storage = self._storage[index]
+            if storage >= 0 and self.graph.values[index].role == "activation":
+                self.tape.drop(storage)
+        if position in self._forgotten:
+            self._forget({*self._forgotten[position]})
 
     def _forget(self, positions: Collection[int]) -> None:
         """Free what autograd keeps of operators that no gradient reaches."""
@@ -469,13 +498,69 @@ class StepWriter:
         for storage in storages:
             self.tape.drop(storage)
 
+    # whole steps --------------------------------------------------------------------------------------------
+
+    def _write_event(self, op: Op) -> None:
+        """Write a backward pass or an update of a whole step, or the end of gradients."""
+        if op.kind == BACKWARD:
+            (loss,) = op.inputs
+            if loss is not None and self.differentiable[loss]:
+                self._pass_back(loss, retains=bool(op.attrs["retain"]))
+        elif op.kind == UPDATE:
+            if self._updates:
+                number = op.attrs["optimizer"]
+                self._step(self._updates[number], self._first and number not in self._began)
+                self._began.add(number)
+        else:
+            ended = [i for i in self._parameter_gradients if self.graph.values[i].name in op.attrs["names"]]
+            self._drop_all([self._parameter_gradients.pop(index) for index in ended])
+
+    def _pass_back(self, loss: int, *, retains: bool) -> None:
+        """Run the records that lead to a loss; all others stay, and with `retains` these as well."""
+        reached, records = self._reached(loss), self._records
+        self._records, stays = [], list[_Record | _Region]()
+        for record, leads in zip(records, reached, strict=True):
+            if leads:
+                self._records.append(record)
+            if leads and retains:
+                for storage in record.saved if isinstance(record, _Record) else record.inputs:
+                    self.tape.hold(storage)
+            if retains or not leads:
+                stays.append(_again(record) if leads else record)
+        self._run_all_back(loss)
+        self._records = stays
+
+    def _reached(self, loss: int) -> list[bool]:
+        """Return for each record whether a gradient of the loss reaches it."""
+        values, storages = self.graph.values, list(range(len(self.graph.values)))
+        for index, value in enumerate(values):
+            if value.alias is not None:
+                storages[index] = storages[value.alias]
+        reached, read, leads = {loss}, {storages[loss]}, [False] * len(self._records)
+        for place in range(len(self._records) - 1, -1, -1):
+            record = self._records[place]
+            ops = (
+                [record.op]
+                if isinstance(record, _Record)
+                else [self.graph.ops[position] for position in reversed(record.positions)]
+            )
+            for op in ops:
+                if not reached.isdisjoint(op.outputs) or (op.inplace and storages[op.outputs[0]] in read):
+                    inputs = _differentiated(op, self._needs(op))
+                    reached.update(op.outputs, inputs)
+                    read.update([storages[index] for index in inputs])
+                    leads[place] = True
+        return leads
+
     # backward: the autograd engine --------------------------------------------------------------------------
 
     def write_backward(self) -> None:
         """Run the records in reverse: among the nodes that are ready, autograd takes the last recorded."""
         assert self.graph.loss is not None
+        self._run_all_back(self.graph.loss)
+
+    def _run_all_back(self, loss: int) -> None:
         self.tape.phase = 1
-        loss = self.graph.loss
         self._gradients[loss] = self.tape.new(self._sizes[loss], TEMPORARY, "gradient of the loss")
         self._pending_uses = self._count_uses(self._records)
         self._run_back(0)
@@ -735,23 +820,34 @@ class StepWriter:
 
         Parameters without a gradient have neither state nor temporaries.
         """
-        self.tape.phase, self.tape.owner = 2, 2 * len(self.graph.ops)
+        for update in self._updates:
+            self._step(update, first)
         trained = sorted(self._parameter_gradients)
-        if (update := self._update) is not None:
-            owners = {-1, *trained}
-            numbers: dict[int, int] = {}
-            for event in update.first if first else update.later:
-                number = abs(event) - 1
-                if update.owners[number] not in owners:
-                    continue
-                if event < 0:
-                    self.tape.drop(numbers.pop(number))
-                elif number in update.states:
-                    storage = self.tape.new(update.sizes[number], STATE, self._state_name(number))
-                    self._own_state(number, storage)
-                else:
-                    numbers[number] = self.tape.new(update.sizes[number], TEMPORARY, "optimizer temporary")
         self._drop_all([self._parameter_gradients[i] for i in trained if not self._keeps_gradient(i)])
+
+    def _step(self, update: UpdateFootprint, first: bool) -> None:
+        """Run the step of an optimizer, the very first or a later one."""
+        self.tape.phase, self.tape.owner = 2, 2 * len(self.graph.ops)
+        owners = {-1, *self._parameter_gradients}
+        numbers: dict[int, int] = {}
+        for event in update.first if first else update.later:
+            number = abs(event) - 1
+            if update.owners[number] not in owners:
+                continue
+            if event < 0:
+                self.tape.drop(numbers.pop(number))
+            elif number in update.states:
+                storage = self.tape.new(update.sizes[number], STATE, self._state_name(update, number))
+                self._own_state(update, number, storage)
+            else:
+                numbers[number] = self.tape.new(update.sizes[number], TEMPORARY, "optimizer temporary")
+
+
+def _again(record: _Record | _Region) -> _Record | _Region:
+    """Return a record that a later backward pass runs once more."""
+    if isinstance(record, _Record):
+        return replace(record, saved=[*record.saved], numbers={**record.numbers})
+    return replace(record, inputs=[*record.inputs], stored={**record.stored})
 
 
 def _asked(footprint: Footprint) -> set[int]:

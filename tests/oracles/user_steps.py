@@ -1,0 +1,263 @@
+"""Training steps as users write them: what a watch predicts, and what the same code holds on meta tensors."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from oracles.eager_memory import LiveStorages, _calibrated
+from torch import nn
+from torch.nn import functional
+
+import torchedge
+from torchedge.prediction.memory.step_tapes import write_tape
+
+WIDTH, NOISE = 256, 8
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Modules and inputs that are on the device, and one pass of a loop over them."""
+
+    modules: Sequence[nn.Module]
+    inputs: Sequence[torch.Tensor]
+    step: Callable[[], Any]
+
+
+def layers(*widths: int) -> nn.Sequential:
+    """Return linear layers with ReLUs between them."""
+    parts = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*parts[:-1])
+
+
+def adam(*modules: nn.Module) -> torch.optim.Optimizer:
+    """Return Adam over modules, with the implementation of GPUs."""
+    return torch.optim.Adam([p for module in modules for p in module.parameters()], foreach=True)
+
+
+def score(scores: torch.Tensor, answer: float) -> torch.Tensor:
+    """Return how far a critic's scores are from an answer."""
+    return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, answer))
+
+
+def gan_with_one_picture(batch: int) -> Loop:
+    """One generated batch serves both updates: its graph outlives the critic's."""
+    generator, critic = layers(NOISE, WIDTH, WIDTH), layers(WIDTH, WIDTH, 1)
+    generating, judging = adam(generator), adam(critic)
+    real = torch.randn(batch, WIDTH)
+
+    def step() -> None:
+        judging.zero_grad()
+        fake = generator(torch.randn(batch, NOISE))
+        (score(critic(real), 1) + score(critic(fake.detach()), 0)).backward()
+        judging.step()
+        generating.zero_grad()
+        score(critic(fake), 1).backward()
+        generating.step()
+
+    return Loop((generator, critic), (real,), step)
+
+
+def gan_without_gradients(batch: int) -> Loop:
+    """The critic's pictures are generated without gradients, and its losses differentiated one by one."""
+    generator, critic = layers(NOISE, WIDTH, WIDTH), layers(WIDTH, WIDTH, 1)
+    generating, judging = adam(generator), adam(critic)
+    real = torch.randn(batch, WIDTH)
+
+    def step() -> None:
+        with torch.no_grad():
+            fake = generator(torch.randn(batch, NOISE))
+        judging.zero_grad()
+        score(critic(real), 1).backward()
+        score(critic(fake), 0).backward()
+        judging.step()
+        generating.zero_grad()
+        fake = generator(torch.randn(batch, NOISE))
+        score(critic(fake), 1).backward()
+        generating.step()
+
+    return Loop((generator, critic), (real,), step)
+
+
+def critic_steps_twice(batch: int) -> Loop:
+    """Two updates of the critic to one of the generator."""
+    generator, critic = layers(NOISE, WIDTH, WIDTH), layers(WIDTH, WIDTH, 1)
+    generating, judging = adam(generator), adam(critic)
+    real = torch.randn(batch, WIDTH)
+
+    def step() -> None:
+        for _ in range(2):
+            judging.zero_grad()
+            fake = generator(torch.randn(batch, NOISE)).detach()
+            (score(critic(real), 1) + score(critic(fake), 0)).backward()
+            judging.step()
+        generating.zero_grad()
+        score(critic(generator(torch.randn(batch, NOISE))), 1).backward()
+        generating.step()
+
+    return Loop((generator, critic), (real,), step)
+
+
+def two_optimizers(batch: int) -> Loop:
+    """One loss, an optimizer for each part."""
+    body, head = layers(WIDTH, WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    first, second = adam(body), torch.optim.SGD(head.parameters(), 0.1, foreach=True)
+    x = torch.randn(batch, WIDTH)
+
+    def step() -> None:
+        first.zero_grad()
+        second.zero_grad()
+        head(body(x)).square().mean().backward()
+        first.step()
+        second.step()
+
+    return Loop((body, head), (x,), step)
+
+
+def two_backwards(batch: int) -> Loop:
+    """Two losses over one graph, which the first backward pass retains."""
+    body, head, other = layers(WIDTH, WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    optimizer, x = adam(body, head, other), torch.randn(batch, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        hidden = body(x)
+        loss = head(hidden).square().mean()
+        second = other(hidden).square().mean()
+        loss.backward(retain_graph=True)
+        second.backward()
+        optimizer.step()
+
+    return Loop((body, head, other), (x,), step)
+
+
+def gradients_become_zeros(batch: int) -> Loop:
+    """`zero_grad(set_to_none=False)`."""
+    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    optimizer = adam(net)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    return Loop((net,), (x,), step)
+
+
+def gradients_end_late(batch: int) -> Loop:
+    """The old gradients end behind the forward pass."""
+    net, x = layers(WIDTH, 4 * WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True)
+
+    def step() -> None:
+        loss = net(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return Loop((net,), (x,), step)
+
+
+def teacher(batch: int) -> Loop:
+    """Distillation: a wide teacher without gradients."""
+    net, wide = layers(WIDTH, 128, WIDTH), layers(WIDTH, 2 * WIDTH, 2 * WIDTH, WIDTH)
+    optimizer, x = adam(net), torch.randn(batch, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.no_grad():
+            expected = wide(x)
+        functional.mse_loss(net(x), expected).backward()
+        optimizer.step()
+
+    return Loop((net, wide), (x,), step)
+
+
+def average(batch: int) -> Loop:
+    """A moving average of the weights, updated behind the step."""
+    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    mean = torch.optim.swa_utils.AveragedModel(net)
+    optimizer = adam(net)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        len([*mean.parameters()])
+
+    return Loop((net, mean), (x,), step)
+
+
+def copied_target(batch: int) -> Loop:
+    """A target network, which is a copy of the one that learns."""
+    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    target, optimizer = copy.deepcopy(net), adam(net)
+
+    def step() -> None:
+        with torch.no_grad():
+            expected = target(x)
+        optimizer.zero_grad()
+        functional.mse_loss(net(x), expected).backward()
+        optimizer.step()
+
+    return Loop((net, target), (x,), step)
+
+
+STEPS: dict[str, Callable[[int], Loop]] = {
+    make.__name__: make
+    for make in (
+        gan_with_one_picture,
+        gan_without_gradients,
+        critic_steps_twice,
+        two_optimizers,
+        two_backwards,
+        gradients_become_zeros,
+        gradients_end_late,
+        teacher,
+        average,
+        copied_target,
+    )
+}
+
+
+def counted_peak(make: Callable[[int], Loop], batch: int) -> int:
+    """Return the most bytes of the second pass of a loop on meta tensors."""
+    with torch.device("meta"):
+        loop = make(batch)
+    mode = LiveStorages()
+    mode.owned = _calibrated("meta")
+    for module in loop.modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            mode.follow(tensor.data, "weights")
+    for tensor in loop.inputs:
+        mode.follow(tensor, "input")
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.device("meta"), mode:
+            loop.step()
+            mode.reset_peak()
+            loop.step()
+    finally:
+        gc.enable()
+    return mode.peak
+
+
+def watched(make: Callable[[int], Loop], batch: int, device: str = "nvidia-h200") -> Any:
+    """Return the watch over one pass of a loop."""
+    loop = make(batch)
+    with torchedge.watch(device) as watch:
+        loop.step()
+    return watch
+
+
+def predicted_peak(watch: Any, batch: int) -> int:
+    """Return the most bytes of a watched step, without workspaces of CUDA's libraries."""
+    settings = replace(watch.settings, backend="cpu", attention="math")
+    return int(write_tape(watch.graph, settings).peak_bytes(np.array([batch]))[0])
