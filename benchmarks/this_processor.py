@@ -1,7 +1,7 @@
 """How well this machine's own profile predicts networks that it has never seen: docs/accuracy-limits.md.
 
     torchedge profile --quick
-    python benchmarks/this_processor.py [--seconds 2] [--json FILE]
+    python benchmarks/this_processor.py [--fresh] [--seconds 2] [--json FILE]
 
 Training steps (SGD with momentum) and inferences of networks of torchvision, of transformers (random weights)
 and of written ones, in float32 and under autocast in bfloat16, on all threads. None of them, and no network
@@ -114,6 +114,28 @@ def steps() -> Iterator[Step]:
     yield Step("LSTM", Tagger, torch.randn(16, 40, 128), 16)
 
 
+def fresh_steps() -> Iterator[Step]:
+    """Yield steps that were first measured when drawn networks and model were frozen."""
+    small = {"vocab_size": 12000, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
+    yield vision("wide_resnet50_2", 2, 96)
+    yield vision("resnext50_32x4d", 4, 80)
+    yield vision("googlenet", 8, 96, aux_logits=False, init_weights=False)
+    yield vision("mnasnet1_0", 16, 96)
+    yield vision("squeezenet1_1", 16, 160)
+    yield vision("efficientnet_v2_s", 2, 128)
+    yield vision("maxvit_t", 1, 224)
+    yield language("Qwen2ForCausalLM", 1, 256, intermediate_size=768, num_key_value_heads=2, **small)
+    yield language("OPTForCausalLM", 2, 160, ffn_dim=1024, word_embed_proj_dim=256, **small)
+    yield language("DistilBertForMaskedLM", 8, 48, vocab_size=12000, dim=256, n_layers=3, n_heads=4)
+    yield Step("upscaler", lambda: nn.Sequential(
+        nn.Conv2d(3, 64, 5, padding=2), nn.Tanh(), nn.Conv2d(64, 32, 3, padding=1), nn.Tanh(),
+        nn.Conv2d(32, 48, 3, padding=1), nn.PixelShuffle(4), nn.AdaptiveAvgPool2d(8), nn.Flatten(),
+        nn.Linear(192, 10)), image(4, 96), 4)  # fmt: skip
+    yield Step("autoencoder", lambda: nn.Sequential(
+        nn.Linear(3000, 2000), nn.SiLU(), nn.Linear(2000, 200), nn.SiLU(), nn.Linear(200, 2000), nn.SiLU(),
+        nn.Linear(2000, 3000)), torch.randn(32, 3000), 32)  # fmt: skip
+
+
 def measure(name: str, seconds: float) -> list[float]:
     """Return the ms of a step by `POINTS`; runs in a process of its own."""
     warnings.filterwarnings("ignore")
@@ -121,7 +143,7 @@ def measure(name: str, seconds: float) -> list[float]:
 
     prepare_torchvision()
     torch.manual_seed(0)
-    step = next(step for step in steps() if step.name == name)
+    step = next(step for step in (*steps(), *fresh_steps()) if step.name == name)
     return [median_ms(run_of(step, mode, amp), seconds) for mode, amp in POINTS]
 
 
@@ -165,6 +187,7 @@ def main() -> None:
     """Print a row a step and the means."""
     parser = options_of(__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="time for one step")
+    parser.add_argument("--fresh", action="store_true", help="networks that no choice was made on")
     parser.add_argument("--only", default="", help="a part of a network's name")
     parser.add_argument("--json", type=Path, help="file that receives the rows")
     parser.add_argument("--device", default="local-cpu")
@@ -180,7 +203,7 @@ def main() -> None:
     predictor = torchedge.Predictor(arguments.device)
     rows: list[Row] = []
     print_rows(["network", "mode", "precision", "predicted", "interval", "measured, ms", "error, %"], [])
-    for step in steps():
+    for step in fresh_steps() if arguments.fresh else steps():
         if arguments.only not in step.name:
             continue
         times = apart(measure, step.name, arguments.seconds)

@@ -147,7 +147,7 @@ WRONG = {
     "no bundle": (("run", "nowhere"), "manifest.json"),
     "a folder in place of a bundle": (("run", "data"), "manifest.json"),
     "an unknown plan": (("campaign", "show", "bigger"), "standard, "),
-    "half a plan": (("campaign", "show", "plan.toml"), "networks"),
+    "half a plan": (("campaign", "show", "plan.toml"), "levels is 3; expected a list"),
     "an unknown way": (("campaign", "run", "me", "--plan", "quick", "--over", "ftp://x"), "ssh://"),
     "sampling of no text": (
         ("run", "b", "--temperature", "0.5"),

@@ -51,7 +51,7 @@ def workloads():
 @pytest.fixture(scope="module")
 def truth():
     device = find_device("nvidia-h200")
-    prior = kind_fitting._prior(device, (MATRICES, None))
+    prior = kind_fitting._prior(device, "train", (MATRICES, None))
     shift = [TRUE_SHIFT.get(name, 0.0) for name in COEFFICIENT_NAMES]
     return device, prior + np.array(shift)
 
@@ -74,7 +74,7 @@ def written(truth, rows, tmp_path_factory):
     out = tmp_path_factory.mktemp("kinds") / "mine"
     steps = []
     measured = MeasuredKinds(
-        DataSource("mine", "0" * 64, Provenance.MEASURED), device, {(MATRICES, None): rows}
+        DataSource("mine", "0" * 64, Provenance.MEASURED), device, {("train", (MATRICES, None)): rows}
     )
     part = fit_kinds(measured, out, lambda: steps.append(1))
     assert len(steps) == measured.fits
@@ -112,7 +112,7 @@ def test_other_precisions_follow_from_the_measured_one(written):
 def test_convolutions_in_channels_last_have_their_own_times(written, truth, tmp_path):
     device, _ = truth
     slow = LatencyModel(prior_mean(written, None) + np.log(2), assumed_errors(0.3))
-    kinds = PartFit({("channels-last", None): slow}, {"provenance": "measured"})
+    kinds = PartFit({("train", ("channels-last", None)): slow}, {"provenance": "measured"})
     profiled = write_profile(tmp_path / "last", device, {}, kinds=kinds)
     net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3))
     last = copy.deepcopy(net).to(memory_format=torch.channels_last)
@@ -137,7 +137,8 @@ def test_convolutions_in_channels_last_have_their_own_times(written, truth, tmp_
 
 
 def test_provenance_is_that_of_the_campaign(written, tmp_path):
-    kinds = {("convolutions", "bfloat16"): LatencyModel(prior_mean(written, "bfloat16"), assumed_errors(0.3))}
+    half = LatencyModel(prior_mean(written, "bfloat16"), assumed_errors(0.3))
+    kinds = {("train", ("convolutions", "bfloat16")): half}
     public = PartFit(kinds, {"provenance": "public data"})
     device = write_profile(tmp_path / "theirs", written, {}, kinds=public)
     assert load_models(device, "train", "bfloat16").latency_provenance is Provenance.PUBLIC_DATA
@@ -162,5 +163,5 @@ def test_a_campaign_of_plain_training_has_no_kinds(tmp_path):
         '{"id": "n", "network": "n", "input_size": [3, 32, 32], "build":'
         ' {"library": "torchvision", "name": "resnet18"}}\n'
     )
-    with pytest.raises(ProfileError, match="no kind of training steps"):
+    with pytest.raises(ProfileError, match="no kind of steps"):
         read_kind_rows(tmp_path, find_device("nvidia-h200"))

@@ -1,7 +1,7 @@
 """Measures this machine's processor and writes its profile, `profiles/local-cpu` in the user's folder.
 
-Seven probes of a few seconds: the system's cores and memory, a large matrix product in float32 and bfloat16, a
-streaming copy, a tiny operator, the memory of a training process beside its tensors, and training steps of
+Seven probes of a few seconds: the system's cores and memory, a large matrix product in float32 and bfloat16,
+a streaming copy, a tiny operator, the memory of a training process beside its tensors, and training steps of
 three small networks. Then a campaign measures memory (resident, of the whole process) and latency of drawn
 networks, in float32 and under autocast, and a fit turns the profile's predictions from assumed into measured
 ones.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import platform
 import shutil
 import statistics

@@ -104,7 +104,9 @@ def test_what_is_wrong_is_named(text, said):
 
 
 def test_unknown_plan_names_the_packaged_ones():
-    with pytest.raises(InputError, match=r"expected standard, small, quick, minute or a TOML file"):
+    with pytest.raises(
+        InputError, match=r"expected standard, small, quick, minute, processor or a TOML file"
+    ):
         read_plan("fast")
 
 

@@ -265,7 +265,7 @@ class CampaignPlan(_Grid):
 
 def _check_plan(plan: CampaignPlan) -> None:
     if not plan.networks and not plan.drawn:
-        raise InputError("it has no networks and no drawn; expected networks to measure")
+        raise InputError("has no 'networks' and no 'drawn'; expected one of them")
     for network in plan.networks:
         if not network.points:
             raise InputError(
