@@ -74,6 +74,7 @@ def language(name: str, batch: int, length: int, **config: Any) -> Step:  # noqa
     """Return a language model of transformers that computes its own loss."""
     import transformers
 
+    transformers.logging.set_verbosity_error()
     kind = getattr(transformers, name)
     made = kind.config_class(**config)
     ids = torch.randint(0, made.vocab_size, (batch, length))
