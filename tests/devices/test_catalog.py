@@ -210,6 +210,19 @@ def test_phone_gpus_are_told_by_their_words(words, phone):
     assert is_phone_gpu(*words) is phone
 
 
+def test_the_template_has_the_cores_of_this_machine(monkeypatch):
+    from torchedge.devices import catalog
+
+    peaks = []
+    for cores in (1, 3):
+        monkeypatch.setattr(catalog, "usable_cores", lambda cores=cores: cores)
+        device = find_device("local-cpu")
+        assert device.figure("compute_units").value == cores
+        assert device.figure("peak_fp32_gflops").provenance is Provenance.ASSUMED
+        peaks.append(device.value("peak_fp32_gflops"))
+    assert peaks[1] == 3 * peaks[0] > 0
+
+
 def test_the_template_has_the_memory_of_this_machine(monkeypatch):
     from torchedge.devices import catalog
 

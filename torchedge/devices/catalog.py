@@ -283,7 +283,7 @@ def _read_folder(folder: Path) -> Device:
 
 def _template_here(device: Device) -> Device:
     """Return the template of an unmeasured processor with what this machine's system reports of it."""
-    cores, wide = usable_cores(), _operations_a_cycle()
+    cores, (wide, half) = usable_cores(), _operations_a_cycle()
     where = "this machine's system"
     figures = {
         "compute_units": Figure(cores, "1", Provenance.MEASURED, f"{where}: cores this process may run on"),
@@ -295,6 +295,12 @@ def _template_here(device: Device) -> Device:
             "machine to replace it",
         ),
     }
+    if half:
+        figures["peak_bf16_matrix_gflops"] = replace(
+            figures["peak_fp32_gflops"],
+            value=_GHZ * cores * half,
+            source=f"{cores} cores of {half} bfloat16 operations a cycle at {_GHZ:g} GHz; measure them",
+        )
     with contextlib.suppress(DeviceError):
         source = f"{where}: physical pages, within the limit of the process's control group"
         figures["memory_mib"] = Figure(round(memory_mib()[0], 1), "MiB", Provenance.MEASURED, source)
@@ -350,15 +356,17 @@ def usable_cores() -> int:
 
 
 @lru_cache(maxsize=1)
-def _operations_a_cycle() -> int:
-    """Return the float32 operations of a core in a cycle: two fused units, eight lanes with AVX2, else four.
+def _operations_a_cycle() -> tuple[int, int]:
+    """Return the operations of a core in a cycle: in float32, and in bfloat16 (0 where it has none).
 
-    Processors with AVX-512 reach about the same, by a lower clock or half the units.
+    Two fused units, of eight lanes with AVX2, else of four. Processors with AVX-512 reach about the
+    same: a lower clock, or half the units. In bfloat16 AVX-512 computes twice as many, and AMX eight times.
     """
+    flags: set[str] = set()
     with contextlib.suppress(OSError):
-        flags = Path("/proc/cpuinfo").read_text(errors="replace")
-        return 32 if " avx2" in flags and " fma" in flags else 16
-    return 16
+        flags.update(Path("/proc/cpuinfo").read_text(errors="replace").split())
+    wide = 32 if {"avx2", "fma"} <= flags else 16
+    return wide, wide * (8 if "amx_bf16" in flags else 2 if "avx512_bf16" in flags else 0)
 
 
 def memory_mib() -> tuple[float, float | None]:
