@@ -156,6 +156,9 @@ def print_fit(result: DeviceFit, dataset: Path | None) -> None:
             f"programs: a step's latency errs by {number(errors.mean('latency'))} %, its memory by "
             f"{number(errors.mean('memory'))} % on networks left out; `torchedge predict BUNDLE` uses them"
         )
+    if result.kinds:
+        kinds = ", ".join(f"{number(error)} % ({kind})" for kind, error in result.kinds.items())
+        print_wrapped(f"under autocast latency errs by {kinds} on networks left out")
     for line in result.missing:
         print_wrapped(line, first="missing: ", rest="  ")
     dropped = [f.name for f in result.figures if not f.written]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite, nan
 from pathlib import Path
@@ -18,6 +18,7 @@ from torchedge.graphs import Mode
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels
 from torchedge.profiling import profile_folders
 from torchedge.profiling.accuracy import NAMES, JudgedFigure, Score
+from torchedge.profiling.campaigns.drawn import DRAWN
 from torchedge.profiling.campaigns.expansion import PLAN
 from torchedge.profiling.campaigns.plans import LARGER, parse_plan, read_plan
 from torchedge.profiling.datasets import is_dataset, read_dataset
@@ -100,6 +101,7 @@ class DeviceFit:
 
     missing: a line for each figure that was not fitted, with the reason. notes: other remarks. base: the
     device whose profile was adapted. programs: errors of the model of programs, where launches were timed.
+    kinds: mean errors in % of latency by kind of steps under autocast, where these were measured.
     """
 
     device: Device
@@ -110,6 +112,7 @@ class DeviceFit:
     notes: tuple[str, ...]
     base: str | None = None
     programs: StepErrors | None = None
+    kinds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -228,16 +231,18 @@ class _Fitting:
             raise InputError(f"{self.dataset}: nothing is written: {reasons}")
         parts = {"workspaces": workspaces, "programs": None if programs is None else programs[0]}
         written = profile_folders.write_profile(self.out, self.device, fits, **parts)
+        kinds: dict[str, float] = {}
         if self.base is None and any(n.settings.amp is not None for n in measured.networks.values()):
-            written = self._fit_kinds(written)
+            written = self._fit_kinds(written, kinds)
         return DeviceFit(
             written, measured.name, tuple(self.figures), tuple(self.missing), advice, tuple(self.notes),
             None if self.base is None else find_device(self.base).name,
             None if programs is None else programs[1],
+            kinds,
         )  # fmt: skip
 
-    def _fit_kinds(self, fitted: Device) -> Device:
-        """Fit the latency of steps under autocast, and of products of matrices, on top of the device's."""
+    def _fit_kinds(self, fitted: Device, errors: dict[str, float]) -> Device:
+        """Fit the latency of steps under autocast on top of the device's; add its errors by kind."""
         self.watcher.begin("autocast")
         try:
             measured = read_kind_rows(self.dataset, fitted, float32=False)
@@ -246,8 +251,7 @@ class _Fitting:
             return fitted
         self.watcher.more(measured.fits)
         part = fit_kinds(measured, self.out, self.watcher.step)
-        for name, score in part.described["accuracy"].items():
-            self.notes.append(f"{name}: latency errs by {score['mean']:.0f} % on networks left out")
+        errors.update({name: score["mean"] for name, score in part.described["accuracy"].items()})
         return profile_folders.write_profile(self.out, fitted, {}, kinds=part)
 
     def _fit_programs(self) -> tuple[PartFit, StepErrors] | None:
@@ -354,7 +358,8 @@ class _Fitting:
         if not weak and not self.missing:
             return ()
         lines = []
-        worst = dict.fromkeys(figure.worst for figure in weak if figure.worst)
+        drawn = DRAWN.replace(":", "-")
+        worst = dict.fromkeys(f.worst for f in weak if f.worst and not f.worst.startswith(drawn))
         if worst:
             lines.append(f"add networks like {' and '.join(worst)}: left out, they err most")
         stored = self.dataset / PLAN
@@ -419,5 +424,5 @@ def fit_document(result: DeviceFit) -> Mapping[str, Any]:
     return {
         "device": result.device.name, "folder": str(result.folder), "verdict": result.verdict,
         "figures": figures, "missing": list(result.missing), "advice": list(result.advice),
-        "notes": list(result.notes), "programs": programs, **tables,
+        "notes": list(result.notes), "programs": programs, "kinds": dict(result.kinds), **tables,
     }  # fmt: skip
