@@ -128,6 +128,15 @@ def test_a_note_names_what_autocast_refuses_on_the_device():
     assert note.startswith("autocast to float16 refuses cat of bfloat16 tensors at asking_modules.py:")
 
 
+def test_a_reentrant_checkpoint_runs_again_what_it_ran_without_gradients():
+    for body in (
+        [Step("plain", "without gradients")],
+        [Step("residual"), Step("plain", "without gradients")],
+    ):
+        steps = (Step("linear", (512, False)), within(*body, argument="reentrant"))
+        assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "wide"), [(range(5), False), (range(1000, 1010), True)])
 def test_no_module_of_many_differs(seeds, wide):

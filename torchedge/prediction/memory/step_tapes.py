@@ -237,6 +237,7 @@ class StepWriter:
         """Run the operators in order; checkpoint regions keep their inputs only."""
         graph, tape = self.graph, self.tape
         regions: dict[int, _Region] = {}
+        trained = {_regions_of(op)[0] for op in graph.ops if op.region and op.grad}
         ends = {_regions_of(op)[0]: position for position, op in enumerate(graph.ops) if op.region}
         for position, op in enumerate(graph.ops):
             tape.owner = position
@@ -246,7 +247,7 @@ class StepWriter:
                 tape.phase = 0
                 continue
             number = _regions_of(op)[0] if op.region and graph.loss is not None else 0
-            if number > 0 or (number and op.grad):  # without re-entry, what runs without gradients runs again
+            if number > 0 or (number and number in trained):  # what runs without gradients runs again
                 region = regions.get(number)
                 if region is None:
                     region = regions[number] = _Region(number < 0)
