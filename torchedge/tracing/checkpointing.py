@@ -195,7 +195,7 @@ _MIXED = (
     "to a fifth"
 )
 _REGION = "_torchedge_region"
-_MANAGERS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+_MANAGERS: tuple[Any, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 _ENTERS = frozenset([manager.__enter__.__code__ for manager in _MANAGERS])
 _EXITS = frozenset([manager.__exit__.__code__ for manager in _MANAGERS])
 _FRAMES_OF_A_SWITCH = 6
