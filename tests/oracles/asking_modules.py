@@ -209,9 +209,8 @@ class Asking(nn.Module):
         if step.kind == "checkpoint":
             if not step.parts[0]:  # no operator leads to it
                 return x
-            return checkpoint(
-                self._run, step.parts[0], x, f"{here}_0", low, use_reentrant=False, preserve_rng_state=False
-            )
+            options = {"use_reentrant": step.argument == "reentrant", "preserve_rng_state": False}
+            return checkpoint(self._run, step.parts[0], x, f"{here}_0", low, **options)
         if step.kind == "autocast":
             enabled, dtype, form = step.argument
             with self._autocast(x, enabled, DTYPES[dtype], form):

@@ -80,7 +80,13 @@ class LiveStorages(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.follow(leaf, f"{func} {tuple(leaf.shape)} {type(node).__name__ if node else ''}")
+        if func in CASTING and result.dtype is not args[0].dtype:
+            self.follow(args[0].to(result.dtype), f"cast for {func}")
         return result
+
+
+CASTING = (torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default)
+"""Their kernels copy an input of another dtype than the result's (`self.to(...)` in ReduceOps.cpp)."""
 
 
 def _references(tensor: torch.Tensor) -> tuple[int, int]:

@@ -87,16 +87,54 @@ def test_a_checkpoint_drops_its_inputs_with_the_last_node_that_asks_and_what_its
     assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
 
 
-@pytest.mark.xfail(strict=True, reason="8 % too low: what such a checkpoint keeps leaves no operator")
-def test_a_checkpoint_of_a_cast_alone_inside_of_another_one():
-    inner = Step("checkpoint", None, ((Step("cast", torch.bfloat16, ()),),))
-    body = (Step("residual", None, ()), inner)
-    steps = (
-        Step("linear", (512, False), ()),
-        Step("cast", torch.float16, ()),
-        Step("checkpoint", None, (body,)),
+def within(*body, argument=None):
+    return Step("checkpoint", argument, (body,))
+
+
+CAST, WIDE = Step("cast", torch.bfloat16), Step("cast", torch.float32)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (Step("residual"), within(CAST)),
+        (Step("residual"), within(within(CAST)), within(CAST), Step("activation", "tanh"), within(CAST)),
+        (Step("residual"), within(Step("residual"), within(CAST)), within(WIDE), Step("plain", "joined")),
+        (within(CAST), Step("plain", "joined")),
+    ],
+)
+def test_a_checkpoint_keeps_what_it_reads_inside_of_another_one_whatever_it_runs(body):
+    steps = (Step("linear", (512, False)), Step("cast", torch.float16), within(*body))
+    assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
+
+
+def test_a_sum_in_float32_of_half_precision_runs_backward_in_half_precision():
+    region = Step("autocast", (True, "bfloat16", "named"), ((Step("linear", (1024, True)),
+              Step("wide", ("cumsum", True)), Step("plain", "masked")),))  # fmt: skip
+    steps = (Step("linear", (512, False)), within(region))
+    assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
+
+
+def test_a_note_names_what_autocast_refuses_on_the_device():
+    step = Step("autocast", (True, "float16", "named"), ((CAST, Step("plain", "joined")),))
+    with pytest.raises(RuntimeError, match="autocast::prioritize"), torch.autocast("cpu", torch.float16):
+        torch.cat([torch.ones(2, dtype=torch.bfloat16)] * 2)
+    with torch.device("meta"):
+        asking, x = Asking((Step("linear", (512, False)), step), WIDTH, asks=True), torch.empty(16, WIDTH)
+    graph = capture_request(
+        CaptureRequest(asking, 16, example=x, loss=loss, device=find_device("nvidia-h200"))
     )
-    assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.02)
+    (note,) = [note for note in graph.notes if "refuses" in note]
+    assert note.startswith("autocast to float16 refuses cat of bfloat16 tensors at asking_modules.py:")
+
+
+def test_a_reentrant_checkpoint_runs_again_what_it_ran_without_gradients():
+    for body in (
+        [Step("plain", "without gradients")],
+        [Step("residual"), Step("plain", "without gradients")],
+    ):
+        steps = (Step("linear", (512, False)), within(*body, argument="reentrant"))
+        assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
 
 
 @pytest.mark.slow

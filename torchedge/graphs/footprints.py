@@ -58,6 +58,17 @@ class Footprint:
         sizes = [replace(s, item_size=now) if s.item_size == before else s for s in self.sizes]
         return replace(self, sizes=tuple(sizes))
 
+    def cast_inside(self) -> Footprint:
+        """Return the footprint of a call on one narrower input whose result stays as wide as it was.
+
+        The input is cast for the kernel alone, the gradient that arrives before the backward call.
+        """
+        number, (result,) = len(self.sizes), self.tensors[-1:]
+        sizes = (*self.sizes, replace(self.sizes[result], place=0), StorageSize(0, (0, 0, 0), 0))
+        new, drop = FootprintEvent.NEW, FootprintEvent.DROP
+        backward = ((new, number + 1, 0, 0), *self.backward, (drop, number + 1, 0, 0))
+        return replace(self, sizes=sizes, forward=(*self.forward, number + 1, -number - 1), backward=backward)
+
     def widened(self, item_size: int, narrow: Collection[int], *, casts: bool = True) -> Footprint:
         """Return the footprint where some inputs and outputs have narrower elements than the others.
 

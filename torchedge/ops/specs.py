@@ -190,6 +190,8 @@ class OpSpec:
     precision of its inputs), "widest" (its output has the widest input dtype), "join" (casts half-precision
     inputs to float32 where one input is float32), "join_on_cuda" (the same; "widest" on the CPU) or "keep".
     widens: CUDA's kernel reads half precision and writes float32, so that float32 needs no cast of its input.
+    casts_inside: asked for float32, PyTorch casts its input for the kernel alone; its backward call runs in
+    the precision of the input.
     view: its output shares the storage of input 0.
     strides: strides of the output from those of input 0 (None: the output is contiguous).
     composite: "attention" is taken apart where no fused kernel runs it; "recurrent" layers copy sequences.
@@ -210,6 +212,7 @@ class OpSpec:
     stops: Container[int] = ()
     autocast: Autocast = "widest"
     widens: bool = False
+    casts_inside: bool = False
     view: bool = False
     strides: StrideRule | None = None
     composite: Composite = ""

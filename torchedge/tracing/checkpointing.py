@@ -41,11 +41,18 @@ class AutogradState:
         self._regions = 0
         self._annotated: CheckpointRegion | None = None
         self._function: tuple[int, ...] = ()  # the regions of the custom function that runs
+        self._off: list[int] = []  # `torch.no_grad` and the like, entered where gradients are disabled
 
     def switch(self, on: bool) -> None:
         """Follow `torch.set_grad_enabled`, called before it takes effect."""
         if not (self._switched_on and self._is_inside_function()):
             self._switched_on = on
+            return
+        manager, enters = _grad_manager(sys._getframe(1))
+        if enters and not on:
+            self._off.append(manager)
+        elif not enters and manager in self._off:
+            self._off.remove(manager)
 
     def now(self, note: Note) -> tuple[bool, tuple[int, ...]]:
         """Return whether gradients are recorded, and the regions as in `Op.outer` and, last, `Op.region`."""
@@ -129,7 +136,8 @@ class AutogradState:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code is CheckpointFunction.forward.__code__:
-                return self._in_reentrant(frame, note)
+                trains, path = self._in_reentrant(frame, note)
+                return trains and not self._off, path
             frame = frame.f_back
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook"):
@@ -150,6 +158,19 @@ class AutogradState:
             note(_MIXED)
         number = self._number(owner)
         return (True, (-number,)) if owner.torchedge_trains else (False, (0,))
+
+
+def _grad_manager(frame: FrameType | None) -> tuple[int, bool]:
+    """Return the context that calls `torch.set_grad_enabled` (0: none), and whether it is entered."""
+    for _ in range(_FRAMES_OF_A_SWITCH):
+        if frame is None:
+            break
+        if frame.f_code in _ENTERS or frame.f_code in _EXITS:
+            caller = frame.f_back
+            own = caller is not None and caller.f_code is CheckpointFunction.forward.__code__
+            return id(frame.f_locals["self"]), frame.f_code in _ENTERS and not own
+        frame = frame.f_back
+    return 0, False
 
 
 def _checkpoint_frames() -> list[Any]:
@@ -174,6 +195,11 @@ _MIXED = (
     "to a fifth"
 )
 _REGION = "_torchedge_region"
+_MANAGERS: tuple[Any, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+_ENTERS = frozenset([manager.__enter__.__code__ for manager in _MANAGERS])
+_EXITS = frozenset([manager.__exit__.__code__ for manager in _MANAGERS])
+_FRAMES_OF_A_SWITCH = 6
+"""Frames from `AutogradState.switch` to that of the context: of the interception, and of a call inside."""
 
 
 def _policy_of(context: Any) -> Policy | None:

@@ -105,6 +105,10 @@ class _CallSizes:
 _PLAIN = frozenset((int, float, str, bool))
 
 
+_CASTING = (torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default)
+"""Operators that cast their input to the dtype of their result for the kernel alone; meta tensors do not."""
+
+
 class StorageLog(TorchDispatchMode):
     """Numbers the storages of meta tensors, and writes down when each is allocated and freed.
 
@@ -123,6 +127,8 @@ class StorageLog(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.is_meta:
                 self.follow(leaf)
+        if func in _CASTING and result.dtype is not args[0].dtype:
+            self.follow(torch.empty_like(result))
         return result
 
     def follow(self, tensor: torch.Tensor) -> int:

@@ -121,12 +121,16 @@ def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cas
         known.autocast == "float32" or (known.autocast == "float32_on_cuda" and not on_cpu)
     ):
         goal, sources = torch.float32, frozenset(_LOW)
-        if known.widens and "dtype" in known.params and not on_cpu and kwargs.get("dtype") is None:
+        asked = (known.widens or known.casts_inside) and "dtype" in known.params
+        if asked and not on_cpu and kwargs.get("dtype") is None:
             tensor = args[0] if args else kwargs.get("input")
             given = any(isinstance(a, torch.dtype) for a in args)
             if isinstance(tensor, torch.Tensor) and dtype_of(tensor) in _LOW and not given:
                 return args, {**kwargs, "dtype": goal}
     else:
+        joins = ("join",) if on_cpu else ("join", "join_on_cuda")
+        if low is not None and known.autocast in joins:
+            _note_refusal(rec, known.kind, low, [*tensors_in((args, kwargs), torch.Tensor)])
         return args, kwargs
 
     def convert(item: Any) -> Any:
@@ -138,6 +142,20 @@ def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cas
         return item
 
     return tuple([convert(a) for a in args]), {k: convert(v) for k, v in kwargs.items()}
+
+
+def _note_refusal(rec: Recorder, kind: str, low: torch.dtype, tensors: list[torch.Tensor]) -> None:
+    """Note a call that autocast refuses (`at::autocast::prioritize`): half precision that is not its own."""
+    for dtype in map(dtype_of, tensors):
+        if dtype is torch.float32:
+            return
+        if dtype in _LOW and dtype is not low:
+            rec.note(
+                f"autocast to {DTYPE_NAMES[low]} refuses {kind} of {DTYPE_NAMES[dtype]} tensors{where()}: "
+                "PyTorch ends the step with an error there; cast them to "
+                f"{DTYPE_NAMES[low]} or float32 before"
+            )
+            return
 
 
 def _cast_once(rec: Recorder, tensor: torch.Tensor, dtype: torch.dtype, cast: Cast) -> Any:

@@ -48,7 +48,8 @@ class _AutocastPass:
             op = self._reading_exact(original)
             spec = known.get(op.kind)
             wanted = self._precision(op, spec)
-            widens = spec is not None and spec.widens and not self.on_cpu and op.autocast != "off"
+            asked = spec is not None and (spec.widens or spec.casts_inside)
+            widens = asked and not self.on_cpu and op.autocast != "off"
             inputs, casts = self._casts(op, None if widens else wanted)
             if (not op.inputs and "dtype" in op.attrs) or (op.inputs and self.weak.issuperset(op.inputs)):
                 self.weak.update(op.outputs)
@@ -102,6 +103,9 @@ class _AutocastPass:
         if op.kind == "custom_function" and footprint is not None and op.inputs[0] is not None:
             now, before = [values[op.inputs[0]].item_size for values in (self.out.values, self.graph.values)]
             return replace(op, footprint=footprint.narrowed(before, now)) if now < before else op
+        if footprint is not None and spec is not None and spec.casts_inside:
+            before, now = [values[op.inputs[0] or 0].dtype for values in (self.graph.values, self.out.values)]
+            return op if now == before or now not in _LOW else replace(op, footprint=footprint.cast_inside())
         if (
             footprint is None
             or not (reads or kind in _WIDEST)

@@ -237,6 +237,7 @@ class StepWriter:
         """Run the operators in order; checkpoint regions keep their inputs only."""
         graph, tape = self.graph, self.tape
         regions: dict[int, _Region] = {}
+        trained = {_regions_of(op)[0] for op in graph.ops if op.region and op.grad}
         ends = {_regions_of(op)[0]: position for position, op in enumerate(graph.ops) if op.region}
         for position, op in enumerate(graph.ops):
             tape.owner = position
@@ -246,7 +247,7 @@ class StepWriter:
                 tape.phase = 0
                 continue
             number = _regions_of(op)[0] if op.region and graph.loss is not None else 0
-            if number > 0 or (number and op.grad):  # without re-entry, what runs without gradients runs again
+            if number > 0 or (number and number in trained):  # what runs without gradients runs again
                 region = regions.get(number)
                 if region is None:
                     region = regions[number] = _Region(number < 0)
@@ -716,9 +717,10 @@ class StepWriter:
         alive: set[int] = set()
         tape.owner = last - region.positions[-1]
         inner: dict[int, _Region] = {}
-        for position in region.positions[:runs]:
+        for place, position in enumerate(region.positions[:runs]):
             op = graph.ops[position]
-            self._run(position, op, self._enter_inner(position, region, inner), region.stored)
+            saving = place < end and self._enter_inner(position, region, inner)
+            self._run(position, op, saving, region.stored)
             alive.update(op.outputs)
             for index in self._releases[position]:
                 if index in alive:
@@ -764,20 +766,22 @@ class StepWriter:
     def _run_again(self, region: _Region) -> tuple[int, int]:
         """Return how many operators of a region run again, and how many up to the last that keeps a tensor.
 
-        It runs if it keeps an output; its inputs are kept before it runs, as those of a region inside are.
+        It runs if it keeps an output; its inputs are kept before it runs, as those of a region inside are,
+        whether that region keeps anything else or not.
         """
         positions, depth = region.positions, region.depth + 1
+        paths = [_regions_of(self.graph.ops[position])[depth:][:1] for position in positions]
+        last_inside = max([paths.index(path) for path in {*paths} if path], default=0)
         for end in range(len(positions), 0, -1):
             op = self.graph.ops[positions[end - 1]]
             if is_differentiated(op, self.differentiable):
                 footprint = self._footprint(op, self._needs(op))
                 known = {*footprint.tensors[: sum([index is not None for index in op.inputs])]}
                 asked = _asked(footprint)
-                if asked and (path := _regions_of(op)[depth:]):
-                    parts = [_regions_of(self.graph.ops[position])[depth:][:1] for position in positions]
-                    return parts.index(path[:1]), end
+                if asked and paths[end - 1]:
+                    return max(paths.index(paths[end - 1]), last_inside), end
                 if asked:
-                    return end - 1 + (op.inplace or not known.issuperset(asked)), end
+                    return max(end - 1 + (op.inplace or not known.issuperset(asked)), last_inside), end
         return 0, 0
 
     def _first_asking(self, floor: int) -> int:
