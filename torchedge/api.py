@@ -592,6 +592,7 @@ def export_lm(
     max_length: int,
     chunk: int = 64,
     batch: int = 1,
+    encoder_length: int | None = None,
     cache_dtype: Literal["float32", "float16"] = "float32",
     quantize: Literal["int8", "int4"] | None = None,
     memory_limit: Amount | None = None,
@@ -602,21 +603,25 @@ def export_lm(
     force: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> Bundle:
-    """Write a causal language model of transformers as a bundle that generates text: `Bundle.generate`.
+    """Write a language model of transformers as a bundle that generates text: `Bundle.generate`.
 
     model: it, with its weights, left as found; or its configuration, for random weights. max_length: tokens
     of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
     once. batch: prompts that `generate` takes together. cache_dtype: "float16" halves the caches.
     The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
-    token). quantize: "int8" (a scale a row) or "int4" (a scale for 32 weights of a row) of linear layers and
-    embeddings; for other groups and zero points pass a model of `torchedge.quantize`. memory_limit: of all
-    that generation allocates; weights beyond it are read for every token and chunk. The other arguments and
-    errors are those of `export`; CaptureError also for a model whose attention takes no caches.
+    token). An encoder-decoder (T5, Whisper) has a third one, "encode", and takes one prompt at a time, of at
+    most encoder_length tokens, by default max_length, or features of the model's own length; max_length is
+    then that of its decoder. quantize: "int8" (a scale a row) or "int4" (a scale for 32 weights of a row) of
+    linear layers and embeddings; for other groups and zero points pass a model of `torchedge.quantize`.
+    memory_limit: of all that generation allocates; weights beyond it are read for every token and chunk. The
+    other arguments and errors are those of `export`; CaptureError also for a model whose attention takes no
+    caches.
     """
-    from torchedge.tracing.language_models import causal_model, methods_of
+    from torchedge.tracing.language_models import language_model, methods_of
 
-    methods = methods_of(causal_model(model, quantize), max_length, chunk, batch, cache_dtype)
-    title = name or type(next(iter(methods.values()))[0].model).__name__
+    built = language_model(model, quantize)
+    methods = methods_of(built, max_length, chunk, batch, cache_dtype, encoder_length)
+    title = name or type(built).__name__
     return export(
         methods,
         device=device,

@@ -207,3 +207,14 @@ def test_weights_that_are_not_finite_are_refused_by_name():
 def test_what_cannot_be_quantised_says_so(model, arguments, message):
     with pytest.raises(torchedge.InputError, match=message):
         torchedge.quantize(model, **arguments)
+
+
+def test_an_embedding_of_another_class_computes_what_its_forward_says():
+    class Scaled(nn.Embedding):
+        def forward(self, ids, scale=3.0):
+            return super().forward(ids) * scale
+
+    torch.manual_seed(0)
+    model, ids = nn.Sequential(Scaled(20, 8)), torch.arange(20)
+    with torch.no_grad():
+        torch.testing.assert_close(torchedge.quantize(model)(ids), model(ids), atol=0.05, rtol=0)

@@ -309,6 +309,7 @@ class Bundle:
         stop: Iterable[int] = (),
         seed: int = 0,
         stream: Callable[[Any], object] | None = None,
+        begin_with: Iterable[int] | None = None,
     ) -> list[Any]:
         """Return the tokens that follow a prompt, by a bundle of `torchedge.export_lm`.
 
@@ -321,13 +322,17 @@ class Bundle:
         Several prompts, of any lengths, give a list of each one's tokens: as many as the bundle's `batch`.
         Prompt n draws by seed + n; stream gets a list, with None for texts that have ended.
 
+        An encoder-decoder encodes `ids`, tokens or features (an array), once, and returns the tokens of its
+        decoder. begin_with: tokens that the decoder begins with, by default the decoder_start_token_id of the
+        model.
+
         Raises:
             InputError: the bundle is no language model, an argument is out of range, or the tokens are more
             than the caches hold, or the prompts more than the bundle takes. IndexRangeError: a token is not
             in the vocabulary.
         """
         sampling = Sampling(temperature, top_k, top_p)
-        return self.runner.generate(ids, max_new_tokens, sampling, stop, seed, stream)
+        return self.runner.generate(ids, max_new_tokens, sampling, stop, seed, stream, begin_with)
 
     def train_step(self, *inputs: object) -> float:
         """Train on one batch and return the loss; weights stay on the device.
@@ -537,12 +542,13 @@ class Runner:
         stop: Iterable[int] = (),
         seed: int = 0,
         stream: Callable[[Any], object] | None = None,
+        begin_with: Iterable[int] | None = None,
     ) -> list[Any]:
         """Return the tokens that follow a prompt, as `Bundle.generate` does."""
         methods = {name: self.bundle.method(name) for name in self.bundle.methods}
         ports = {name: (method.inputs, method.outputs) for name, method in methods.items()}
         windows = Windows.of(ports, self.bundle.states)
-        return generate(self, windows, ids, max_new_tokens, sampling, stop, seed, stream)
+        return generate(self, windows, ids, max_new_tokens, sampling, stop, seed, stream, begin_with)
 
     @serialised
     def set(self, name: str, value: float) -> None:

@@ -1,4 +1,7 @@
-"""Generation of text by the methods "prefill" (a chunk of tokens) and "decode" (one) of a bundle."""
+"""Generation of text by the methods "prefill" (a chunk of tokens) and "decode" (one) of a bundle.
+
+A third one, "encode", runs the encoder of an encoder-decoder before them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy.typing as npt
 from torchedge.bundles.manifests import Port
 from torchedge.errors import InputError, check_function, check_whole, described
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 CACHES = ("keys.", "values.")
 """How names of caches begin; they are [texts, heads, tokens, width]."""
 Column = tuple[int | None, ...]
@@ -99,11 +102,15 @@ class Stepping(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """chunk: tokens of a text that a prefill takes; length: those that the caches hold; texts: at once."""
+    """chunk: tokens of a text that a prefill takes; length: those that the caches hold; texts: at once.
+
+    source: the tokens or features that the encoder takes; None where the model has no encoder.
+    """
 
     chunk: int
     length: int
     texts: int = 1
+    source: Port | None = None
 
     @classmethod
     def of(cls, methods: Mapping[str, Ports], states: Iterable[Port]) -> Windows:
@@ -125,12 +132,24 @@ class Windows:
         )
         if takes and gives and texts and len(sizes) == 1:
             held, length = sizes.pop()
-            if held == texts and 0 < chunk <= length:
-                return cls(chunk, length, texts)
+            source, fits = _source(methods.get(ENCODE))
+            if held == texts and 0 < chunk <= length and fits:
+                return cls(chunk, length, texts, source)
         raise InputError(
             f"a bundle with the methods {', '.join(methods)} generates no text; expected one of "
             "torchedge.export_lm"
         )
+
+
+def _source(encode: Ports | None) -> tuple[Port | None, bool]:
+    """Return what an encoder takes, and whether "encode" is such a method or there is none."""
+    if encode is None:
+        return None, True
+    inputs, outputs = encode
+    kinds = [(len(port.shape), port.dtype) for port in inputs]
+    fits = kinds in ([(2, "int64"), (1, "int64")], [(3, "float32")])
+    gives = [(port.shape, port.dtype) for port in outputs] == [((1,), "int64")]
+    return inputs[0], fits and gives and inputs[0].shape[0] == 1
 
 
 def generate(
@@ -142,10 +161,21 @@ def generate(
     stop: Iterable[int],
     seed: int,
     stream: Callable[[Any], object] | None,
+    begin_with: Iterable[int] | None = None,
 ) -> list[Any]:
     """Return the tokens that follow a prompt, or each of several; see `Bundle.generate`."""
     chunk, length = windows.chunk, windows.length
-    prompts, several = _prompts(ids)
+    begin = None if begin_with is None else _tokens("begin_with", begin_with)
+    fed: list[npt.NDArray[Any]] = []
+    if windows.source is not None:
+        fed, several = _encoder_inputs(windows.source, ids)
+        prompts = [[0] if begin is None else begin]
+    elif begin is None:
+        prompts, several = _prompts(ids)
+    else:
+        raise InputError("begin_with is given, and the bundle has no encoder; expected a prompt alone")
+    if not all(prompts):
+        raise InputError("begin_with has no token; expected at least one, or omit it")
     ends = {*_tokens("stop", stop)}
     check_whole("max_new_tokens", max_new_tokens)
     check_whole("seed", seed, 0)
@@ -163,6 +193,9 @@ def generate(
             f"{most} tokens and {max_new_tokens} new ones are given, and the caches hold {length}; "
             "expected fewer, or a bundle with a larger max_length"
         )
+    if fed:
+        (first,) = runner.step(*fed, method=ENCODE)
+        prompts = [_tokens("the encoder's result", first)] if begin is None else prompts
     rows = [[None] * (most - len(prompt)) + prompt for prompt in prompts]
     unused = windows.texts - len(rows)  # they compute what the first text does
     columns: list[Column] = [*zip(*rows, *[rows[0]] * unused, strict=True)]
@@ -216,6 +249,35 @@ def generate(
         column, kept = (*last, *[last[0]] * unused), runner.kept
         logits = step([column], len(kept), 1)
         runner.kept = (*kept, column)
+
+
+def _encoder_inputs(source: Port, ids: Any) -> tuple[list[npt.NDArray[Any]], bool]:  # noqa: ANN401
+    """Return tokens, filled up, and their number, or features; and whether they were given as several."""
+    if source.dtype == "int64":
+        prompts, several = _prompts(ids)
+        most = source.shape[1]
+        if len(prompts) > 1:
+            raise InputError(
+                f"{len(prompts)} prompts are given to an encoder-decoder; expected one at a time"
+            )
+        if len(prompts[0]) > most:
+            raise InputError(
+                f"{len(prompts[0])} tokens are given, and the encoder takes {most}; expected fewer, or a "
+                "bundle with a larger encoder_length"
+            )
+        padded = np.zeros(source.shape, np.int64)
+        padded[0, : len(prompts[0])] = prompts[0]
+        return [padded, np.array([len(prompts[0])])], several
+    try:
+        features = np.asarray(ids, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"ids is {described(ids)}; expected features of shape {source.shape}") from error
+    if features.shape not in (source.shape, source.shape[1:]):
+        raise InputError(
+            f"ids has shape {features.shape}, and the encoder takes features of shape {source.shape}; "
+            "expected those: fill them up as the model's feature extractor does"
+        )
+    return [features.reshape(source.shape)], False
 
 
 def _prompts(ids: Iterable[Any]) -> tuple[list[list[int]], bool]:

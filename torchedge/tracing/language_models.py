@@ -16,14 +16,14 @@ from torchedge.errors import (
     first_line,
     needed,
 )
+from torchedge.tracing.caches import TOLERANCE, additive, cache_class, difference
+from torchedge.tracing.encoder_decoders import encoder_methods
 from torchedge.tracing.quantizing import WeightFormat, quantize
 from torchedge.tracing.vision import prepare_torchvision
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 GROUPS = {"int4": 32}
 """Weights that share a scale, by format; without an entry: those of a row."""
-TOLERANCE = 1e-3
-"""Largest difference of logits, over the largest of them."""
 
 
 class CachedModel(torch.nn.Module):
@@ -39,55 +39,25 @@ class CachedModel(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, length: int, texts: int = 1) -> None:
         super().__init__()
-        prepare_torchvision()
-        with needed("transformers", purpose="exporting a language model"):
-            from transformers import Cache
-
-        class Fixed(Cache):  # type: ignore[misc, unused-ignore]
-            """Keys and values of every layer: a call writes its own at `places`, and reads all."""
-
-            def __init__(
-                self, places: torch.Tensor, held: dict[int, tuple[torch.Tensor, torch.Tensor]]
-            ) -> None:
-                self.layers: list[Any] = []
-                self.places, self.held, self.shapes = places, held, dict[int, Any]()
-
-            def update(
-                self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-            ) -> tuple[torch.Tensor, torch.Tensor]:
-                self.shapes[layer_idx] = key_states.shape, value_states.shape
-                if layer_idx not in self.held:
-                    return key_states, value_states
-                for cache, new in zip(self.held[layer_idx], (key_states, value_states), strict=True):
-                    cache.index_copy_(2, self.places, new.to(cache.dtype))
-                keys, values = self.held[layer_idx]
-                return keys.to(key_states.dtype), values.to(value_states.dtype)
-
-            def get_seq_length(self, *_: Any, **__: Any) -> int:
-                return 0
-
-            def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
-                return length, 0
-
-        self.model, self.length, self._cache = model, length, Fixed
+        self.model, self.length, self._cache = model, length, cache_class()
         self._taken = inspect.signature(model.forward).parameters
         self.keys, self.values = torch.nn.Module(), torch.nn.Module()
         self._layers: list[int] = []
-        shapes = self._shapes()
-        for layer, pair in shapes.items():
-            for holder, (_, heads, _, size) in zip((self.keys, self.values), pair, strict=True):
-                holder.register_buffer(str(layer), torch.zeros(texts, heads, length, size))
-        self._layers = sorted(shapes)
+        written = self._written()
+        for layer, pair in written.items():
+            for holder, new in zip((self.keys, self.values), pair, strict=True):
+                holder.register_buffer(str(layer), torch.zeros(texts, new.shape[1], length, new.shape[3]))
+        self._layers = sorted(written)
 
     def caches(self) -> list[torch.Tensor]:
         """Return the keys and the values of each layer, in turn."""
         return [holder.get_buffer(str(n)) for n in self._layers for holder in (self.keys, self.values)]
 
-    def _shapes(self) -> dict[int, Any]:
-        """Return the shapes of the keys and values of one token, by layer."""
+    def _written(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the keys and values of one token, by layer."""
         with torch.no_grad():
             one = torch.zeros(1, 1, dtype=torch.int64)
-            cache = self._cache(one[0], {})
+            cache = self._cache()
             try:
                 self._call(one, one, torch.ones(1, 1, 1, dtype=torch.bool), one[0, :, None], one[0], cache)
             except Exception as error:
@@ -95,12 +65,13 @@ class CachedModel(torch.nn.Module):
                     f"{type(self.model).__name__} raised {type(error).__name__} on one token and a cache: "
                     f"{first_line(error)}; expected a causal model of transformers"
                 ) from error
-        if not cache.shapes:
+        if not cache.written:
             raise CaptureError(
                 f"{type(self.model).__name__} writes nothing into its cache; expected a causal model of "
                 "transformers with attention in every layer"
             )
-        return cache.shapes
+        written: dict[int, tuple[torch.Tensor, torch.Tensor]] = cache.written
+        return written
 
     def forward(
         self,
@@ -130,11 +101,11 @@ class CachedModel(torch.nn.Module):
         cache: object,
     ) -> torch.Tensor:
         config: Any = self.model.config
-        masks = {FULL: _additive(seen)}
+        masks = {FULL: additive(seen)}
         window = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or [FULL if window is None else SLIDING])
         if window is not None:
-            masks[SLIDING] = _additive(seen & (distance < window))
+            masks[SLIDING] = additive(seen & (distance < window))
         if not kinds <= masks.keys():
             raise CaptureError(
                 f"{type(self.model).__name__} has layers of {', '.join(sorted(kinds - masks.keys()))}; "
@@ -154,13 +125,8 @@ class CachedModel(torch.nn.Module):
         return chosen[:, 0]
 
 
-def _additive(allowed: torch.Tensor) -> torch.Tensor:
-    """Return a mask [texts or 1, 1, T, length] that is added to scores."""
-    return torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[:, None]
-
-
-def causal_model(model: object, form: WeightFormat | None = None) -> torch.nn.Module:
-    """Return a causal model in evaluation: as given, or of a configuration with random weights.
+def language_model(model: object, form: WeightFormat | None = None) -> torch.nn.Module:
+    """Return a language model in evaluation: as given, or of a configuration with random weights.
 
     form: of the weights of linear layers and embeddings, which the returned model has quantised.
 
@@ -169,12 +135,22 @@ def causal_model(model: object, form: WeightFormat | None = None) -> torch.nn.Mo
     """
     prepare_torchvision()
     with needed("transformers", purpose="exporting a language model"):
-        from transformers import AutoModelForCausalLM, PreTrainedConfig
+        from transformers import (
+            AutoModelForCausalLM,
+            AutoModelForSeq2SeqLM,
+            AutoModelForSpeechSeq2Seq,
+            PreTrainedConfig,
+        )
     if isinstance(model, PreTrainedConfig):
-        model = AutoModelForCausalLM.from_config(model)
+        kinds: list[Any] = [AutoModelForCausalLM]
+        if getattr(model, "is_encoder_decoder", False):
+            kinds = [AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForCausalLM]
+        kind = next((k for k in kinds if type(model) in k._model_mapping), AutoModelForCausalLM)
+        model = kind.from_config(model)
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InputError(
-            f"model is {described(model)}; expected a causal model of transformers, or its config"
+            f"model is {described(model)}; expected a causal model or an encoder-decoder of transformers, "
+            "or its config"
         )
     return (model if form is None else quantize(model, form, group=GROUPS.get(form))).eval()
 
@@ -199,7 +175,7 @@ def _check_equal(cached: CachedModel, length: int, texts: int) -> None:
             found = cached(part, torch.tensor([position]), last, *[begins][: texts - 1])
         for cache in cached.caches():
             cache.zero_()
-    error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
+    error = difference(found, expected)
     if not error < TOLERANCE:
         raise CaptureError(
             f"{type(model).__name__} computes other logits with caches of a fixed length than without "
@@ -209,17 +185,27 @@ def _check_equal(cached: CachedModel, length: int, texts: int) -> None:
 
 
 def methods_of(
-    model: torch.nn.Module, length: int, chunk: int, texts: int = 1, cache_dtype: str = "float32"
+    model: torch.nn.Module,
+    length: int,
+    chunk: int,
+    texts: int = 1,
+    cache_dtype: str = "float32",
+    encoder_length: int | None = None,
 ) -> dict[str, tuple[torch.nn.Module, Any]]:
-    """Return the methods "prefill" and "decode" as `torchedge.export` takes them."""
+    """Return "prefill", "decode" and an encoder's "encode" as `torchedge.export` takes them."""
     check_choice("cache_dtype", cache_dtype, ("float32", "float16"))
     length, texts = check_whole("max_length", length, 2), check_whole("batch", texts)
+    chunk = min(check_whole("chunk", chunk, 2), length)
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        return encoder_methods(model, length, chunk, encoder_length, texts, cache_dtype)
+    if encoder_length is not None:
+        raise InputError(f"encoder_length is given, and {type(model).__name__} has no encoder: omit it")
     cached = CachedModel(model, length, texts)
     _check_equal(cached, length, texts)
     for holder in (cached.keys, cached.values):
         holder.to(getattr(torch, cache_dtype))
     zero, begins = torch.zeros(1, dtype=torch.int64), torch.zeros(texts, dtype=torch.int64)
-    chunk = min(check_whole("chunk", chunk, 2), length)
     return {
         name: (cached, (torch.zeros(texts, tokens, dtype=torch.int64), zero, zero, *[begins][: texts - 1]))
         for name, tokens in (("prefill", chunk), ("decode", 1))

@@ -149,7 +149,8 @@ def kind_of(layer: Any) -> type[_Quantized] | None:
     """Return what a layer becomes; None where it stays as it is."""
     transformers = sys.modules.get("transformers.pytorch_utils")
     if isinstance(layer, torch.nn.Embedding):
-        return _QuantizedEmbedding if layer.max_norm is None else None
+        plain = type(layer).forward is torch.nn.Embedding.forward
+        return (_QuantizedEmbedding if plain else _Quantized) if layer.max_norm is None else None
     if isinstance(layer, getattr(transformers, "Conv1D", ())):
         return _QuantizedTransposed
     return _Quantized if isinstance(layer, torch.nn.Linear) else None

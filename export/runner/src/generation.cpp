@@ -105,6 +105,9 @@ Result<std::vector<int64_t>> Executor::generate(const std::vector<int64_t>& prom
     length = tokens;
   }
   if (!known || length == 0) return Error{bundle_.path + ": generates no text; expected a bundle of torchedge.export_lm with a batch of 1"};
+  if (find("encode").ok())
+    return Error{bundle_.path + ": is an encoder-decoder, for which no text is generated here; expected a causal model: run its " +
+                 "methods encode, prefill and decode one by one, or generate with Python"};
   if (prompt.empty()) return Error{"the prompt has no token; expected at least one"};
   if (most < 1 || most > length || prompt.size() > length || prompt.size() + most - 1 > length)
     return Error{std::to_string(prompt.size()) + " tokens and " + std::to_string(most) + " new ones are given, and the caches hold " +
