@@ -235,7 +235,7 @@ def test_tokens_beyond_the_vocabulary_leave_nothing_kept(bundle):
 def test_what_is_no_language_model_is_told(inference, tmp_path):
     with pytest.raises(InputError, match="with the methods infer generates no text"):
         torchedge.load_bundle(inference).generate([1], 1)
-    with pytest.raises(InputError, match="expected a causal model of transformers"):
+    with pytest.raises(InputError, match="expected a causal model or an encoder-decoder of transformers"):
         torchedge.export_lm("gpt2", "local-cpu", out=tmp_path / "lm", max_length=8)
     with pytest.raises(CaptureError, match="expected a causal model of transformers"):
         config = transformers.BertConfig(vocab_size=9, **SIZES)

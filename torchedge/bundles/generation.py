@@ -165,12 +165,12 @@ def generate(
 ) -> list[Any]:
     """Return the tokens that follow a prompt, or each of several; see `Bundle.generate`."""
     chunk, length = windows.chunk, windows.length
-    begin = None if begin_with is None else _tokens("begin_with", begin_with)
+    opening = None if begin_with is None else _tokens("begin_with", begin_with)
     fed: list[npt.NDArray[Any]] = []
     if windows.source is not None:
         fed, several = _encoder_inputs(windows.source, ids)
-        prompts = [[0] if begin is None else begin]
-    elif begin is None:
+        prompts = [[0] if opening is None else opening]
+    elif opening is None:
         prompts, several = _prompts(ids)
     else:
         raise InputError("begin_with is given, and the bundle has no encoder; expected a prompt alone")
@@ -195,7 +195,7 @@ def generate(
         )
     if fed:
         (first,) = runner.step(*fed, method=ENCODE)
-        prompts = [_tokens("the encoder's result", first)] if begin is None else prompts
+        prompts = [_tokens("the encoder's result", first)] if opening is None else prompts
     rows = [[None] * (most - len(prompt)) + prompt for prompt in prompts]
     unused = windows.texts - len(rows)  # they compute what the first text does
     columns: list[Column] = [*zip(*rows, *[rows[0]] * unused, strict=True)]

@@ -43,12 +43,13 @@ def cache_class() -> type[Any]:
             self.written[layer_idx] = key_states, value_states
             if layer_idx not in self.held:
                 return key_states, value_states
+            assert self.places is not None
             for cache, new in zip(self.held[layer_idx], (key_states, value_states), strict=True):
                 cache.index_copy_(2, self.places, new.to(cache.dtype))
             keys, values = self.held[layer_idx]
             return keys.to(key_states.dtype), values.to(value_states.dtype)
 
-        def get_seq_length(self, *_: Any, **__: Any) -> int | torch.Tensor:
+        def get_seq_length(self, *_: Any, **__: Any) -> Any:
             return self.seen
 
         def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:

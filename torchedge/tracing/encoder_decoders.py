@@ -27,9 +27,9 @@ class Encoder(torch.nn.Module):
         CaptureError: the model has no such encoder, or its decoder takes no caches.
     """
 
-    def __init__(self, model: torch.nn.Module, tokens: int) -> None:
+    def __init__(self, model: Any, tokens: int) -> None:  # noqa: ANN401 - an encoder-decoder of transformers
         super().__init__()
-        self.model: Any = model
+        self.model = model
         self._cache = cache_class()
         self.example = _example(model, tokens)
         self.encoded = torch.nn.Module()
@@ -140,7 +140,7 @@ def _mask(ids: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 
 def _example(model: torch.nn.Module, tokens: int) -> tuple[torch.Tensor, ...]:
     """Return what the encoder takes: ids and their number, or features."""
-    kind, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    kind, config = getattr(model, "main_input_name", None), getattr(model, "config", object())
     if kind == TOKENS:
         return torch.zeros(1, tokens, dtype=torch.int64), torch.tensor([tokens])
     if kind == FEATURES and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):

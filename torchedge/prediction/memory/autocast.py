@@ -104,8 +104,8 @@ class _AutocastPass:
             now, before = [values[op.inputs[0]].item_size for values in (self.out.values, self.graph.values)]
             return replace(op, footprint=footprint.narrowed(before, now)) if now < before else op
         if footprint is not None and spec is not None and spec.casts_inside:
-            before, now = [values[op.inputs[0] or 0].dtype for values in (self.graph.values, self.out.values)]
-            return op if now == before or now not in _LOW else replace(op, footprint=footprint.cast_inside())
+            kept, given = [v[op.inputs[0] or 0].dtype for v in (self.out.values, self.graph.values)]
+            return op if kept == given or kept not in _LOW else replace(op, footprint=footprint.cast_inside())
         if (
             footprint is None
             or not (reads or kind in _WIDEST)
