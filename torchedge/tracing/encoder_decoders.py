@@ -27,7 +27,7 @@ class Encoder(torch.nn.Module):
         CaptureError: the model has no such encoder, or its decoder takes no caches.
     """
 
-    def __init__(self, model: Any, tokens: int) -> None:  # noqa: ANN401 - an encoder-decoder of transformers
+    def __init__(self, model: Any, tokens: int) -> None:
         super().__init__()
         self.model = model
         self._cache = cache_class()
