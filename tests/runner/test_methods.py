@@ -166,6 +166,16 @@ def test_other_bundles_generate_no_text(native, inference, methods):
         assert "expected a bundle of torchedge.export_lm" in line
 
 
+@pytest.mark.slow
+def test_an_encoder_decoder_generates_no_text(native, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 12}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    torchedge.export_lm(model, "local-cpu", out=tmp_path / "lm", max_length=4, chunk=2, encoder_length=3)
+    line = native.refusal(tmp_path / "lm", "--device", native.device, "--prompt-ids", "1")
+    assert "is an encoder-decoder" in line
+
+
 def test_a_kept_prefix_is_not_computed_again(native, language, tmp_path):
     """Through the library, in a process of its own: two drivers' loaders do not share one."""
     library = native.program.with_name("libtorchedge.so")
