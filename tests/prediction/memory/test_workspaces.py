@@ -247,3 +247,31 @@ def test_a_damaged_file_is_refused(device):
 def test_forests_made_for_something_else_are_refused(device, forests, said):
     with pytest.raises(ProfileError, match=said):
         load_workspaces(device(forests))
+
+
+class Tokens(nn.Module):
+    """Reads tokens as an image, as they lie or copied, with a convolution."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.copied, self.conv = copied, nn.Conv2d(64, 128, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        image = x.transpose(1, 2).view(-1, 64, 28, 28)
+        return self.conv(image.contiguous() if self.copied else image)
+
+
+def test_tokens_read_as_an_image_take_the_workspace_of_channels_last():
+    last = nn.Conv2d(64, 128, 3, padding=1).to(memory_format=torch.channels_last)
+    tokens, copied = (workspaces_of(capture(Tokens(c), torch.zeros(2, 784, 64))) for c in (False, True))
+    plain = nn.Conv2d(64, 128, 3, padding=1)
+    for found, model in ((tokens, last), (copied, plain)):
+        expected = workspaces_of(capture(model, input_size=(64, 28, 28)))
+        assert set(found) >= set(expected)  # images of a whole model need no gradient
+    assert tokens != copied
+
+
+def workspaces_of(graph):
+    """Return the bytes of a step's workspaces at a batch size of 16."""
+    tape = write_tape(graph, device_settings(find_device("nvidia-h200"), None))
+    return tape.scratch.bytes_at([16]).ravel().tolist()

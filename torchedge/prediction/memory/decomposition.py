@@ -216,6 +216,15 @@ class Layouts:
             self._strides[item] = self._derive(item)
         return self._strides[chain[0] if chain else index]
 
+    def last(self, index: int) -> bool:
+        """Whether a value is an image that lies in channels_last, and not in the default order as well."""
+        shape = self.shape(index)
+        if len(shape) != 4:
+            return False
+        strides = self.of(index)
+        by_tokens = permuted(strides, _LAST) == contiguous_strides(permuted(shape, _LAST))
+        return by_tokens and strides != contiguous_strides(shape)
+
     def _derive(self, index: int) -> Sizes:
         shape, op = self.shape(index), self._producers.get(index)
         source = op.inputs[0] if op is not None and op.inputs else None
@@ -229,10 +238,9 @@ class Layouts:
                 # memory-efficient attention writes (N, L, H, E)
                 return permuted(contiguous_strides([shape[i] for i in (0, 2, 1, 3)]), (0, 2, 1, 3))
             return filled(shape, old)  # flash attention keeps the query's order of dimensions
-        if spec.work is Work.CONVOLUTION and len(shape) == len(old_shape) == 4:
-            tokens = permuted(old, _LAST) == contiguous_strides(permuted(old_shape, _LAST))
-            if self._channels_last or (tokens and old != contiguous_strides(old_shape)):
-                return permuted(contiguous_strides(permuted(shape, _LAST)), (0, 3, 1, 2))
+        convolved = spec.work is Work.CONVOLUTION and len(shape) == len(old_shape) == 4
+        if convolved and (self._channels_last or self.last(source)):
+            return permuted(contiguous_strides(permuted(shape, _LAST)), (0, 3, 1, 2))
         if aliased and op.inplace:
             return old
         tensors = [i for i in op.inputs if i is not None]
