@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from torchedge.devices import find_device
-from torchedge.prediction.latency.roofline import named, step_time, work_times
 from torchedge.prediction.profiles import CONVOLUTIONS, MATRICES, load_models
-from torchedge.profiling import kind_fitting
 from torchedge.profiling.campaigns.drawn import (
     CLASSES,
     DRAWN,
@@ -93,10 +91,9 @@ def test_steps_under_autocast_are_fitted_in_both_modes_and_float32_keeps_its_own
     factor = {"train": 3.0, "infer": 5.0}
     known = {}
     for (mode, kind), rows in measured.rows.items():
-        prior = kind_fitting._prior(device, mode, kind)
-        times = work_times(rows.packed(), named(prior))
-        known[mode, kind] = factor[mode] * step_time(times.busy, times.launch, named(prior))
-        rows.phi[:] = known[mode, kind]
+        unfitted = load_models(device, mode, "bfloat16").latency
+        times = unfitted.predict(rows.work, np.arange(len(rows.phi)), rows.batch).value
+        rows.phi[:] = known[mode, kind] = factor[mode] * times
     fitted = write_profile(tmp_path / "out", device, {}, kinds=fit_kinds(measured, tmp_path / "out"))
     for (mode, kind), rows in measured.rows.items():
         model = load_models(fitted, mode, "bfloat16").latency
