@@ -60,7 +60,7 @@ import tempfile
 import time
 import warnings
 
-VERSION = "training_probe 1"
+VERSION = "training_probe 2"
 MIB = 2.0**20
 WARMUP, TIMED = [3, 12, 20.0], [5, 15, 4.0]
 HURRY = [2, 3, 0.2], [4, 12, 0.2]
@@ -1120,7 +1120,7 @@ def main():
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a GPU")
     parser.add_argument("--time-limit", type=float, default=600.0, help="limit of seconds per point")
     parser.add_argument("--wave", type=int, default=1, help="networks prepared side by side, then measured")
-    parser.add_argument("--hurry", action="store_true", help="fewer steps: at least 2 to warm up, 5 timed")
+    parser.add_argument("--hurry", action="store_true", help="fewer steps: at least 2 to warm up, 4 timed")
     parser.add_argument("--memory", action="store_true", help="memory alone, beside other processes")
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

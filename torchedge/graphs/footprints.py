@@ -61,7 +61,7 @@ class Footprint:
     def cast_inside(self) -> Footprint:
         """Return the footprint of a call on one narrower input whose result stays as wide as it was.
 
-        The input is cast for the kernel alone, the gradient that arrives before the backward call.
+        The input is cast for the kernel alone. The gradient of the result is cast before the backward call.
         """
         number, (result,) = len(self.sizes), self.tensors[-1:]
         sizes = (*self.sizes, replace(self.sizes[result], place=0), StorageSize(0, (0, 0, 0), 0))

@@ -18,11 +18,11 @@ from torchedge.graphs import Mode
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels
 from torchedge.profiling import profile_folders
 from torchedge.profiling.accuracy import NAMES, JudgedFigure, Score
-from torchedge.profiling.campaigns.drawn import DRAWN
+from torchedge.profiling.campaigns.drawn import LABEL
 from torchedge.profiling.campaigns.expansion import PLAN
 from torchedge.profiling.campaigns.plans import LARGER, parse_plan, read_plan
 from torchedge.profiling.datasets import is_dataset, read_dataset
-from torchedge.profiling.kind_fitting import fit_kinds, read_kind_rows
+from torchedge.profiling.kind_fitting import fit_kinds, kind_title, read_kind_rows
 from torchedge.profiling.latency_fitting import fit_latency, one_thread
 from torchedge.profiling.memory_fitting import fit_memory
 from torchedge.profiling.profile_folders import KEYS, Accuracy, ModeFit, PartFit
@@ -251,8 +251,19 @@ class _Fitting:
             return fitted
         self.watcher.more(measured.fits)
         part = fit_kinds(measured, self.out, self.watcher.step)
-        errors.update({name: score["mean"] for name, score in part.described["accuracy"].items()})
-        return profile_folders.write_profile(self.out, fitted, {}, kinds=part)
+        usable = {}
+        for (mode, kind), model in part.model.items():
+            title = kind_title(mode, kind)
+            off = part.described["accuracy"][title]["mean"]
+            if off <= USABLE or self.keep_unusable:
+                usable[mode, kind], errors[title] = model, off
+            else:
+                self.missing.append(
+                    f"latency of {title} errs by {off:.0f} %: unusable and not written; --force writes it"
+                )
+        if not usable:
+            return fitted
+        return profile_folders.write_profile(self.out, fitted, {}, kinds=replace(part, model=usable))
 
     def _fit_programs(self) -> tuple[PartFit, StepErrors] | None:
         """Fit the model of programs, where launches were timed."""
@@ -358,20 +369,23 @@ class _Fitting:
         if not weak and not self.missing:
             return ()
         lines = []
-        drawn = DRAWN.replace(":", "-")
-        worst = dict.fromkeys(f.worst for f in weak if f.worst and not f.worst.startswith(drawn))
+        worst = dict.fromkeys(f.worst for f in weak if f.worst and not f.worst.startswith(LABEL))
         if worst:
             lines.append(f"add networks like {' and '.join(worst)}: left out, they err most")
         stored = self.dataset / PLAN
         if stored.is_file():
             known = parse_plan(str(stored), read_text(stored, "TOML")).points(())
-            plan = next((name for name in LARGER if set(read_plan(name).points(())) - set(known)), None)
+            local = self.dataset == user_folder() / "profiling" / LOCAL_DEVICE
+            plans = ("processor",) if local else LARGER
+            plan = next((name for name in plans if set(read_plan(name).points(())) - set(known)), None)
             command = (
-                f"torchedge campaign run {self.device.name} --plan {plan} --out {self.dataset} "
-                "(with --over and --processor as before)"
+                "torchedge profile"
+                if local
+                else (
+                    f"torchedge campaign run {self.device.name} --plan {plan} --out {self.dataset} "
+                    "(with --over and --processor as before)"
+                )
             )
-            if self.dataset == user_folder() / "profiling" / LOCAL_DEVICE and plan == LARGER[0]:
-                command = "torchedge profile"
             if plan is not None:
                 lines.append(f"measure a larger plan, which keeps these points: {command}")
         if not lines:

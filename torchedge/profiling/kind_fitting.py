@@ -140,8 +140,7 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
         step()
         quantiles = fit_errors(errors, np.ones(len(errors)), _weights(rows))
         models[mode, kind] = LatencyModel(coefficients, quantiles, amp=kind[1])
-        name = f"{kind[0]} {kind[1] or 'float32'}{'' if mode == 'train' else ', inference'}"
-        accuracy[name] = _score(rows, errors)
+        accuracy[kind_title(mode, kind)] = _score(rows, errors)
     source = measured.source.name
     described = describe(
         measured.source,
@@ -151,6 +150,11 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
         **({} if measured.operator_us is None else {"operator_us": measured.operator_us}),
     )
     return PartFit(models, described)
+
+
+def kind_title(mode: Mode, kind: Kind) -> str:
+    """Return a kind of steps as tables name it."""
+    return f"{kind[0]} {kind[1] or 'float32'}{'' if mode == 'train' else ', inference'}"
 
 
 def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind], _Rows]:

@@ -34,8 +34,9 @@ _REFERENCE_GB_S, _REFERENCE_LAUNCH_US = 59.7, 10.0
 _STEP_CALL = 5.0
 """How many tiny operators a call within a step costs a processor: autograd's nodes, the start of threads."""
 
-_NO_OVERLAP = -3.0
-"""The logarithm of an overlap so small that the times of host and device add up."""
+_NO_OVERLAP, _SHORT_STEP = -3.0, -3.0
+"""Logarithms, on a processor: of an overlap so small that the times of host and device add up, and of the
+constant time of a step over a GPU's, at whose end nobody waits."""
 
 Array = Any
 Segment = Callable[[Array, Array, int], Array]
@@ -164,7 +165,7 @@ def _vector_units_mean(device: Device) -> npt.NDArray[np.float64]:
     }
     mean = {c.name: c.mean + shift[c.follows] + (ratio if c.follows else 0.0) for c in COEFFICIENTS}
     if device.kind == "cpu":  # the threads that launch also compute, and wait for nobody
-        mean |= {"overlap": _NO_OVERLAP, "step": mean["step"] + _NO_OVERLAP}
+        mean |= {"overlap": _NO_OVERLAP, "step": mean["step"] + _SHORT_STEP}
     return np.array(list(mean.values()))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-DRAWN = "drawn:"
-"""Before the number of a drawn network, it is the network's name."""
+DRAWN, LABEL = "drawn:", "drawn-"
+"""Before the number of a drawn network: its name in a plan, and the label of its rows."""
 
 CLASSES = 100
 _ACTIVATIONS = ("ReLU", "ReLU", "GELU", "SiLU", "Hardswish")

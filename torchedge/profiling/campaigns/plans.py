@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from torchedge.errors import InputError, ProfileError, check_path
 from torchedge.graphs import Mode
-from torchedge.profiling.campaigns.drawn import DRAWN, drawn_batch, drawn_side
+from torchedge.profiling.campaigns.drawn import DRAWN, LABEL, drawn_batch, drawn_side
 from torchedge.storage.codecs import OUTSIDE, Codec, OneOf
 from torchedge.storage.documents import format_toml, parse_toml, read_text
 
@@ -200,12 +200,10 @@ class CampaignPlan(_Grid):
                             yield PlanItem(f"{stem}-0", network, 0, "", size, points)
         for number in range(self.drawn):
             batch, side = (drawn_batch(number),), drawn_side(number)
-            name = f"{DRAWN}{number}"
-            network = PlannedNetwork(
-                name=name, label=name.replace(":", "-"), train_batch_sizes=batch, infer_batch_sizes=batch
-            )
+            name, label = f"{DRAWN}{number}", f"{LABEL}{number}"
+            network = PlannedNetwork(name=name, label=label, train_batch_sizes=batch, infer_batch_sizes=batch)
             for amp in (None, "bfloat16"):
-                key = network.label if amp is None else f"{network.label}-{amp}"
+                key = label if amp is None else f"{label}-{amp}"
                 yield PlanItem(key, network, 0, "", (3, side, side), network.points, amp)
 
     def points(self, skipped: Container[str]) -> list[tuple[str, Mode, int]]:
