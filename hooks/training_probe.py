@@ -23,9 +23,11 @@ optional:
      "inputs": {"input_ids": {"shape": ["batch", 128], "below": 50257}, "labels": ...}, "loss": "model",
      "dtype": "bfloat16", "amp": "bfloat16", "channels_last": true, "checkpointing": true,
      "frozen": {"share": 0.9, "way": "leading" or "scattered"}, "optimizer_options": {"fused": true},
-     "limit_share": 0.9, "compile": true or a mode of torch.compile, "points": [["train", 4]]}
+     "limit_share": 0.9, "compile": true or a mode of torch.compile, "accumulation": 4,
+     "inputs_require_grads": true, "points": [["train", 4]]}
 
-"loss": "model" is the one the model returns. Frozen are the parameters ahead of the one with which that
+A "build" may also name the "dtype" of the weights and adapters of peft, {"lora": {"r": 8, ...}}, which keep
+their own dtype. "loss": "model" is the one the model returns. Frozen are the parameters ahead of the one with which that
 share of the elements is reached, or all but every tenth tensor. "limit_share" allows PyTorch that share of
 the memory that the last point of the process reserved. Successive jobs of one build share a process and a
 model.
@@ -39,7 +41,8 @@ With --wave N, N processes prepare their networks side by side (build them and r
 for each other, and measure in turn while all others sleep; Γ is then NVML's figure of the process. Every row
 has "launch_us", the host's time for one of 2,000 launches of a tiny kernel, measured just before the point.
 With --memory other processes may use the GPU: a point is a few steps, and only its memory means anything.
-"host_ms" is the host's time for the launches of one step, after which it would wait for the device.
+"host_ms" is the host's time for the launches of one step, after which it would wait for the device;
+"host_phases_ms" are its parts: zero_grad and forward, backward (of each batch of "accumulation"), update.
 """
 
 import argparse
@@ -377,8 +380,21 @@ def build(recipe):
         return getattr(library.models, name)(**kwargs)
     if recipe["library"] == "transformers":
         kind = getattr(library, name)
-        return kind(kind.config_class(**recipe["config"]))
+        return adapted(kind(kind.config_class(**recipe["config"])), recipe)
     return library.create_model(name, **kwargs)
+
+
+def adapted(model, recipe):
+    """Return a model in the dtype of its recipe, with the adapters of peft that this names, if any."""
+    import torch
+
+    if "dtype" in recipe:
+        model = model.to(getattr(torch, recipe["dtype"]))
+    if "lora" in recipe:
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(**recipe["lora"]))
+    return model
 
 
 def load(name):
@@ -420,9 +436,11 @@ def make_optimizer(name, parameters, options=None):
     if name in ("sgd", "sgd-momentum"):
         momentum = 0.9 if name == "sgd-momentum" else 0.0
         return torch.optim.SGD(parameters, lr=1e-4, momentum=momentum, weight_decay=5e-4, **options)
-    if name in ("adam", "adamw"):
-        return getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW"}[name])(parameters, lr=1e-4, **options)
-    raise ValueError("optimizer is {!r}; expected sgd, sgd-momentum, adam, adamw or none".format(name))
+    kinds = {"adam": "Adam", "adamw": "AdamW", "adafactor": "Adafactor"}
+    if name in kinds:
+        return getattr(torch.optim, kinds[name])(parameters, lr=1e-4, **options)
+    known = ", ".join(("none", "sgd", "sgd-momentum") + tuple(kinds))
+    raise ValueError("optimizer is {!r}; expected one of {}".format(name, known))
 
 
 # one point --------------------------------------------------------------------------------------------------
@@ -540,6 +558,8 @@ def arrange(model, job):
             model.disable_input_require_grads()
         if job.get("checkpointing"):
             model.gradient_checkpointing_enable()
+    if job.get("inputs_require_grads"):
+        model.enable_input_require_grads()
     parameters, frozen = list(model.parameters()), job.get("frozen")
     trainable = model.__dict__.setdefault("probe_trainable", [p.requires_grad for p in parameters])
     total, before = sum(p.numel() for p in parameters), 0
@@ -557,13 +577,14 @@ def ready(model, job, device, form):
     """Return the model on the device in the dtype and layout of a job, and these; as a new process has it."""
     import torch
 
-    wanted = (job.get("dtype", "float32"), bool(job.get("channels_last")))
+    wanted = (job.get("dtype", job["build"].get("dtype", "float32")), bool(job.get("channels_last")))
     if form != wanted:
         if form is not None:
             model = model.cpu()
             clean(model, device)
         layout = torch.channels_last if wanted[1] else torch.contiguous_format
-        model = model.to(getattr(torch, wanted[0]))
+        if "dtype" not in job["build"]:  # else its adapters have a dtype of their own
+            model = model.to(getattr(torch, wanted[0]))
         model = model.to(memory_format=layout) if form is not None or wanted[1] else model
         model = model.to(device)
     return model, wanted
@@ -637,8 +658,8 @@ class Work:
         return total
 
     def run(self):
-        """Run one step; return the marks of its start and end."""
-        start = self.clock.mark()
+        """Run one step; return the marks of its start and end. ticks: the host's clock at its phases."""
+        start, self.ticks = self.clock.mark(), [time.perf_counter()]
         if not self.train:
             with self.torch.no_grad(), self.autocast():
                 self.forward()
@@ -647,10 +668,14 @@ class Work:
             self.optimizer.zero_grad()
         else:
             self.model.zero_grad()
-        with self.autocast():
-            loss = self.forward()
-        self.backward_start = self.clock.mark()
-        loss.backward()
+        batches = self.job.get("accumulation", 1)
+        for _ in range(batches):
+            with self.autocast():
+                loss = self.forward()
+            self.ticks.append(time.perf_counter())
+            self.backward_start = self.clock.mark()
+            (loss if batches == 1 else loss / batches).backward()
+            self.ticks.append(time.perf_counter())
         if self.optimizer is not None:
             self.optimizer.step()
         return start, self.clock.mark()
@@ -683,15 +708,20 @@ class Work:
         return [self.clock.between(start, end) for start, end in marks[1:]]
 
     def launched(self):
-        """Return the ms that the host needs to launch a step on an idle device, the shortest of three."""
+        """Return the ms that the host needs to launch a step on an idle device, the shortest of three.
+
+        First of all of it, then of its phases: forward (with zero_grad) and backward of each batch, update.
+        """
         took = []
         for _ in range(3):
             self.clock.wait()
             begun = time.perf_counter()
             self.run()
-            took.append(1000 * (time.perf_counter() - begun))
+            ticks = self.ticks + [time.perf_counter()]
+            phases = [1000 * (later - tick) for tick, later in zip(ticks, ticks[1:])]
+            took.append([1000 * (ticks[-1] - begun)] + phases)
         self.clock.wait()
-        return short(min(took), 6)
+        return [short(ms, 6) for ms in min(took)]
 
 
 def launches(device):
@@ -759,7 +789,8 @@ def measure(model, job, mode, batch, device, meter):
         clock.wait()
         row["layers"] = layers.times(work.backward_start)
     row["memory_mib"] = round(meter.peak, 3) or None
-    row["host_ms"] = work.launched() if device == "cuda" else None  # a CPU launches and computes in turn
+    if device == "cuda":  # a CPU launches and computes in turn
+        row["host_ms"], *row["host_phases_ms"] = work.launched()
     return row
 
 
@@ -799,8 +830,8 @@ def keep_heap():
 
 NOTHING = dict.fromkeys(
     (
-        "memory_mib allocated_mib reserved_mib latency_ms latency_p10_ms latency_p90_ms host_ms steps "
-        "clock_mhz throttled layers"
+        "memory_mib allocated_mib reserved_mib latency_ms latency_p10_ms latency_p90_ms host_ms "
+        "host_phases_ms steps clock_mhz throttled layers"
     ).split()
 )
 

@@ -96,7 +96,6 @@ GROUPS = {
             "fmin": lambda x, y, t: torch.fmin(x, y),
             "clamp": lambda x, y, t: x.clamp(-0.5, 1.0),
             "clamp by tensors": lambda x, y, t: x.clamp(y, y + 1),
-            "clamp to nan": lambda x, y, t: x.clamp(max=NAN),
             "where": lambda x, y, t: torch.where(x > y, x * 2, y),
             "masked_fill": lambda x, y, t: x.masked_fill(y > 0, 3.0),
             "nan_to_num": lambda x, y, t: x.nan_to_num(7.0),

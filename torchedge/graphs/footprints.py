@@ -116,12 +116,26 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateCalls:
+    """Operators that an optimizer's step calls, by parameter tensor: means over those that are updated.
+
+    single: calls on one tensor; listed: its share of calls on lists of tensors; accesses: elements read and
+    written by an element of the parameter.
+    """
+
+    single: float
+    listed: float
+    accesses: float
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateFootprint:
     """Storages of an optimizer's first step and of a later one, by number.
 
     sizes: bytes of each; owners: the parameter it belongs to, its place in the optimizer or its value in a
     graph (-1: none alone). first, later: k + 1 where storage k is allocated, -k - 1 where it is freed.
-    states: names of the storages that stay after the first step; the later one starts with them.
+    states: names of the storages that stay after the first step; the later one starts with them. calls: of
+    the later one.
     """
 
     sizes: tuple[Poly, ...]
@@ -129,3 +143,4 @@ class UpdateFootprint:
     first: tuple[int, ...]
     later: tuple[int, ...]
     states: Mapping[int, str]
+    calls: UpdateCalls

@@ -21,7 +21,6 @@ from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import checked_batches, feature_rows
 from torchedge.prediction.latency.lanes import StepTimeline, walk
 from torchedge.prediction.latency.model import Times
-from torchedge.prediction.latency.workload import TIMED_OPTIMIZERS
 from torchedge.prediction.lengths import analyse_length
 from torchedge.prediction.memory.model import PredictedMemory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
@@ -259,8 +258,6 @@ def _not_timed(analysis: Analysis, settings: StepSettings) -> tuple[str, ...]:
         notes.append(f"products run in several precisions ({shares}): latency is the mean of them")
     if analysis.precision(settings) is None and analysis.dtype != "float32":
         notes.append(f"most weights are {analysis.dtype}: latency is predicted as that of float32")
-    if str(settings.optimizer) not in TIMED_OPTIMIZERS:
-        notes.append(f"latency counts the update of {settings.optimizer} as Adam's")
     if settings.accumulation > 1:
         notes.append("latency is that of one micro-batch with its update")
     return tuple(notes)

@@ -220,7 +220,12 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
                 str(row.get("family", row["network"])),
                 round(float(row.get("pruning_level", 0))),
                 str(row.get("strategy", "")),
-                StepSettings(optimizer=_optimizer(optimizer, row), weight_decay=decay, amp=row.get("amp")),
+                StepSettings(
+                    optimizer=_optimizer(optimizer, row),
+                    weight_decay=decay,
+                    amp=row.get("amp"),
+                    accumulation=row.get("accumulation", 1),
+                ),
                 _capture_job({**row, "build": dict(row["build"])}, place, families),
                 dict(row),
                 str(row.get("setting", "")),

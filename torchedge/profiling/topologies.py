@@ -200,13 +200,12 @@ def build_network(recipe: Mapping[str, Any]) -> nn.Module:
 
 def set_up(module: nn.Module, job: Mapping[str, Any]) -> nn.Module:
     """Return a network as the probe sets it up: dtype, layout, checkpoints, frozen parameters."""
-    module = module.to(getattr(torch, job.get("dtype", "float32")))
+    if "dtype" not in job["build"]:
+        module = module.to(getattr(torch, job.get("dtype", "float32")))
     if job.get("channels_last"):
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if any(job.get(name) for name in ("checkpointing", "frozen")):
+    if any(job.get(name) for name in ("checkpointing", "frozen", "inputs_require_grads")):
         PROBE.arrange(module, job)
-    if job.get("inputs_require_grads"):
-        module.enable_input_require_grads()  # type: ignore[operator]
     return module
 
 
@@ -215,7 +214,8 @@ def example_inputs(job: Mapping[str, Any], batch_size: int) -> Any:  # noqa: ANN
     example = {}
     for name, form in job["inputs"].items():
         shape = [batch_size if side == "batch" else side for side in form["shape"]]
-        dtype = torch.int64 if "below" in form else getattr(torch, job.get("dtype", "float32"))
+        weights = job.get("dtype", job["build"].get("dtype", "float32"))
+        dtype = torch.int64 if "below" in form else getattr(torch, weights)
         example[name] = torch.zeros(shape, dtype=dtype, device="meta")
     return example
 

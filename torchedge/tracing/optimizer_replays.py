@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph, Value
-from torchedge.graphs.footprints import FootprintEvent, UpdateFootprint
+from torchedge.graphs.footprints import FootprintEvent, UpdateCalls, UpdateFootprint
 from torchedge.tracing.footprints import StorageLog
 from torchedge.tracing.optimizers import check_parameters
 
@@ -33,6 +33,8 @@ _ON_DEVICE = "counts on the device"
 _COUNTER_BYTES = 4
 _LEAST_PAGED = 100_000
 """Elements from which on bitsandbytes pages a state."""
+_PLAIN_KINDS = (bool, int, float, str, tuple)
+"""Attributes of an optimizer beside its groups' options that tell two of one class apart."""
 _STAND_IN, _FIXED_BYTES = 3 * _LEAST_PAGED + 1, 8
 """The first size of stand-ins for parameters: none is a multiple of 3, so that the number of elements tells
 them apart; and the largest storage whose size follows from no parameter's."""
@@ -80,6 +82,16 @@ class OptimizerReplay:
         owners = tuple([places.get(owner, -1) for owner in footprint.owners])
         return replace(footprint, owners=owners), frozenset(places.values())
 
+    def calls(self, foreach: bool) -> UpdateCalls:
+        """Return the calls of a step; of a named optimizer over a few matrices and vectors.
+
+        foreach, and the errors raised: as in `update`.
+        """
+        if self.parameters is not None:
+            return _replayed(self, tuple(range(len(self.parameters))), foreach).calls
+        parameters = [((side,) * rank, torch.float32, 0, True) for rank in (1, 2) for side in (256,) * 4]
+        return _replayed(replace(self, parameters=tuple(parameters)), tuple(range(8)), foreach).calls
+
     def _of_named(self, values: Sequence[Value], foreach: bool) -> UpdateFootprint:
         """Return the steps over values: once for all sizes if storages are as large as their parameters."""
 
@@ -88,7 +100,7 @@ class OptimizerReplay:
             return _replayed(replace(self, parameters=tuple(parameters)), tuple(range(len(values))), foreach)
 
         if not values:
-            return UpdateFootprint((), (), (), (), {})
+            return UpdateFootprint((), (), (), (), {}, UpdateCalls(0.0, 0.0, 0.0))
         dtypes = [getattr(torch, value.dtype) for value in values]
         ranks = [len(value.shape) for value in values]
         stand_ins = [(_STAND_IN + k + k // 2, *[3] * (rank - 1))[:rank] for k, rank in enumerate(ranks)]
@@ -154,10 +166,11 @@ def replay_of(optimizer: torch.optim.Optimizer, model: object = None) -> Optimiz
             for group in optimizer.param_groups
         ]
     )
+    plain = tuple(sorted((k, repr(v)) for k, v in vars(optimizer).items() if isinstance(v, _PLAIN_KINDS)))
     parameters = tuple([(tuple(p.shape), p.dtype, number, p.requires_grad) for p, number in stateful])
     memo = {id(p): torch.nn.Parameter(torch.empty_like(p, device="meta")) for p, _ in stateful}
     return OptimizerReplay(
-        _name(optimizer), (type(optimizer), *options), parameters, names, _emptied(optimizer, memo)
+        _name(optimizer), (type(optimizer), plain, *options), parameters, names, _emptied(optimizer, memo)
     )
 
 
@@ -270,6 +283,7 @@ def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -
         tuple(first),
         tuple(later),
         {used[number]: name for number, name in stays.items()},
+        run.calls([parameters[place] for place in places], len(states) if fused else None),
     )
 
 
@@ -309,6 +323,8 @@ _ALIKE = frozenset(
     [torch.ops.aten.clone.default, torch.ops.aten._foreach_sqrt.default, torch.ops.aten.zeros_like.default]
 )
 """Operators whose results are as their only operand, or as each of its tensors."""
+_FUSED_CALLS = 2.0
+"""Calls on lists in a fused step: its kernel, and the one that counts steps."""
 _PLAIN = {"pin_memory": False, "memory_format": torch.preserve_format}
 
 
@@ -317,7 +333,36 @@ class _UpdateRun(StorageLog):
 
     value = _EARLY
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = self.listed = self.accessed = 0
+
+    def calls(self, parameters: Sequence[torch.Tensor], states: int | None) -> UpdateCalls:
+        """Return the calls of the later step by updated parameter.
+
+        states: of a fused step, how many it keeps: its kernel, for which another implementation has run, reads
+        and writes each of them and the parameter once, and reads the gradient. Every step calls a kernel: a
+        library's own is not seen here.
+        """
+        count, elements = max(len(parameters), 1), max(sum(p.numel() for p in parameters), 1)
+        if states is not None:
+            return UpdateCalls(0.0, _FUSED_CALLS, 3.0 + 2.0 * states / count)
+        single, listed = self.single / count, self.listed / count
+        return UpdateCalls(single if single + listed > 1 else 1.0, listed, max(self.accessed / elements, 4.0))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = self._call(func, types, args, kwargs)
+        if self.value == _LATE and func is not torch.ops.aten._local_scalar_dense.default:
+            lists = [a for a in args if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
+            self.listed += len(lists[0]) if lists else 0
+            self.single += not lists
+            written = args[0] if result is None else result
+            self.accessed += sum(
+                item.numel() for item in tree_leaves([args, kwargs, written]) if isinstance(item, torch.Tensor)
+            )
+        return result
+
+    def _call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.value
         if func._schema.is_mutable:

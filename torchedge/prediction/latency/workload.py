@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from torchedge.ops import Work, spec_of
 from torchedge.ops.cudnn import STEP_LAUNCHES
 from torchedge.ops.gradients import gradient_needs, is_differentiated
 from torchedge.prediction.memory.settings import StepSettings
+
+if TYPE_CHECKING:
+    from torchedge.tracing.optimizer_replays import OptimizerReplay
 
 PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bias", "update", "fan")
 """Element-wise work, in elements: normalised, activated, added or multiplied, copied, read by pooling,
@@ -83,28 +87,28 @@ class Workload:
 
 
 UpdateCost = tuple[float, float]
-"""What an optimizer costs relative to SGD with momentum: memory accesses and calls."""
+"""What an optimizer costs relative to SGD with momentum: memory accesses and the host's time."""
 
-_UPDATES = {
-    "none": (0, 0), "sgd": (6, 2), "sgd-momentum": (11, 4), "adam": (20, 10), "adamw": (20, 10),
-}  # fmt: skip
-_FUSED_UPDATES = {"sgd": (4, 1), "sgd-momentum": (5, 1), "adam": (7, 2), "adamw": (7, 2)}
-"""Reads and writes of a parameter's element, and calls over all parameters: the multi-tensor steps of
-torch.optim line by line, with weight decay. Other optimizers count as Adam does."""
-_GRADIENT_CALLS = 4
-"""Calls for each parameter whatever the optimizer: autograd stores its gradient, the optimizer looks up the
-gradient and its state, zero_grad drops the gradient."""
-
-
-TIMED_OPTIMIZERS = tuple(_UPDATES)
+_GRADIENT, _LOOKUP, _SINGLE, _LISTED = 2.0, 0.5, 1.1, 0.23
+"""The host's time for a parameter tensor, in launches of a tiny kernel: autograd stores its gradient; the
+optimizer looks up its state; a call on one tensor; its share of a call on a list of tensors. Fitted to the
+updates of 148 steps on one host (`profiles/nvidia-h200/campaign/fine-tuning`)."""
 
 
 def update_cost(settings: StepSettings) -> UpdateCost:
-    """Return the cost of the optimizer of a step."""
-    table = _FUSED_UPDATES if getattr(settings.optimizer, "fused", False) else _UPDATES
-    accesses, calls = table.get(str(settings.optimizer), table["adam"])
-    most, often = _UPDATES["sgd-momentum"]
-    return accesses / most, (calls + _GRADIENT_CALLS) / (often + _GRADIENT_CALLS)
+    """Return the cost of the optimizer of a step, by the calls of its own code; a named one decays weights."""
+    usual, usual_time = _update_cost("sgd-momentum", settings.foreach)
+    if settings.optimizer == "none":
+        return 0.0, _GRADIENT / usual_time
+    accesses, time = _update_cost(settings.optimizer, settings.foreach)
+    return accesses / usual, time / usual_time
+
+
+def _update_cost(optimizer: str | OptimizerReplay, foreach: bool) -> UpdateCost:
+    """Return the accesses of an element, and the host's time for a parameter tensor in launches."""
+    named = isinstance(optimizer, str)
+    calls = (StepSettings(optimizer, weight_decay=1e-2).replay if named else optimizer).calls(foreach)
+    return calls.accesses, _GRADIENT + _LOOKUP + _SINGLE * calls.single + _LISTED * calls.listed
 
 
 def updated_at(work: Workload, cost: UpdateCost) -> Workload:
