@@ -27,10 +27,10 @@ optional:
      "inputs_require_grads": true, "points": [["train", 4]]}
 
 A "build" may also name the "dtype" of the weights and adapters of peft, {"lora": {"r": 8, ...}}, which keep
-their own dtype. "loss": "model" is the one the model returns. Frozen are the parameters ahead of the one with which that
-share of the elements is reached, or all but every tenth tensor. "limit_share" allows PyTorch that share of
-the memory that the last point of the process reserved. Successive jobs of one build share a process and a
-model.
+their own dtype. "loss": "model" is the one the model returns. Frozen are the parameters ahead of the one
+with which that share of the elements is reached, or all but every tenth tensor. "limit_share" allows PyTorch
+that share of the memory that the last point of the process reserved. Successive jobs of one build share a
+process and a model.
 
 Memory (Γ, γ) is the device memory of the run, with context and libraries: NVML's used memory minus the used
 memory before the process opened the GPU; /proc/meminfo (MemTotal - MemFree - Buffers - Cached, minus the idle
@@ -39,7 +39,8 @@ is a row with "fits": 0, and the probe continues.
 
 With --wave N, N processes prepare their networks side by side (build them and run a step of every job), wait
 for each other, and measure in turn while all others sleep; Γ is then NVML's figure of the process. Every row
-has "launch_us", the host's time for one of 2,000 launches of a tiny kernel, measured just before the point.
+has "launch_us", the host's time for one of 2,000 launches of a tiny kernel, and "step_us", its time for a
+training step of 16 tiny layers, both measured just before the point.
 With --memory other processes may use the GPU: a point is a few steps, and only its memory means anything.
 "host_ms" is the host's time for the launches of one step, after which it would wait for the device;
 "host_phases_ms" are its parts: zero_grad and forward, backward (of each batch of "accumulation"), update.
@@ -718,7 +719,7 @@ class Work:
             begun = time.perf_counter()
             self.run()
             ticks = self.ticks + [time.perf_counter()]
-            phases = [1000 * (later - tick) for tick, later in zip(ticks, ticks[1:])]
+            phases = [1000 * (ticks[k] - ticks[k - 1]) for k in range(1, len(ticks))]
             took.append([1000 * (ticks[-1] - begun)] + phases)
         self.clock.wait()
         return [short(ms, 6) for ms in min(took)]
@@ -738,6 +739,25 @@ def launches(device):
     took = time.perf_counter() - begun
     Clock(device).wait()
     return short(1e6 * took / LAUNCHES)
+
+
+def steps(device):
+    """Return the µs that the host needs for a training step of 16 tiny layers, the median of ten rounds."""
+    import torch
+
+    layers = [torch.nn.Linear(16, 16) for _ in range(16)]
+    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())]).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    x, took = torch.randn(4, 16, device=device), []
+    for _ in range(11):
+        begun = time.perf_counter()
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        took.append(time.perf_counter() - begun)
+        Clock(device).wait()
+    return short(1e6 * statistics.median(took[1:]) / 3, 6)
 
 
 def prepare(jobs, device):
@@ -872,7 +892,7 @@ def run_jobs(jobs, device, idle_mib, emit, turn=None, shared=False):
                 if device == "cuda":
                     limit = limited(job.get("limit_share"), reserved)
                     row.update({} if limit is None else {"limit_mib": round(limit, 3)})
-                row["launch_us"] = launches(device)
+                row["launch_us"], row["step_us"] = launches(device), steps(device)
                 if device == "cuda":
                     torch.cuda.empty_cache()
                 row.update(measure(model, job, mode, batch, device, meter))

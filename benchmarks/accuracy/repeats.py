@@ -1,9 +1,10 @@
-"""Hold the points of the H200 campaign over settings against repeats of them on another host.
+"""Hold the points of the H200 campaign over settings against repeats of them.
 
     python benchmarks/accuracy/repeats.py
 
-Mean absolute differences of the time of a step in percent of the campaign's: as measured, and with the host's
-share of both divided by the probe's control, the time of a launch just before the point.
+Mean absolute differences of the time of a step in percent: as measured, and divided by one of the probe's
+controls just before the point, the time of a launch or of a step of tiny layers. First on another host, then
+on one host within two minutes, of narrow networks whose steps are the host's alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import mean, median
 
+import numpy as np
+import numpy.typing as npt
+
 from torchedge.devices import find_device
 
 HOST_BOUND = 0.9
@@ -26,7 +30,7 @@ def read(path: Path) -> dict[tuple[str, str], dict[str, float]]:
     """Return the numbers of each (network, batch size) whose time was measured."""
     with gzip.open(path, "rt", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["latency_ms"]]
-    names = ("latency_ms", "latency_p10_ms", "latency_p90_ms", "launch_us", "host_ms")
+    names = ("latency_ms", "latency_p10_ms", "latency_p90_ms", "launch_us", "step_us", "host_ms")
     return {(r["id"], r["batch_size"]): {n: float(r[n]) for n in names if r.get(n)} for r in rows}
 
 
@@ -34,7 +38,8 @@ def main() -> int:
     """Print the differences by what sets the pace of a step."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     folder = find_device("nvidia-h200").folder / "campaign" / "settings"
-    first, again = read(folder / "measurements.csv.gz"), read(folder / "repeats.csv.gz")
+    measured, again = read(folder / "measurements.csv.gz"), read(folder / "repeats.csv.gz")
+    first = {key: row for key, row in measured.items() if "host_ms" not in row}
     for name, rows in (("campaign", first), ("repeats", again)):
         spread = median(row["latency_p90_ms"] / row["latency_p10_ms"] for row in rows.values())
         launch = median(row["launch_us"] for row in rows.values())
@@ -51,7 +56,23 @@ def main() -> int:
     for name, differences in sorted(groups.items()):
         plain, scaled = (100 * mean(column) for column in zip(*differences, strict=True))
         print(f"{name:26}{len(differences):6}{plain:16.1f}{scaled:16.1f}")
+    pairs = [
+        (row, measured[key])
+        for (name, batch), row in measured.items()
+        if name.endswith("-c") and (key := (name.removesuffix("-c") + "-again", batch)) in measured
+    ]
+    ratios = {n: np.array([b[n] / a[n] for a, b in pairs]) for n in ("latency_ms", "launch_us", "step_us")}
+    latency = ratios.pop("latency_ms")
+    print(f"\none host, within minutes: {len(pairs)} narrow networks, {percent(latency):.1f} % as measured")
+    for name, ratio in ratios.items():
+        correlation = np.corrcoef(np.log(latency), np.log(ratio))[0, 1]
+        print(f"divided by {name:10}{percent(latency / ratio):6.1f} %, correlation {correlation:.2f}")
     return 0
+
+
+def percent(ratios: npt.NDArray[np.float64]) -> float:
+    """Return the mean absolute difference of ratios from one, in percent."""
+    return float(100 * np.abs(np.log(ratios)).mean())
 
 
 if __name__ == "__main__":

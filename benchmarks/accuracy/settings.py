@@ -1,9 +1,10 @@
 """Hold predictions against the H200 campaign over settings: transformers and CNNs as people train them today.
 
-    python benchmarks/accuracy/settings.py [--fresh] [--hosts [point|median]] [--only WORD]
+    python benchmarks/accuracy/settings.py [--fresh] [--narrow] [--hosts [point|median]] [--only WORD]
         [--by setting|network|point]
 
-Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step.
+Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step, of all
+micro-batches to an update. --narrow: networks of few narrow layers, whose steps are the host's alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import warnings
 from collections import defaultdict
+from dataclasses import replace
 from math import isfinite
 from statistics import mean
 
@@ -33,12 +35,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="settings whose name holds this word")
     parser.add_argument("--without", default=None, help="leave out networks whose name holds this word")
     parser.add_argument("--fresh", action="store_true", help="networks of families that no fit has seen")
+    parser.add_argument("--narrow", action="store_true", help="the narrow networks")
     parser.add_argument(
         "--hosts",
         choices=("point", "median"),
         nargs="?",
         const="point",
-        help="predict on the host of the points: by the control before each, or by the median of all",
+        help="predict on the host of the points: by the control before each, or by its host's median",
     )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -47,29 +50,40 @@ def main() -> int:
     folder = device.folder / "campaign" / ("settings-fresh" if arguments.fresh else "settings")
     dataset = read_dataset(folder)
     assert dataset.launch_us is not None
-    median = float(np.nanmedian(dataset.launch_us))
+    hosts = {name: str((n.job or {}).get("host", "")) for name, n in dataset.networks.items()}
+    labels = np.array([hosts.get(str(name), "") for name in dataset.id])
+    medians = {host: float(np.nanmedian(dataset.launch_us[labels == host])) for host in set(labels)}
     errors: dict[str, list[list[float]]] = defaultdict(list)
     for place in np.flatnonzero(dataset["fits"] == 1).tolist():
         label, batch_size = str(dataset.id[place]), int(dataset.batch[place])
         network = dataset.networks[label]
         if network.setting == "limit" or arguments.only not in network.setting:
             continue
+        if label.startswith("narrow:") != arguments.narrow:
+            continue
         if arguments.without is not None and arguments.without in label:
             continue
         try:
-            graph = dataset.graph_of(label, "train")
-            launch = float(dataset.launch_us[place]) if arguments.hosts == "point" else median
+            graph = dataset.graph_of(label, "train" if dataset.mode[place] == "train" else "infer")
+            control = float(dataset.launch_us[place])
+            launch = control if arguments.hosts == "point" else medians[hosts[label]]
             host = device.on_host(launch) if arguments.hosts and isfinite(launch) else device
             prediction = predict_graph(graph, batch_size, host, network.settings)
+            others = network.settings.accumulation - 1  # micro-batches without an update
+            alone = replace(network.settings, accumulation=1, optimizer="none")
+            rest = predict_graph(graph, batch_size, host, alone).latency.value if others else 0.0
         except TorchedgeError as error:
             sys.stderr.write(f"{label}: {error}\n")
             continue
         assert network.job is not None
-        group = {"setting": network.setting, "network": network.job["network"]}
+        mode = "" if dataset.mode[place] == "train" else ", inference"
+        group = {"setting": network.setting + mode, "network": network.job["network"]}
         group["point"] = f"{label}@{batch_size}"
         measured = [float(dataset[name][place]) for name in FIGURES]
+        predicted = [getattr(prediction, name).value for name in FIGURES]
+        predicted[-1] += others * rest
         errors[group[arguments.by]].append(
-            [100 * (getattr(prediction, n).value / m - 1) for n, m in zip(FIGURES, measured, strict=True)]
+            [100 * (p / m - 1) for p, m in zip(predicted, measured, strict=True)]
         )
     print(f"{'':44}points" + "".join(f"{name:>11} (mean)" for name in FIGURES))
     for name in sorted(errors):

@@ -23,7 +23,8 @@ from tables import options_of
 
 COLUMNS = (
     "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
-    "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "limit_mib", "launch_us", "reason",
+    "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "limit_mib", "launch_us",
+    "step_us", "host_ms", "reason",
 )  # fmt: skip
 TIMES = ("latency_ms", "latency_p10_ms", "latency_p90_ms", "layers")
 

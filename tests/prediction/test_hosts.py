@@ -73,7 +73,9 @@ def test_a_device_that_was_not_measured_takes_the_host_given():
 
 
 def test_the_control_runs_on_any_device_of_the_machine():
+    state = torch.get_rng_state()
     assert torchedge.measure_operator_us("cpu") > 0
+    assert torch.equal(torch.get_rng_state(), state)  # a script's random numbers stay as they are
     with pytest.raises(DeviceError, match="expected a device of this machine"):
         torchedge.measure_operator_us("meta:broken")
 

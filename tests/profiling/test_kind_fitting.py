@@ -63,9 +63,10 @@ def rows(truth):
     family, setting, work, batch, host = (list(column) for column in zip(*table, strict=True))
     batches, hosts = np.array(batch, dtype=float), np.array(host)
     p = named(coefficients)
-    times = work_times(pack(work, np.arange(len(work)), batches), p)
+    times = work_times(pack(work, np.arange(len(work)), batches, calls=True), p)
     phi = step_time(times.busy, times.launch * hosts, p)
-    return kind_fitting._Rows(np.array(family), np.array(setting), work, batches, phi, hosts)
+    about, names = (np.array(family), np.array(setting)), np.where(hosts > 1, "another host", "")
+    return kind_fitting._Rows(*about, work, batches, phi, np.ones(len(work)), names, True)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,8 @@ def test_the_profile_predicts_steps_of_matrices_by_their_kind(written, truth):
     )
     work = analyse(graph).work
     p = named(coefficients)
-    times = work_times(pack([work], np.zeros(1, dtype=np.intp), np.array([256.0])), p)
+    rows = pack([work], np.zeros(1, dtype=np.intp), np.array([256.0]), calls=True)
+    times = work_times(rows, p)
     expected = float(step_time(times.busy, times.launch, p)[0])
     predictions = torchedge.Predictor(written).predict_many(
         [graph, torchedge.capture(nn.Conv2d(3, 8, 3), input_size=(3, 32, 32))], 256

@@ -193,7 +193,9 @@ def _read_kinds(folder: Path, digest: str) -> Mapping[tuple[Mode, Kind], Latency
     ]
     return MappingProxyType(
         {
-            (mode, kind): _read_latency(str(path), tensors, _kind_name(mode, kind), kind[1])
+            (mode, kind): replace(
+                _read_latency(str(path), tensors, _kind_name(mode, kind), kind[1]), calls=kind[0] == MATRICES
+            )
             for mode in MODE_TABLES
             for kind in kinds
             if f"{_kind_name(mode, kind)}.coefficients" in tensors
@@ -484,7 +486,13 @@ class Relative:
         shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
         excess = matrix_excess(device, precision) - matrix_excess(self.device, precision)
         error = _ASSUMED_LATENCY_ERROR if self.error is None else self.error
-        return LatencyModel(latency.coefficients + shift, assumed_errors(error), amp=precision, excess=excess)
+        return LatencyModel(
+            latency.coefficients + shift,
+            assumed_errors(error),
+            amp=precision,
+            excess=excess,
+            calls=latency.calls,
+        )
 
 
 def read_relative(device: Device, mode: Mode) -> Relative | None:

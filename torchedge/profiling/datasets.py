@@ -29,6 +29,7 @@ from torchedge.errors import InputError, ProfileError, check_path
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.graphs.training_steps import Loss
 from torchedge.prediction.memory.settings import StepSettings
+from torchedge.profiling.hosts import STEP_LAUNCHES
 from torchedge.profiling.topologies import build_network, build_topology, example_inputs, set_up
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
@@ -95,7 +96,7 @@ class Dataset:
 
     Arrays are over the R rows of the table: which network (`id`), mode ("train" or "infer"), batch size, and
     `FIGURES`, NaN where a run gave none. `launch_us` is the host's time for a launch just before a row was
-    measured, NaN where unknown. `networks` holds those with a known topology, `digest` the sha256
+    measured (`measure_operator_us`), NaN where unknown. `networks` holds those with a known topology, `digest` the sha256
     of both files, `probed` whether the folder is a campaign's.
     """
 
@@ -187,11 +188,14 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
 
 
 def _read_launches(file: Path, table: bytes, rows: int) -> FloatArray:
-    """Return the host's µs a launch at each row (R,)."""
-    if b"launch_us" not in table.split(b"\n", 1)[0].strip().split(b","):
-        return np.full(rows, np.nan)
-    column = parse_table(file, table, {"launch_us": float | None}, "a measured point")
-    return np.array([row[0] for row in column], dtype=float)
+    """Return the host's µs a launch at each row (R,), by a step of tiny layers where the probe ran one."""
+    controls, names = np.full(rows, np.nan), table.split(b"\n", 1)[0].strip().split(b",")
+    for name, launches in (("launch_us", 1.0), ("step_us", STEP_LAUNCHES)):
+        if name.encode() in names:
+            column = parse_table(file, table, {name: float | None}, "a measured point")
+            control = np.array([row[0] for row in column], dtype=float) / launches
+            controls = np.where(np.isfinite(control), control, controls)
+    return controls
 
 
 def _present(file: Path) -> Path:

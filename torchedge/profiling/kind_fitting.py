@@ -54,6 +54,10 @@ FloatArray = npt.NDArray[np.float64]
 FEWEST_ROWS = 20
 """Fewest rows of a kind of steps that a fit needs."""
 
+_HOST_ROUNDS = 3
+_SLOWNESS = np.exp(np.linspace(-1.0, 1.5, 126))
+"""Alternating fits of coefficients and hosts; what a named host's slowness is chosen from."""
+
 _HOST_SPREAD = {MATRICES: 1.0}
 """By kind of network: how far launches' times may lie from their prior, as a share of `prior_spread`."""
 _MEASURED_SPREAD = 0.2
@@ -63,25 +67,30 @@ ones come in pairs: it does not separate the two."""
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of one kind: network family, setting, work, batch size, ms, slowness of the host (R,)."""
+    """Rows of one kind: network family, setting, work, batch size, ms, slowness of the host, its name (R,).
+
+    calls: as in `LatencyModel`.
+    """
 
     family: npt.NDArray[np.str_]
     setting: npt.NDArray[np.str_]
     work: list[Workload]
     batch: FloatArray
     phi: FloatArray
-    host: FloatArray
+    slowness: FloatArray
+    host: npt.NDArray[np.str_]
+    calls: bool
 
     def some(self, rows: npt.NDArray[np.bool_]) -> _Rows:
         """Return some of the rows."""
         work = [w for w, chosen in zip(self.work, rows.tolist(), strict=True) if chosen]
-        family, setting = self.family[rows], self.setting[rows]
-        return _Rows(family, setting, work, self.batch[rows], self.phi[rows], self.host[rows])
+        arrays = ("family", "setting", "batch", "phi", "slowness", "host")
+        return replace(self, work=work, **{name: getattr(self, name)[rows] for name in arrays})
 
     def packed(self) -> WorkRows:
         """Return the work of the rows, launches counted as many times as their host was slower."""
-        rows = pack(self.work, np.arange(len(self.phi)), self.batch)
-        return replace(rows, launches=rows.launches * self.host[:, None])
+        rows = pack(self.work, np.arange(len(self.phi)), self.batch, calls=self.calls)
+        return replace(rows, launches=rows.launches * self.slowness[:, None])
 
 
 @dataclass(frozen=True)
@@ -117,9 +126,8 @@ def read_kind_rows(folder: Path, device: Device, *, float32: bool = True) -> Mea
             "of transformers or in half precision"
         )
     source = DataSource(dataset.name, dataset.digest, dataset.provenance)
-    launch = dataset.launch_us
-    known = launch is not None and np.isfinite(launch).any()
-    operator_us = round(float(np.nanmedian(launch)), 3) if launch is not None and known else None
+    median = _median_host(dataset)
+    operator_us = None if median is None else round(median, 3)
     return MeasuredKinds(source, device, rows, read_layer_times(folder), operator_us)
 
 
@@ -127,7 +135,8 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     """Fit the latency of each kind of steps; `step` is called after each fit.
 
     Errors are of rows whose family of networks was left out. Launches of each row count as many times as its
-    host was slower than at the median row, by the probe's control; the profile describes the median host.
+    host was slower than at the median row, which the profile describes: by the probe's control, but for hosts
+    that jobs name ("host"), whose slowness is fitted.
     """
     models, accuracy = {}, {}
     for (mode, kind), rows in measured.rows.items():
@@ -135,11 +144,12 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
         if mode == "train":
             prior = _informed(prior, kind, measured.layers)
         spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD) if measured.device.kind == "gpu" else 1.0
+        rows = _on_hosts(rows, prior, spread)
         errors = _left_out(rows, prior, spread, step)
         coefficients = _fit(rows, prior, spread)
         step()
         quantiles = fit_errors(errors, np.ones(len(errors)), _weights(rows))
-        models[mode, kind] = LatencyModel(coefficients, quantiles, amp=kind[1])
+        models[mode, kind] = LatencyModel(coefficients, quantiles, amp=kind[1], calls=rows.calls)
         accuracy[kind_title(mode, kind)] = _score(rows, errors)
     source = measured.source.name
     described = describe(
@@ -164,6 +174,8 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind]
     slowness = _slowness(dataset)
     for row in np.flatnonzero(chosen).tolist():
         network = dataset.networks[str(dataset.id[row])]
+        if network.settings.accumulation > 1:
+            continue  # measured whole, predicted by the micro-batch
         mode: Mode = "train" if dataset.mode[row] == "train" else "infer"
         graph = dataset.graph_of(str(dataset.id[row]), mode)
         analysis = analyse(graph)
@@ -173,22 +185,61 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind]
         kind = (MATRICES if work.of_matrices else convolutions, precision)
         if kind == (CONVOLUTIONS, None) or (work.of_matrices and graph.channels_last):
             continue  # the device's own fit; the same kernels as without
-        about = (network.architecture, network.setting, work, dataset.batch[row], dataset["latency"][row])
-        kinds.setdefault((mode, kind), []).append((*about, slowness[row]))
+        about = (network.architecture, network.setting, _host_name(dataset, str(dataset.id[row])), work)
+        figures = (dataset.batch[row], dataset["latency"][row], slowness[row])
+        kinds.setdefault((mode, kind), []).append((*about, *figures))
     arrays = {}
     for key, rows in kinds.items():
-        family, setting, works, *numbers = zip(*rows, strict=True)
-        batch, phi, host = (np.array(column, dtype=float) for column in numbers)
-        arrays[key] = _Rows(np.array(family), np.array(setting), list(works), batch, phi, host)
+        family, setting, host, works, *numbers = zip(*rows, strict=True)
+        batch, phi, slower = (np.array(column, dtype=float) for column in numbers)
+        calls = key[1][0] == MATRICES
+        arrays[key] = _Rows(
+            np.array(family), np.array(setting), list(works), batch, phi, slower, np.array(host), calls
+        )
     return arrays
 
 
 def _slowness(dataset: Dataset) -> FloatArray:
     """Return how much longer than at the median row the host took for a launch (R,); 1 where unknown."""
-    launch = dataset.launch_us
-    if launch is None or not np.isfinite(launch).any():
+    launch, median = dataset.launch_us, _median_host(dataset)
+    if launch is None or median is None:
         return np.ones(len(dataset.id))
-    return np.where(np.isfinite(launch), launch / np.nanmedian(launch), 1.0)
+    return np.where(np.isfinite(launch), launch / median, 1.0)
+
+
+def _median_host(dataset: Dataset) -> float | None:
+    """Return the µs of a launch at the median row, without rows of hosts that jobs name; None: unknown."""
+    if dataset.launch_us is None:
+        return None
+    launches = dataset.launch_us[[not _host_name(dataset, str(name)) for name in dataset.id]]
+    return float(np.nanmedian(launches)) if np.isfinite(launches).any() else None
+
+
+def _host_name(dataset: Dataset, name: str) -> str:
+    """Return the host that a network's job names, "" for none."""
+    network = dataset.networks.get(name)
+    return "" if network is None or network.job is None else str(network.job.get("host", ""))
+
+
+def _on_hosts(rows: _Rows, prior: FloatArray, host_spread: float) -> _Rows:
+    """Return rows with the slowness of each host that jobs name: that of the least mean error in log."""
+    named_hosts = sorted(set(rows.host.tolist()) - {""})
+    if len(named_hosts) == len(set(rows.host.tolist())):
+        return rows  # nothing to compare them with
+    for _ in range(_HOST_ROUNDS):
+        coefficients = named(_fit(rows, prior, host_spread))
+        slowness = rows.slowness.copy()
+        for host in named_hosts:
+            there = rows.host == host
+            some = replace(rows.some(there), slowness=np.ones(int(there.sum())))
+            times = work_times(some.packed(), coefficients)
+            errors = [
+                np.abs(np.log(some.phi / step_time(times.busy, times.launch * slower, coefficients))).mean()
+                for slower in _SLOWNESS
+            ]
+            slowness[there] = _SLOWNESS[int(np.argmin(errors))]
+        rows = replace(rows, slowness=slowness)
+    return rows
 
 
 def _prior(device: Device, mode: Mode, kind: Kind) -> FloatArray:

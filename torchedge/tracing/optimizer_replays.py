@@ -340,9 +340,9 @@ class _UpdateRun(StorageLog):
     def calls(self, parameters: Sequence[torch.Tensor], states: int | None) -> UpdateCalls:
         """Return the calls of the later step by updated parameter.
 
-        states: of a fused step, how many it keeps: its kernel, for which another implementation has run, reads
-        and writes each of them and the parameter once, and reads the gradient. Every step calls a kernel: a
-        library's own is not seen here.
+        states: of a fused step, how many it keeps: its kernel, for which another implementation has run,
+        reads and writes each of them and the parameter once, and reads the gradient. Every step calls a
+        kernel: a library's own is not seen here.
         """
         count, elements = max(len(parameters), 1), max(sum(p.numel() for p in parameters), 1)
         if states is not None:
@@ -357,9 +357,8 @@ class _UpdateRun(StorageLog):
             self.listed += len(lists[0]) if lists else 0
             self.single += not lists
             written = args[0] if result is None else result
-            self.accessed += sum(
-                item.numel() for item in tree_leaves([args, kwargs, written]) if isinstance(item, torch.Tensor)
-            )
+            leaves = tree_leaves([args, kwargs, written])
+            self.accessed += sum(item.numel() for item in leaves if isinstance(item, torch.Tensor))
         return result
 
     def _call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -88,7 +88,8 @@ class LatencyModel:
     the coefficients say that a launch takes on the host in use. matrices: the model of steps that mostly
     multiply matrices (transformers), where one was fitted apart. spread: half-width in log of the
     interval in which the predicted steps lie around the described ones (compiled ones around eager ones);
-    pace: the time of the predicted steps over that of the described ones.
+    pace: the time of the predicted steps over that of the described ones. calls: whether calls of views and
+    modules take the host's time, as in fits of networks of matrices.
     """
 
     coefficients: FloatArray
@@ -102,6 +103,7 @@ class LatencyModel:
     matrices: LatencyModel | None = None
     spread: float = 0.0
     pace: float = 1.0
+    calls: bool = False
 
     @property
     def feature_set(self) -> str | None:
@@ -122,7 +124,7 @@ class LatencyModel:
     ) -> tuple[FloatArray, FloatArray, tuple[Phase, ...]]:
         """Return `analytic` and the phases of a single row."""
         p = named(self.coefficients, self.excess)
-        rows = pack(work, which, batch)
+        rows = pack(work, which, batch, calls=self.calls)
         terms = None
         if len(work) == 1:  # the same graph at another batch size, as when a batch size is sought
             terms = self.known.get(work[0])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.prediction.latency.rates import REFERENCE_GFLOPS, figure_of, product_rates
-from torchedge.prediction.latency.workload import FORWARD_SHARE, LAUNCHES, PASSES, Workload
+from torchedge.prediction.latency.workload import CALL_LAUNCHES, FORWARD_SHARE, LAUNCHES, PASSES, Workload
 
 PHASES = ("fwd", "bwd_x", "bwd_w")
 KINDS = ("1x1", "3x3", "other")
@@ -202,9 +202,19 @@ class WorkRows:
 
 
 def pack(
-    workloads: Sequence[Workload], which: npt.NDArray[np.intp], batch: npt.NDArray[np.float64]
+    workloads: Sequence[Workload],
+    which: npt.NDArray[np.intp],
+    batch: npt.NDArray[np.float64],
+    *,
+    calls: bool = False,
 ) -> WorkRows:
-    """Lay out rows: row r is `workloads[which[r]]` at batch size `batch[r]`."""
+    """Lay out rows: row r is `workloads[which[r]]` at batch size `batch[r]`.
+
+    calls: calls of views and modules take the host's time, too (`CALL_LAUNCHES`).
+    """
+    launches = np.stack([w.launches for w in workloads])
+    if calls:
+        launches[:, LAUNCHES.index("pass_fwd")] += CALL_LAUNCHES * launches[:, -1]
     batch, passes = np.asarray(batch, dtype=float), np.stack([w.passes for w in workloads])[which]
     return WorkRows(
         len(which),
@@ -214,7 +224,7 @@ def pack(
         np.concatenate([w.depthwise for w in workloads]),
         *_lines([len(w.depthwise) for w in workloads], which),
         passes[:, :, 0] * batch[:, None] + passes[:, :, 1],
-        np.stack([w.launches for w in workloads])[which],
+        launches[which, :-1],
         all(w.training for w in workloads),
         all(w.tiled for w in workloads),
     )

@@ -42,6 +42,12 @@ FORWARD_SHARE = 1 / 3
 LAUNCHES = ("product_fwd", "product_bwd", "norm_fwd", "norm_bwd", "pass_fwd", "pass_bwd", "parameter")
 """Kernels launched a step, by purpose; `parameter` counts updated parameter tensors."""
 
+CALL_LAUNCHES = 0.5
+"""Launches that take the host as long as a call that launches none: a view, or a module's frame and hooks.
+
+Fits of networks of matrices count these calls. In CNNs each operator is a module of its own and views are
+few, so that a fit has them in its launches."""
+
 PRODUCT_COLUMNS = (
     "m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched", "groups", "matrix", "weight_grad",
     "runs",
@@ -63,11 +69,12 @@ _HALF = frozenset(("float16", "bfloat16"))
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Work of one step: products (P, 13), depthwise (D, 9), passes (9, 2), launches (7,), float64.
+    """Work of one step: products (P, 13), depthwise (D, 9), passes (9, 2), launches (8,), float64.
 
-    passes: elements a sample, and elements whatever the batch size (parameters and their casts). precisions:
-    the share of multiply-adds by dtype ("float32" for all but half precision), at a batch size of 32. tiled:
-    whether products compute positions in tiles, as kernels of GPUs do.
+    launches: by `LAUNCHES`, then calls of views and modules. passes: elements a sample, and elements whatever
+    the batch size (parameters and their casts). precisions: the share of multiply-adds by dtype ("float32"
+    for all but half precision), at a batch size of 32. tiled: whether products compute positions in tiles,
+    as kernels of GPUs do.
     """
 
     products: Array
@@ -96,7 +103,7 @@ updates of 148 steps on one host (`profiles/nvidia-h200/campaign/fine-tuning`)."
 
 
 def update_cost(settings: StepSettings) -> UpdateCost:
-    """Return the cost of the optimizer of a step, by the calls of its own code; a named one decays weights."""
+    """Return the cost of the optimizer of a step by its code's calls; a named one decays weights."""
     usual, usual_time = _update_cost("sgd-momentum", settings.foreach)
     if settings.optimizer == "none":
         return 0.0, _GRADIENT / usual_time
@@ -106,8 +113,9 @@ def update_cost(settings: StepSettings) -> UpdateCost:
 
 def _update_cost(optimizer: str | OptimizerReplay, foreach: bool) -> UpdateCost:
     """Return the accesses of an element, and the host's time for a parameter tensor in launches."""
-    named = isinstance(optimizer, str)
-    calls = (StepSettings(optimizer, weight_decay=1e-2).replay if named else optimizer).calls(foreach)
+    if isinstance(optimizer, str):
+        optimizer = StepSettings(optimizer, weight_decay=1e-2).replay
+    calls = optimizer.calls(foreach)
     return calls.accesses, _GRADIENT + _LOOKUP + _SINGLE * calls.single + _LISTED * calls.listed
 
 
@@ -237,14 +245,17 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
     counter = _Counter(graph)
     needs = gradient_needs(graph, through_stops=True)
     ends = _ends_of_second_runs(graph, needs)
+    views, modules = 0, dict[str, int]()
     for position, op in enumerate(graph.ops):
-        work = spec_of(op.kind).work
-        if work is Work.NONE or not op.outputs or _bookkeeping(graph, op):
-            continue
         counter.trained = is_differentiated(op, needs, through_stops=True)
         repeated = op.region and not op.stored and graph.loss is not None
         around = sum(position < ends.get(outer, len(graph.ops)) for outer in op.outer)
         counter.runs = 2 + around if counter.trained and repeated else 1
+        modules[op.scope] = max(modules.get(op.scope, 1), counter.runs)
+        work = spec_of(op.kind).work
+        if work is Work.NONE or not op.outputs or _bookkeeping(graph, op):
+            views += counter.runs
+            continue
         dtype = graph.values[op.outputs[0]].dtype
         counter.dtype = dtype if dtype in _HALF else "float32"
         _COUNTS[work](counter, op, counter.trained, needs)
@@ -256,9 +267,19 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         [[*key[:7], times * key[7], key[8], key[7], *key[9:]] for key, times in counter.products.items()],
         [[*key[:6], times, *key[6:]] for key, times in counter.depthwise.items()],
         [list(amount) for amount in counter.passes.values()],
-        list(counter.launches.values()),
+        [*counter.launches.values(), float(views + _module_calls(modules))],
         counter.multiply_adds,
     )
+
+
+def _module_calls(runs: Mapping[str, int]) -> int:
+    """Return how often modules are called, by the runs of those that call operators: with all around them."""
+    calls: dict[str, int] = {}
+    for path, often in runs.items():
+        while calls.get(path, 0) < often:
+            calls[path] = often
+            path = path.rpartition(".")[0]
+    return sum(calls.values())
 
 
 def _ends_of_second_runs(graph: ForwardGraph, needs: list[bool]) -> dict[int, int]:
