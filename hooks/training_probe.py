@@ -392,8 +392,7 @@ def adapted(model, recipe):
     if "dtype" in recipe:
         model = model.to(getattr(torch, recipe["dtype"]))
     if "lora" in recipe:
-        import peft
-
+        peft = __import__("peft")
         model = peft.get_peft_model(model, peft.LoraConfig(**recipe["lora"]))
     return model
 

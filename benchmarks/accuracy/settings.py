@@ -1,6 +1,6 @@
-"""Hold predictions against the H200 campaign over settings: transformers and CNNs as people train them today.
+"""Hold predictions against the campaigns over settings: transformers and CNNs as people train them today.
 
-    python benchmarks/accuracy/settings.py [--fresh] [--narrow] [--hosts [point|median]] [--only WORD]
+    python benchmarks/accuracy/settings.py [--device nvidia-h100] [--fresh] [--narrow] [--hosts [point|median]] [--only WORD]
         [--by setting|network|point]
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step, of all
@@ -35,6 +35,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="settings whose name holds this word")
     parser.add_argument("--without", default=None, help="leave out networks whose name holds this word")
     parser.add_argument("--fresh", action="store_true", help="networks of families that no fit has seen")
+    parser.add_argument(
+        "--device",
+        choices=("nvidia-h200", "nvidia-h100"),
+        default="nvidia-h200",
+        help="nothing was fitted to the H100",
+    )
     parser.add_argument("--narrow", action="store_true", help="the narrow networks")
     parser.add_argument(
         "--hosts",
@@ -46,8 +52,9 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    device = find_device("nvidia-h200")
-    folder = device.folder / "campaign" / ("settings-fresh" if arguments.fresh else "settings")
+    device = find_device(arguments.device)
+    name = "settings-fresh" if arguments.fresh else "settings"
+    folder = device.folder / "campaign" / ("fine-tuning" if arguments.device == "nvidia-h100" else name)
     dataset = read_dataset(folder)
     assert dataset.launch_us is not None
     hosts = {name: str((n.job or {}).get("host", "")) for name, n in dataset.networks.items()}

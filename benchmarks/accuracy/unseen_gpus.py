@@ -189,7 +189,7 @@ def work_of(operator: str, row: Mapping[str, str]) -> Workload:
         passes[PASSES.index(PASS_OF[operator]), 0] = size["h"]
     else:
         products = np.array([[size["k"], size["n"], 1, 1, size["m"], size["m"], 1, 1, 1, 1, 1, 1, 1]])
-    return Workload(products, np.zeros((0, 9)), passes, np.zeros(len(LAUNCHES)), True)
+    return Workload(products, np.zeros((0, 9)), passes, np.zeros(len(LAUNCHES) + 1), True)
 
 
 def kernel_errors(kernels: Kernels, model: LatencyModel, mode: Mode) -> FloatArray:

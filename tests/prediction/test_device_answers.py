@@ -35,11 +35,11 @@ def under(context):
     return run
 
 
-def predicted(run, device="nvidia-h200", amp=None):
+def predicted(run, device="nvidia-h200", amp=None, batch_size=512):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torchedge.predict(
-            Layers(run), 512, device, example=X, amp=amp, loss=lambda out: out.float().sum()
+            Layers(run), batch_size, device, example=X, amp=amp, loss=lambda out: out.float().sum()
         )
 
 
@@ -85,8 +85,9 @@ def test_nested_autocast_follows_the_innermost():
             with torch.autocast("cuda", enabled=False):
                 return model.second(x.float())
 
-    mixed = predicted(run)
-    times = [predicted(each).latency.value for each in (HALF["context"], both)]
+    large = 1 << 17  # the device sets the pace
+    mixed = predicted(run, batch_size=large)
+    times = [predicted(each, batch_size=large).latency.value for each in (HALF["context"], both)]
     assert times[0] < mixed.latency.value < times[1]
     assert any("50 % in bfloat16" in note for note in mixed.notes)
 

@@ -15,11 +15,11 @@ def test_what_is_not_timed_is_said():
     graph = torchedge.capture(net, input_size=(3, 16, 16))
     predictor = torchedge.Predictor("jetson-tx2")
     plain = predictor.predict(graph, 4)
-    told = predictor.predict(graph, 4, amp="bfloat16", optimizer="adagrad", accumulation=4)
-    timed = predictor.predict(graph, 4, optimizer="adamw")
+    told = predictor.predict(graph, 4, amp="bfloat16", accumulation=4)
+    timed = predictor.predict(graph, 4, optimizer="adagrad")
     assert timed.latency.value > plain.latency.value
     assert not any("latency" in note for note in (*plain.notes, *timed.notes))
-    for word in ("bfloat16", "adagrad", "micro-batch"):
+    for word in ("bfloat16", "micro-batch"):
         assert any(word in note for note in told.notes)
 
 

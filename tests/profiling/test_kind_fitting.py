@@ -65,8 +65,9 @@ def rows(truth):
     p = named(coefficients)
     times = work_times(pack(work, np.arange(len(work)), batches, calls=True), p)
     phi = step_time(times.busy, times.launch * hosts, p)
+    thread = times.launch * hosts + np.exp(p["step"])
     about, names = (np.array(family), np.array(setting)), np.where(hosts > 1, "another host", "")
-    return kind_fitting._Rows(*about, work, batches, phi, np.ones(len(work)), names, True)
+    return kind_fitting._Rows(*about, work, batches, phi, np.ones(len(work)), names, thread, True)
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,8 @@ def _loaded(
             convolved = replace(convolved, notes=(*convolved.notes, _UNMEASURED_LAYOUT))
     predicted = under_precision(convolved, device, precision)
     given, measured = device.figures.get("eager_operator_us"), device.measured_operator_us
+    if measured is None and relative is not None:
+        measured = relative.device.measured_operator_us
     host = given.value / measured if given is not None and measured is not None else 1.0
     spread = _PROCESSOR_LATENCY if device.kind == "cpu" else 0.0
     latency = replace(predicted.latency, host=host, spread=spread)
@@ -440,7 +442,7 @@ def complete_models(
         known = other.memory if other is not None else None
         origins["memory"] = "analytic" if known is None else "derived"
         if known is None:
-            memory = _analytic_memory(device)
+            memory = _analytic_memory(device, relative)
         else:  # the constants of the process, without its floor, its ceiling and the forest
             memory = _wide(replace(known.process, floor=(0.0, 0.0), ceiling=UNLIMITED))
     if latency is None:
@@ -469,6 +471,7 @@ def complete_models(
 class Relative:
     """A measured device of the same kind, from whose latency an unmeasured device's is scaled.
 
+    libraries: MiB that a process takes beside its context and its allocator, without and with linear layers.
     kinds: its latency of kinds of steps in float32. Those in half precision say little about other devices:
     libraries fill another part of each device's matrix units. error: the half-width of 90 % intervals of what
     is scaled, in log, where it is known from devices left out.
@@ -478,10 +481,17 @@ class Relative:
     latency: LatencyModel
     kinds: Mapping[Kind, LatencyModel]
     error: float | None = None
+    libraries: tuple[float, float] = (0.0, 0.0)
 
     def scaled_to(self, device: Device, latency: LatencyModel) -> LatencyModel:
-        """Return one of its models for a device by the ratio of both devices' figures, without the forest."""
+        """Return one of its models for a device by the ratio of both devices' figures, without the forest.
+
+        The model stays that of its own host where that was measured: `load_models` scales it to another one.
+        """
         precision = latency.amp
+        if self.device.measured_operator_us is not None:
+            figures = {name: f for name, f in device.figures.items() if name != "eager_operator_us"}
+            device = replace(device, figures=figures)
         shift = prior_mean(device, precision) - prior_mean(self.device, precision)
         shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
         excess = matrix_excess(device, precision) - matrix_excess(self.device, precision)
@@ -514,7 +524,11 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
             }
             if mode == "infer":
                 kinds = {k: _inferred(m, models.latency) for k, m in kinds.items() if k[0] == MATRICES}
-            return Relative(source, models.latency, kinds, transfer_error(source))
+            libraries, context = (0.0, 0.0), source.figures.get("context_mib")
+            if models.memory is not None and context is not None:
+                without, with_linear = models.memory.process.beside
+                libraries = (max(without - context.value, 0.0), max(with_linear - context.value, 0.0))
+            return Relative(source, models.latency, kinds, transfer_error(source), libraries)
     raise ProfileError(
         f"{device.folder / 'device.toml'}: profile.relative is {str(name)[:40]!r}, whose latency was not "
         "measured; name a device with a fitted latency"
@@ -602,13 +616,15 @@ def _notes(
     return tuple(notes)
 
 
-def _analytic_memory(device: Device) -> MemoryModel:
-    """Simulation plus the device's context."""
-    context = device.figures.get("context_mib")
-    beside = context.value if context is not None else _ASSUMED_CONTEXT[device.kind]
+def _analytic_memory(device: Device, relative: Relative | None) -> MemoryModel:
+    """Simulation plus the device's context, and what libraries take on a relative."""
+    figure = device.figures.get("context_mib")
+    context = figure.value if figure is not None else _ASSUMED_CONTEXT[device.kind]
+    without, with_linear = (0.0, 0.0) if relative is None else relative.libraries
+    beside = context + without, context + with_linear
     total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
-    capacity = max(total.value - beside, 1.0) if total is not None else UNLIMITED
-    return _wide(Process((beside, beside), (beside, beside), UNLIMITED, capacity))
+    capacity = max(total.value - beside[1], 1.0) if total is not None else UNLIMITED
+    return _wide(Process(beside, beside, UNLIMITED, capacity))
 
 
 def _wide(process: Process) -> MemoryModel:

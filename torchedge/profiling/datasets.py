@@ -96,8 +96,9 @@ class Dataset:
 
     Arrays are over the R rows of the table: which network (`id`), mode ("train" or "infer"), batch size, and
     `FIGURES`, NaN where a run gave none. `launch_us` is the host's time for a launch just before a row was
-    measured (`measure_operator_us`), NaN where unknown. `networks` holds those with a known topology, `digest` the sha256
-    of both files, `probed` whether the folder is a campaign's.
+    measured (`measure_operator_us`), `host_ms` that of its thread for the step, NaN where unknown. `networks`
+    holds those with a known topology, `digest` the sha256 of both files, `probed` whether the folder is a
+    campaign's.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Dataset:
     provenance: Provenance = Provenance.MEASURED
     layers: LayerTimes = field(default_factory=dict, repr=False)
     launch_us: FloatArray | None = field(default=None, repr=False)
+    host_ms: FloatArray | None = field(default=None, repr=False)
     known: dict[tuple[str, Mode], ForwardGraph] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, column: str) -> FloatArray:
@@ -184,18 +186,22 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
         Provenance.MEASURED if measured_by_us else Provenance.PUBLIC_DATA,
         _read_layers(root, networks),
         _read_launches(files[0], table, len(rows)),
+        _read_column(files[0], table, len(rows), "host_ms"),
     )
 
 
 def _read_launches(file: Path, table: bytes, rows: int) -> FloatArray:
     """Return the host's µs a launch at each row (R,), by a step of tiny layers where the probe ran one."""
-    controls, names = np.full(rows, np.nan), table.split(b"\n", 1)[0].strip().split(b",")
-    for name, launches in (("launch_us", 1.0), ("step_us", STEP_LAUNCHES)):
-        if name.encode() in names:
-            column = parse_table(file, table, {name: float | None}, "a measured point")
-            control = np.array([row[0] for row in column], dtype=float) / launches
-            controls = np.where(np.isfinite(control), control, controls)
-    return controls
+    launch, step = (_read_column(file, table, rows, name) for name in ("launch_us", "step_us"))
+    return np.where(np.isfinite(step), step / STEP_LAUNCHES, launch)
+
+
+def _read_column(file: Path, table: bytes, rows: int, name: str) -> FloatArray:
+    """Return a column of numbers (R,), NaN where there is none."""
+    if name.encode() not in table.split(b"\n", 1)[0].strip().split(b","):
+        return np.full(rows, np.nan)
+    column = parse_table(file, table, {name: float | None}, "a measured point")
+    return np.array([row[0] for row in column], dtype=float)
 
 
 def _present(file: Path) -> Path:

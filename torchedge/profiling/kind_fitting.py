@@ -54,6 +54,9 @@ FloatArray = npt.NDArray[np.float64]
 FEWEST_ROWS = 20
 """Fewest rows of a kind of steps that a fit needs."""
 
+_QUEUE = 1000
+"""Launches that a driver queues (1,024 in CUDA): the thread of a longer step waits for the device."""
+
 _HOST_ROUNDS = 3
 _SLOWNESS = np.exp(np.linspace(-1.0, 1.5, 126))
 """Alternating fits of coefficients and hosts; what a named host's slowness is chosen from."""
@@ -69,7 +72,7 @@ ones come in pairs: it does not separate the two."""
 class _Rows:
     """Rows of one kind: network family, setting, work, batch size, ms, slowness of the host, its name (R,).
 
-    calls: as in `LatencyModel`.
+    thread: ms of the host's thread, NaN where unknown. calls: as in `LatencyModel`.
     """
 
     family: npt.NDArray[np.str_]
@@ -79,12 +82,13 @@ class _Rows:
     phi: FloatArray
     slowness: FloatArray
     host: npt.NDArray[np.str_]
+    thread: FloatArray
     calls: bool
 
     def some(self, rows: npt.NDArray[np.bool_]) -> _Rows:
         """Return some of the rows."""
         work = [w for w, chosen in zip(self.work, rows.tolist(), strict=True) if chosen]
-        arrays = ("family", "setting", "batch", "phi", "slowness", "host")
+        arrays = ("family", "setting", "batch", "phi", "slowness", "host", "thread")
         return replace(self, work=work, **{name: getattr(self, name)[rows] for name in arrays})
 
     def packed(self) -> WorkRows:
@@ -186,15 +190,23 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind]
         if kind == (CONVOLUTIONS, None) or (work.of_matrices and graph.channels_last):
             continue  # the device's own fit; the same kernels as without
         about = (network.architecture, network.setting, _host_name(dataset, str(dataset.id[row])), work)
-        figures = (dataset.batch[row], dataset["latency"][row], slowness[row])
+        waits = dataset.host_ms is None or work.launches[:-1].sum() > _QUEUE
+        thread = np.nan if waits else dataset.host_ms[row]
+        figures = (dataset.batch[row], dataset["latency"][row], slowness[row], thread)
         kinds.setdefault((mode, kind), []).append((*about, *figures))
     arrays = {}
     for key, rows in kinds.items():
-        family, setting, host, works, *numbers = zip(*rows, strict=True)
-        batch, phi, slower = (np.array(column, dtype=float) for column in numbers)
-        calls = key[1][0] == MATRICES
+        family, setting, host, works, batches, phi, slower, thread = zip(*rows, strict=True)
         arrays[key] = _Rows(
-            np.array(family), np.array(setting), list(works), batch, phi, slower, np.array(host), calls
+            np.array(family),
+            np.array(setting),
+            list(works),
+            np.array(batches, dtype=float),
+            np.array(phi, dtype=float),
+            np.array(slower, dtype=float),
+            np.array(host),
+            np.array(thread, dtype=float),
+            key[1][0] == MATRICES,
         )
     return arrays
 
@@ -284,6 +296,7 @@ def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
         prior,
         ridge=RIDGE_FEW if len(rows.phi) < FEW_ROWS else RIDGE,
         spread=np.diag(spread),
+        host=rows.thread if np.isfinite(rows.thread).any() else None,
     )
 
 

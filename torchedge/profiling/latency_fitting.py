@@ -64,6 +64,9 @@ cross-validation inside the training levels, and on 30 points of three networks.
 LAYERS, RIDGE_LAYERS = 0.3, 0.15
 """Weight of the times of layers by kind beside those of steps, and of the priors where these are known."""
 
+HOST = 0.5
+"""Weight of the times of the host's thread beside those of steps."""
+
 _LAYERS_DELTA = 0.06
 _BOUND = 6.0
 _ITERATIONS = 200
@@ -184,6 +187,7 @@ def fit_coefficients(
     ridge: float = RIDGE,
     spread: FloatArray | None = None,
     layers: FloatArray | None = None,
+    host: FloatArray | None = None,
 ) -> FloatArray:
     """Return the coefficients (K,) that explain measured times (R,) in ms best.
 
@@ -192,18 +196,24 @@ def fit_coefficients(
 
     spread: (K, Z) changes of the coefficients by Z independent standard deviations; default: the hardware's
     priors, one a coefficient. layers: (R, 6) measured ms of layers by `KINDS` (NaN: unknown), which
-    then join the loss.
+    then join the loss; so does host, (R,) ms that the host's thread took for a step (NaN: unknown).
     """
     fitted = rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
     target = torch.from_numpy(np.log(measured))
     share = torch.from_numpy(weights / weights.sum())
     by_kind = None if layers is None else torch.from_numpy(np.log(layers))
+    lane = None if host is None else torch.from_numpy(np.log(host))
 
     def loss(coefficients: torch.Tensor) -> torch.Tensor:
         p = named(coefficients)
         times = work_times(fitted, p, torch, _torch_segments)
         error = (torch.log(step_time(times.busy, times.launch, p, torch)) - target) / DELTA
         steps = (share * (torch.sqrt(1 + error * error) - 1)).sum()
+        if lane is not None:
+            known = torch.isfinite(lane)
+            thread = times.launch[known] + torch.exp(p["step"])
+            error = (torch.log(thread) - lane[known]) / DELTA
+            steps = steps + HOST * (share[known] * (torch.sqrt(1 + error * error) - 1)).sum()
         return steps if by_kind is None else steps + LAYERS * _layers_loss(fitted, times, by_kind, share)
 
     return most_likely(prior, np.diag(prior_spread()) if spread is None else spread, ridge, loss)
