@@ -1,7 +1,7 @@
 """Hold predictions against the campaigns over settings: transformers and CNNs as people train them today.
 
-    python benchmarks/accuracy/settings.py [--device nvidia-h100] [--fresh] [--narrow] [--hosts [point|median]] [--only WORD]
-        [--by setting|network|point]
+    python benchmarks/accuracy/settings.py [--device nvidia-h100] [--fresh] [--narrow]
+        [--hosts [point|median]] [--only WORD] [--by setting|network|point]
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step, of all
 micro-batches to an update. --narrow: networks of few narrow layers, whose steps are the host's alone.

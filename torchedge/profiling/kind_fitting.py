@@ -54,6 +54,11 @@ FloatArray = npt.NDArray[np.float64]
 FEWEST_ROWS = 20
 """Fewest rows of a kind of steps that a fit needs."""
 
+_KERNEL_START_MS, _START_SPREAD = 0.004, 0.2
+"""What a GPU takes for a kernel however small, and how far it may lie from that, in log. In a step of small
+kernels the host sets the pace; its time must not be explained by theirs."""
+_STARTS = np.array([name.startswith("latency_") for name in COEFFICIENT_NAMES])
+
 _QUEUE = 1000
 """Launches that a driver queues (1,024 in CUDA): the thread of a longer step waits for the device."""
 
@@ -145,6 +150,8 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     models, accuracy = {}, {}
     for (mode, kind), rows in measured.rows.items():
         prior = _prior(measured.device, mode, kind)
+        if kind[0] == MATRICES and measured.device.kind == "gpu":
+            prior = np.where(_STARTS, np.log(_KERNEL_START_MS), prior)
         if mode == "train":
             prior = _informed(prior, kind, measured.layers)
         spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD) if measured.device.kind == "gpu" else 1.0
@@ -190,8 +197,8 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind]
         if kind == (CONVOLUTIONS, None) or (work.of_matrices and graph.channels_last):
             continue  # the device's own fit; the same kernels as without
         about = (network.architecture, network.setting, _host_name(dataset, str(dataset.id[row])), work)
-        waits = dataset.host_ms is None or work.launches[:-1].sum() > _QUEUE
-        thread = np.nan if waits else dataset.host_ms[row]
+        waits = work.launches[:-1].sum() > _QUEUE
+        thread = np.nan if waits or dataset.host_ms is None else dataset.host_ms[row]
         figures = (dataset.batch[row], dataset["latency"][row], slowness[row], thread)
         kinds.setdefault((mode, kind), []).append((*about, *figures))
     arrays = {}
@@ -287,6 +294,8 @@ def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
     spread = prior_spread() * [
         host_spread if name.startswith("launch_") or name == "step" else 1.0 for name in COEFFICIENT_NAMES
     ]
+    if rows.calls:
+        spread = np.where(_STARTS, _START_SPREAD, spread)
     if len(prior) > len(spread):
         spread = np.append(spread, [term.spread for term in LAYER_TERMS])
     return fit_coefficients(
