@@ -31,7 +31,7 @@ from torchedge.ops.gradients import extend_needs
 from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.copies import where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, is_library, tensor_answer
-from torchedge.tracing.example_values import ExampleValues
+from torchedge.tracing.example_values import ExampleValues, mapped
 from torchedge.tracing.footprints import footprint_of
 
 _DTYPES = """
@@ -239,16 +239,7 @@ def _computes_unseen(frame: FrameType) -> bool:
 
 def without_batch_sizes(item: Any) -> Any:
     """Return an argument of a call with plain numbers in place of sizes that follow the batch."""
-    kind = type(item)
-    if kind is BatchSize:
-        return int.__add__(item, 0)
-    if kind in (tuple, list, torch.Size):
-        return (list if kind is list else tuple)([without_batch_sizes(entry) for entry in item])
-    if kind is slice:
-        return slice(*[without_batch_sizes(bound) for bound in (item.start, item.stop, item.step)])
-    if kind is dict:
-        return {key: without_batch_sizes(entry) for key, entry in item.items()}
-    return item
+    return mapped(item, lambda entry: int.__add__(entry, 0) if type(entry) is BatchSize else entry)
 
 
 def plain(item: Any) -> Any:
