@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.checks import CHECKS, record_check
@@ -74,6 +73,7 @@ from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import PLANS
 from torchedge.streaming.repeating import plan_in_turn
 from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.interception import tensors_in
 from torchedge.tracing.objectives import as_arguments
 from torchedge.tracing.steps import CapturedStep, capture_step, check_step
 
@@ -185,8 +185,7 @@ def make_bundle(
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
             args, kwargs = call.args, call.kwargs
-            leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            ports = (names[: len(leaves)], captured.output_names)
+            ports = (names[: len(tensors_in((args, kwargs), torch.Tensor))], captured.output_names)
             streaming = None
             if plans:
                 order, written = _loading_order(plans), PLANS.document(plans[0].plan)
@@ -268,7 +267,7 @@ def _check_request(request: Request) -> None:
         model = call.model
         if not isinstance(model, torch.nn.Module):
             raise not_a_module(model)
-        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((call.args, call.kwargs))):
+        if not tensors_in((call.args, call.kwargs), torch.Tensor):
             raise InputError(
                 "example holds no tensor; expected what the model is called with, batch included"
             )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import (
     DivisionError,
@@ -40,6 +40,7 @@ from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
+from torchedge.tracing.interception import tensors_in
 from torchedge.tracing.objectives import as_arguments, as_tuple
 from torchedge.tracing.optimizers import OptimizerSettings, check_kind, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
@@ -583,7 +584,7 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))
     tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
-    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
+    if not tensors_in((args, kwargs), torch.Tensor):
         raise InputError(
             f"the inputs are {described(inputs)} without tensors; expected a batch: a tensor, a tuple of "
             "arguments, or a dict of keyword arguments"

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import FLOATING, ForwardGraph, GraphBuilder, Op, Value
+from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, GraphBuilder, Op, Value
 from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.graph import Role
 from torchedge.graphs.sizes import (
@@ -34,12 +34,8 @@ from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, is_library,
 from torchedge.tracing.example_values import ExampleValues, mapped
 from torchedge.tracing.footprints import footprint_of
 
-_DTYPES = """
-    float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool uint16 uint32
-    uint64 complex64 complex128 complex32
-"""
 DTYPE_NAMES: dict[torch.dtype, str] = {
-    dtype: name for name in _DTYPES.split() if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+    getattr(torch, name): name for name in ITEM_SIZES if hasattr(torch, name)
 }
 
 _MOST_OPS = 100_000

@@ -376,7 +376,7 @@ class StepWatch(Interceptor):
             raise StepReached
         self._notes += [note for note in parallel_notes(module) if note not in self._notes]
         module = unwrapped(module)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = tensors_in((args, kwargs), torch.Tensor)
         if not any(type(t) is TracedTensor for t in tensors):
             parameters = [*module.parameters()]
             learns = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
@@ -413,7 +413,7 @@ class StepWatch(Interceptor):
         It is recorded, too: it is part of the step if the step reads its results.
         """
         self._roots.name_of(module)
-        shapes = [tuple(t.shape) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        shapes = [tuple(t.shape) for t in tensors_in((args, kwargs), torch.Tensor)]
         call = (id(module), shapes)
         if not self._before.is_alive():
             self._recording, self._before = None, _CallsBefore()
@@ -456,7 +456,7 @@ class StepWatch(Interceptor):
         return self._recording
 
     def _batch_size(self, arguments: Any) -> int:
-        first = next((t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.dim()), None)
+        first = next((t for t in tensors_in(arguments, torch.Tensor) if t.dim()), None)
         if first is not None and self._loaded in first.shape:
             return int(self._loaded or 1)
         return batch_of(arguments) or 1
@@ -488,7 +488,7 @@ class StepWatch(Interceptor):
             return super().__torch_function__(func, types, args, kwargs)
         if func in _BACKWARDS:
             return self._backward(func, args, kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = tensors_in((args, kwargs), torch.Tensor)
         stand_ins = [t for t in tensors if type(t) is TracedTensor]
         if func is torch.autograd.grad and stand_ins:
             raise CaptureError(
