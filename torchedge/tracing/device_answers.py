@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from torchedge.devices import Device
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import cached_property
-from torchedge.tracing.copies import where
+from torchedge.tracing.copies import is_library, where
 
 Ask = Callable[[str], None]
 """Takes note of a question about the device, such as "torch.cuda.is_available()"."""
@@ -143,12 +143,6 @@ class _Answering(threading.local):
 
 
 _active = _Answering()
-
-
-def is_library(frame: FrameType) -> bool:
-    """Return whether a frame runs code of PyTorch or of this library, not the user's."""
-    name = frame.f_globals.get("__name__", "")
-    return bool(name == "torch" or name.startswith(("torch.", "torchedge.")))
 
 
 # what PyTorch answers ---------------------------------------------------------------------------------------

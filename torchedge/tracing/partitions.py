@@ -87,9 +87,7 @@ def _partition(objective: Objective, batch_size: int, amp: str | None, own_loss:
 
     trained = {id(p) for p in objective.parameters() if p.requires_grad}
     with ExitStack() as stack:
-        mode = stack.enter_context(faked(objective, lambda parameter: id(parameter) in trained))
-        with mode:
-            fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
+        mode, fakes = stack.enter_context(faked(objective, trained, objective.tensors()))
         stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(tracing(seen=True))
         stack.enter_context(torch.enable_grad())

@@ -29,8 +29,8 @@ from torchedge.graphs.sizes import (
 from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs
 from torchedge.tracing.checkpointing import AutogradState
-from torchedge.tracing.copies import where
-from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, is_library, tensor_answer
+from torchedge.tracing.copies import is_library, where
+from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
 from torchedge.tracing.example_values import ExampleValues, mapped
 from torchedge.tracing.footprints import footprint_of
 
