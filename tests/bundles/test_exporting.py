@@ -14,7 +14,7 @@ from oracles.opencl_devices import with_figures
 from torch import nn
 
 import torchedge
-from torchedge.bundles import exporting, onnx_models
+from torchedge.bundles import exporting, launch_bundles, onnx_models
 from torchedge.bundles.bundle import Bundle
 from torchedge.errors import (
     CaptureError,
@@ -371,7 +371,7 @@ def test_a_failure_leaves_what_was_there(model, batch, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exporting, "write_weights", full)
+    monkeypatch.setattr(launch_bundles, "write_weights", full)
     with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
         torchedge.export(model, batch[0], out=out, device="local-cpu", onnx=False, force=True)
     assert {p: p.read_bytes() for p in out.rglob("*.*")} == before

@@ -17,6 +17,7 @@ from torchedge.opencl import open_context
 from torchedge.runtime import Executor, kernel_times
 from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import key_of
+from torchedge.storage.folders import CACHE_VARIABLE
 from torchedge.textures.coefficients import default_coefficients
 from torchedge.tracing.steps import capture_step
 
@@ -133,13 +134,12 @@ def test_a_timer_decides_between_schedules_and_storages(small, storage):
 def test_measured_kernels_compute_the_same_and_are_timed_once(small, tmp_path, monkeypatch):
     captured, x = small
     _, output, _ = run(captured, x, target_here("cpu"))
-    timer = CachedTimes(open_context(), tmp_path)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    timer = CachedTimes(open_context())
     program = lower(captured.step, tuned("cpu"), timer=timer)
     monkeypatch.setattr(kernel_times, "_times_of", None)
-    assert (
-        lower(captured.step, tuned("cpu"), timer=CachedTimes(open_context(), tmp_path)).digest
-        == program.digest
-    )
+    again = lower(captured.step, tuned("cpu"), timer=CachedTimes(open_context()))
+    assert again.digest == program.digest
     with Executor(program) as executor:
         executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
         np.testing.assert_allclose(executor.run(x.numpy())[0], output, rtol=1e-5)

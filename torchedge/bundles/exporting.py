@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.checks import CHECKS, record_check
+from torchedge.bundles.launch_bundles import file_of, write_programs
 from torchedge.bundles.manifests import (
     ACCUMULATING,
     CHECK,
@@ -31,7 +32,6 @@ from torchedge.bundles.manifests import (
     Memory,
     Method,
     Plain,
-    kernel_file,
     memory_of,
     memory_of_schedules,
     plan_path,
@@ -42,7 +42,7 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
 from torchedge.bundles.plan_files import PLAN_FILES, plan_file
 from torchedge.bundles.sources import SOURCES, Source
-from torchedge.bundles.weights import read_header, write_weights
+from torchedge.bundles.weights import read_header
 from torchedge.devices import Device, Provenance
 from torchedge.errors import (
     DeviceError,
@@ -59,11 +59,10 @@ from torchedge.graphs import Mode
 from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.inference import capture_inferences, target_of_device
 from torchedge.lowering.limits import check_limits, profile_limits
-from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Limits, Precision, Target, Tuner
-from torchedge.storage import file_sha256, write_json
+from torchedge.storage import write_json
 from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.storage.codecs import PRINTABLE
 from torchedge.storage.replacing import new_folder, recover
@@ -74,6 +73,7 @@ from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import PLANS
 from torchedge.streaming.repeating import plan_in_turn
 from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.interception import tensors_in
 from torchedge.tracing.objectives import as_arguments
 from torchedge.tracing.steps import CapturedStep, capture_step, check_step
 
@@ -180,25 +180,26 @@ def make_bundle(
     with new_folder(target) as folder:
         progress("write")
         write_json(folder / SOURCE, SOURCES.document(source))
-        files = {SOURCE: _file(folder / SOURCE), **_write_programs(folder, calls, programs, steps, plans)}
+        named = dict(zip(_program_files(calls, programs), programs, strict=True))
+        order = _loading_order(plans)
+        files = {SOURCE: file_of(folder / SOURCE)}
+        files |= write_programs(folder, named, _values(steps, program.hyperparameters), order)
         if not onnx:
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
             args, kwargs = call.args, call.kwargs
-            leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            ports = (names[: len(leaves)], captured.output_names)
+            ports = (names[: len(tensors_in((args, kwargs), torch.Tensor))], captured.output_names)
             streaming = None
             if plans:
-                order, written = _loading_order(plans), PLANS.document(plans[0].plan)
-                streaming = (order, json.dumps(written, sort_keys=True))
+                streaming = (order, json.dumps(PLANS.document(plans[0].plan), sort_keys=True))
             onnx = write_onnx(folder / ONNX, call.model, args, kwargs, ports, expected, streaming)
             files |= {
-                name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
+                name: file_of(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
             }
-        for name, each, plan in zip(_program_files(calls, programs), programs, plans, strict=False):
+        for (name, each), plan in zip(named.items(), plans, strict=False):
             places, path = read_header(folder / WEIGHTS).places, plan_path(name)
             write_json(folder / path, PLAN_FILES.document(plan_file(plan, each, places)))
-            files[path] = _file(folder / path)
+            files[path] = file_of(folder / path)
         checked = BundleTarget(
             device.name,
             device.title,
@@ -213,7 +214,7 @@ def make_bundle(
         bundle = Bundle.open(folder, trust=trust)
         if request.check:
             write_json(folder / CHECK, CHECKS.document(record_check(bundle)))
-            write_manifest(folder, replace(manifest, files={**files, CHECK: _file(folder / CHECK)}))
+            write_manifest(folder, replace(manifest, files={**files, CHECK: file_of(folder / CHECK)}))
             bundle = Bundle.open(folder)
     return replace(bundle, path=target)
 
@@ -268,7 +269,7 @@ def _check_request(request: Request) -> None:
         model = call.model
         if not isinstance(model, torch.nn.Module):
             raise not_a_module(model)
-        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((call.args, call.kwargs))):
+        if not tensors_in((call.args, call.kwargs), torch.Tensor):
             raise InputError(
                 "example holds no tensor; expected what the model is called with, batch included"
             )
@@ -388,32 +389,10 @@ def _fed(program: Program) -> list[int]:
     return [place for place in program.inputs if place not in program.hyperparameters.values()]
 
 
-def _write_programs(
-    folder: Path,
-    calls: Sequence[Call],
-    programs: Sequence[Program],
-    captured: Sequence[CapturedStep],
-    plans: Sequence[Budgeted],
-) -> dict[str, BundleFile]:
-    """Write kernels, programs and weights, those in the order of the plans; return them with their hashes."""
-    files = {}
-    (folder / "kernels").mkdir()
-    for kernel in {kernel.name: kernel for program in programs for kernel in program.kernels}.values():
-        path, text = folder / kernel_file(kernel.name), kernel.source.encode()
-        path.write_bytes(text)
-        files[kernel_file(kernel.name)] = BundleFile(kernel.digest, len(text))
-    for name, program in zip(_program_files(calls, programs), programs, strict=True):
-        write_json(folder / name, program_document(program, sources=False))
-        files[name] = _file(folder / name)
-    data = {
-        name: tensor.detach().cpu().numpy()
-        for entry in captured
-        for name, tensor in entry.tensors.items()
-        if name not in programs[0].hyperparameters
-    }
-    digest = write_weights(folder / WEIGHTS, programs, data, _loading_order(plans))
-    files[WEIGHTS] = BundleFile(digest, (folder / WEIGHTS).stat().st_size)
-    return files
+def _values(captured: Sequence[CapturedStep], fed: Collection[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors of captured steps by name, without those that are fed to each step."""
+    tensors = [item for entry in captured for item in entry.tensors.items()]
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors if name not in fed}
 
 
 def _program_files(calls: Sequence[Call], programs: Sequence[Program]) -> list[str]:
@@ -429,11 +408,6 @@ def _loading_order(plans: Sequence[Budgeted]) -> list[str]:
     loaded += [(s.program.tensors, tuple(s.streamed)) for s in schedules]
     names = [tensors[index].name for tensors, indices in loaded for index in indices]
     return [*dict.fromkeys(whole_name(name) for name in names)]
-
-
-def _file(path: Path) -> BundleFile:
-    size = path.stat().st_size
-    return BundleFile(file_sha256(path, max_bytes=size), size)
 
 
 def _manifest(

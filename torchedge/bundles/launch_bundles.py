@@ -1,8 +1,8 @@
-"""Bundles of launches alone, to be timed on a device: no model, no source that they could be proved by."""
+"""What a bundle launches, and bundles of launches alone, to be timed: no model, no source to prove."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,36 @@ from torchedge.lowering.programs import Program
 from torchedge.storage import file_sha256, write_json
 
 
+def write_programs(
+    folder: Path,
+    programs: Mapping[str, Program],
+    data: Mapping[str, npt.NDArray[Any]],
+    order: Sequence[str] = (),
+) -> dict[str, BundleFile]:
+    """Write kernels, programs by their files, and weights; return them with their hashes.
+
+    folder: empty, or without these. data, order: as in `write_weights`.
+    """
+    files = {}
+    (folder / "kernels").mkdir(parents=True)
+    for kernel in {kernel.name: kernel for each in programs.values() for kernel in each.kernels}.values():
+        name, text = kernel_file(kernel.name), kernel.source.encode()
+        (folder / name).write_bytes(text)
+        files[name] = BundleFile(kernel.digest, len(text))
+    for name, program in programs.items():
+        write_json(folder / name, program_document(program, sources=False))
+        files[name] = file_of(folder / name)
+    digest = write_weights(folder / WEIGHTS, [*programs.values()], data, order)
+    files[WEIGHTS] = BundleFile(digest, (folder / WEIGHTS).stat().st_size)
+    return files
+
+
+def file_of(path: Path) -> BundleFile:
+    """Return what a manifest says of a file."""
+    size = path.stat().st_size
+    return BundleFile(file_sha256(path, max_bytes=size), size)
+
+
 def write_launches(
     folder: Path, program: Program, data: Mapping[str, npt.NDArray[Any]] | None = None
 ) -> Manifest:
@@ -39,19 +69,7 @@ def write_launches(
 
     Raises ProfileError where the folder cannot be written.
     """
-    files: dict[str, BundleFile] = {}
-    (folder / "kernels").mkdir(parents=True)
-    for kernel in program.kernels:
-        name, text = kernel_file(kernel.name), kernel.source.encode()
-        (folder / name).write_bytes(text)
-        files[name] = BundleFile(kernel.digest, len(text))
-    write_json(folder / PROGRAM, program_document(program, sources=False))
-    digest = write_weights(folder / WEIGHTS, [program], data or {})
-    for name in (PROGRAM, WEIGHTS):
-        size = (folder / name).stat().st_size
-        files[name] = BundleFile(
-            digest if name == WEIGHTS else file_sha256(folder / name, max_bytes=size), size
-        )
+    files = write_programs(folder, {PROGRAM: program}, data or {})
     names = [program.tensors[place].name for place in program.inputs]
     manifest = Manifest(
         model=program.name,

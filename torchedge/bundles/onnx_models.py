@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from torchedge.bundles.manifests import Plain
 from torchedge.errors import CaptureError, clipped, first_line, needed
 from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.decompositions import UnrolledProjections
+from torchedge.tracing.interception import tensors_in
 from torchedge.tracing.vision import prepare_torchvision
 
 METADATA = "torchedge.streaming_plan"
@@ -52,11 +53,7 @@ def eager_outputs(
                 f"{type(model).__name__} raised {type(error).__name__} on the example: {first_line(error)}; "
                 "expected an example that PyTorch runs"
             ) from error
-    return _tensors(outputs)
-
-
-def _tensors(tree: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return tensors_in(outputs, torch.Tensor)
 
 
 def write_onnx(
@@ -98,7 +95,7 @@ def write_onnx(
         import onnxruntime
     except ImportError:
         return {**facts, "run_by": "nothing: onnxruntime is not installed"}
-    arrays = [leaf.detach().cpu().numpy() for leaf in _tensors((args, kwargs))]
+    arrays = [leaf.detach().cpu().numpy() for leaf in tensors_in((args, kwargs), torch.Tensor)]
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         wanted = {item.name for item in session.get_inputs()}
@@ -162,7 +159,7 @@ def _exported(
             @wraps(forward)
             def copied(*args: Any, **kwargs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - as the model
                 # The exporter renames a value that is several outputs, or an input as well.
-                return [leaf.clone() for leaf in _tensors(forward(*args, **kwargs))]
+                return [leaf.clone() for leaf in tensors_in(forward(*args, **kwargs), torch.Tensor)]
 
             twin.forward = copied
             if args and isinstance(args[-1], dict):  # else it counts as keyword arguments

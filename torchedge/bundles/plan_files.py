@@ -7,7 +7,6 @@ with the program, and leaves the plan in it, or why there is none.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from torchedge.lowering.programs import MAX_ITEMS, Arena, Program, Size
 from torchedge.storage import read_json, write_json
 from torchedge.storage.amounts import with_unit
 from torchedge.storage.codecs import Codec
+from torchedge.storage.processes import child_environment
 from torchedge.streaming.commands import resolve
 from torchedge.streaming.far_uses import Part
 from torchedge.streaming.instances import Instance
@@ -110,14 +110,13 @@ def schedule_apart(
     """
     if "torch" in sys.modules:
         return _planned(program, device, limit).schedule
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     with TemporaryDirectory() as name:
         folder = Path(name)
         write_json(folder / _PROGRAM, program_document(program))
         write_json(folder / _PLACES, {name: list(place) for name, place in places.items()})
         ended = subprocess.run(
             [sys.executable, "-m", __name__, name, str(device.folder), str(limit)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,

@@ -35,6 +35,7 @@ from torchedge.errors import InputError, OpenCLError
 from torchedge.opencl.foreign_caches import pocl_cache
 from torchedge.storage.amounts import bytes_of
 from torchedge.storage.pictures import save_picture
+from torchedge.storage.processes import child_environment
 from torchedge.texts import number, shorten
 
 if TYPE_CHECKING:
@@ -604,11 +605,9 @@ def run_isolated(words: Sequence[str], seconds: float) -> int:
     Raises:
         OpenCLError: a signal ended the child, or it ran for longer than `seconds` and was ended.
     """
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     sys.stdout.flush()
     child = subprocess.Popen(
-        [sys.executable, "-m", "torchedge", *words], env=environment, start_new_session=True
+        [sys.executable, "-m", "torchedge", *words], env=child_environment(), start_new_session=True
     )
     try:
         status = child.wait(seconds)

@@ -248,15 +248,16 @@ def children(scalar: Scalar) -> tuple[Scalar, ...]:
     if isinstance(scalar, Apply):
         return scalar.args
     if isinstance(scalar, Guarded):
-        return (scalar.value, scalar.other, *_fetched([b[0] for b in scalar.bounds]))
+        return (scalar.value, scalar.other, *fetched_by([b[0] for b in scalar.bounds]))
     if isinstance(scalar, Read):
-        return _fetched(scalar.indices)
+        return fetched_by(scalar.indices)
     if isinstance(scalar, Position):
-        return _fetched([scalar.index])
+        return fetched_by([scalar.index])
     return ()
 
 
-def _fetched(indices: Sequence[Index]) -> tuple[Scalar, ...]:
+def fetched_by(indices: Iterable[Index]) -> tuple[Scalar, ...]:
+    """Return the values that are places in indices."""
     return tuple([a.value for index in indices for a in atoms_of(index) if isinstance(a, Fetched)])
 
 

@@ -63,21 +63,18 @@ def lower(
     step: Step,
     target: str | Target = "cpu",
     layouts: Mapping[str, Layout] | None = None,
-    apart: Collection[str] = frozenset(),
     timer: Timer | None = None,
 ) -> Program:
     """Return the Program of a step for a device class.
 
-    layouts: of inputs, parameters, buffers, states and constants that another program shares, by name. apart:
-    element-wise values of the step, by name, that a kernel of their own computes and stores. timer: measures
-    kernels, so that the tuner takes the fastest of the best predicted ones, in buffers or images.
+    layouts: of inputs, parameters, buffers, states and constants that another program shares, by name. timer:
+    measures kernels, so that the tuner takes the fastest of the best predicted ones, in buffers or images.
 
     Raises:
-        InputError: `apart` names no element-wise value.
         LoweringError: operators without a rule, a request that no kernel supports, or a tensor with more
             elements than offsets of 32 bits address.
     """
-    return lower_step(step, target, layouts, apart, timer).program
+    return lower_step(step, target, layouts, timer=timer).program
 
 
 @collection_paused()
@@ -88,7 +85,12 @@ def lower_step(
     apart: Collection[str] = frozenset(),
     timer: Timer | None = None,
 ) -> Lowered:
-    """Return the Program of a step as `lower` does, with the values that its launches fuse."""
+    """Return the Program of a step as `lower` does, with the values that its launches fuse.
+
+    apart: element-wise values of the step, by name, that a kernel of their own computes and stores.
+
+    Raises InputError where `apart` names no element-wise value, and as `lower` does.
+    """
     device = target_of(target) if isinstance(target, str) else target
     translation, ranges = translate(step), index_ranges(step)
     checks = _checks(step, translation, ranges)

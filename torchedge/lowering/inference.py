@@ -76,7 +76,6 @@ def capture_inference_step(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    seed: int | None = None,
     name: str | None = None,
 ) -> CapturedStep:
     """Capture `model(*args, **kwargs)` in evaluation mode, with what its weights alone decide computed.
@@ -84,7 +83,7 @@ def capture_inference_step(
     Buffers that the model writes to are states of the step. Weights may lie on the meta device. The model
     does not change. Arguments and errors as in `capture_step`.
     """
-    return capture_inferences([(model, args, kwargs or {})], seed=seed, name=name)[0]
+    return capture_inferences([(model, args, kwargs or {})], name=name)[0]
 
 
 def capture_inferences(

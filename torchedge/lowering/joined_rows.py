@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from torchedge.expressions.indices import Axis, Fetched, atoms_of, axes_of, inverse, of
-from torchedge.expressions.scalars import Read, Scalar, reads_of, substitute
+from torchedge.expressions.indices import Axis, axes_of, inverse, of
+from torchedge.expressions.scalars import Read, Scalar, fetched_by, reads_of, substitute
 from torchedge.lowering.fusion import Expander, at_limits, choose_kept
 from torchedge.lowering.nodes import (
     Node,
@@ -85,8 +85,7 @@ def _is_row_by_row(node: Pointwise, count: int) -> bool:
 
     Those are many reads for one element, as in a merge of sorted runs: computed again and again they explode.
     """
-    places = [atom for read in reads_of(node.body) for index in read.indices for atom in atoms_of(index)]
-    return node.numel == count and not any(isinstance(atom, Fetched) for atom in places)
+    return node.numel == count and not any(fetched_by(read.indices) for read in reads_of(node.body))
 
 
 def _has_elements_of(node: Pointwise, host: Rows) -> bool:

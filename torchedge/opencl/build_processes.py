@@ -19,11 +19,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.platforms import ClDevice, place_of
 from torchedge.storage.locks import PROCESS
+from torchedge.storage.processes import child_environment
 
 PROCESSES_VARIABLE = "TORCHEDGE_BUILD_PROCESSES"
 MOST_PROCESSES = 8
@@ -82,10 +82,9 @@ def end_waiting() -> None:
 
 
 def _start(device: ClDevice) -> subprocess.Popen[bytes]:
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, "-m", "torchedge.opencl.build_worker", place_of(device)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=child_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torchedge.storage.locks import PROCESS
+from torchedge.storage.processes import variable_set
 
 VENDORS, DEFAULT_VENDORS = "OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"
 """Environment variables of the loader: a folder of `.icd` files or one driver; the folder else."""
@@ -37,19 +38,15 @@ def find_platforms(cl: Any) -> list[Any]:
     The loader looks once: a program that used pyopencl before has what it found then.
     """
     with PROCESS:
-        before, folder = os.environ.get(VENDORS), None if _asked else _extended_vendors()
+        folder = None if _asked else _extended_vendors()
         _asked[:] = _asked or [folder is not None]
-        try:
-            if folder is not None:
-                os.environ[VENDORS] = folder
+        if folder is None:
             return list(cl.get_platforms())
+        try:
+            with variable_set(VENDORS, folder):
+                return list(cl.get_platforms())
         finally:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                if before is None:
-                    del os.environ[VENDORS]
-                else:
-                    os.environ[VENDORS] = before
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_added(platform_name: str) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from torchedge.errors import TorchedgeWarning
+from torchedge.storage.processes import variable_set
 
 NO_CACHE = "PYOPENCL_NO_CACHE"
 POCL_CACHE = "POCL_CACHE_DIR"
@@ -28,15 +29,8 @@ ROOM = 16 << 20
 def import_pyopencl() -> ModuleType:
     """Return pyopencl with its cache of pickles off, also where it was imported before."""
     _provide_pocl_cache()
-    before = os.environ.get(NO_CACHE)
-    os.environ[NO_CACHE] = "1"
-    try:
+    with variable_set(NO_CACHE, "1"):
         import pyopencl
-    finally:
-        if before is None:
-            del os.environ[NO_CACHE]
-        else:
-            os.environ[NO_CACHE] = before
     pyopencl._PYOPENCL_NO_CACHE = True  # it may be there without the variable
     return pyopencl
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -70,17 +70,11 @@ def allocate_image(context: DeviceContext, width: int, height: int, dtype: str, 
         DeviceError: the device has no images, none of that dtype or none so large.
         DeviceMemoryError: more than the largest allocation of the device, or than its free memory.
     """
-    _check_image(context, width, height, what)
-    cl = context.cl
+    description = _described(context, width, height, what)
     nbytes = width * height * 4 * np.dtype(dtype).itemsize
     _check_allocation(context, nbytes, what)
-    description = cl.ImageDescriptor()
-    description.image_type = cl.mem_object_type.IMAGE2D
-    description.shape = (width, height)
     with translated(what, nbytes=nbytes, device=context.device):
-        image = _counted(cl.Image)(
-            context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), desc=description
-        )
+        image = _image(context, _counted(context.cl.Image), dtype, description, what)
     context.allocated.add(image)
     return image
 
@@ -105,8 +99,7 @@ def image_over_buffer(
     Raises:
         DeviceError: the device makes no images from buffers, or has no images so large or of that dtype.
     """
-    _check_image(context, width, height, what)
-    device, cl = context.device, context.cl
+    description, device = _described(context, width, height, what), context.device
     if not device.image_from_buffer:
         raise DeviceError(
             f"{what}: {device.name} makes no images from buffers (cl_khr_image2d_from_buffer); "
@@ -118,15 +111,10 @@ def image_over_buffer(
             f"{what}: rows of {pitch} texels, {device.name} takes multiples of {device.pitch_alignment}; "
             "lower the program for it again"
         )
-    description = cl.ImageDescriptor()
-    description.image_type = cl.mem_object_type.IMAGE2D
-    description.shape = (width, height)
     description.pitches = (pitch * 4 * np.dtype(dtype).itemsize, 0)
     description.buffer = buffer
     with translated(what, device=device):
-        return cl.Image(
-            context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), desc=description
-        )
+        return _image(context, context.cl.Image, dtype, description, what)
 
 
 def sub_buffer(context: DeviceContext, buffer: Any, offset: int, nbytes: int, what: str) -> Any:
@@ -233,6 +221,8 @@ def fill(context: DeviceContext, queue: Any, target: Any, byte: int) -> None:
 class StagingMemory:
     """Host-visible memory that stays mapped: `bytes` is a writable array over its whole pages.
 
+    It serves copy commands as a pool (`runtime.staging.StagingPool`) with places of any size.
+
     Raises:
         DeviceMemoryError: no memory is left.
     """
@@ -249,6 +239,19 @@ class StagingMemory:
         self.bytes: npt.NDArray[np.uint8] = mapped[
             start : start + (nbytes - start) // PAGE_BYTES * PAGE_BYTES
         ]
+
+    def open(self, at: int, events: Sequence[Any]) -> None:
+        """Wait until a place is free."""
+        with translated("copying weights to the device", device=self.device):
+            for event in events:
+                event.wait()
+
+    def view(self, at: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return bytes of a place."""
+        return self.bytes[at : at + nbytes]
+
+    def clear(self) -> None:
+        """Do nothing: a run begins with free places."""
 
     def release(self) -> None:
         """Give the memory back; nothing may use `bytes` or copy from there any more."""
@@ -279,8 +282,9 @@ def _check_allocation(context: DeviceContext, nbytes: int, what: str) -> None:
         raise DeviceMemoryError(memory_text(what, nbytes, device), nbytes=nbytes)
 
 
-def _check_image(context: DeviceContext, width: int, height: int, what: str) -> None:
-    device = context.device
+def _described(context: DeviceContext, width: int, height: int, what: str) -> Any:
+    """Return the description of an image; raises DeviceError where the device has none so large."""
+    device, cl = context.device, context.cl
     if not device.images:
         raise DeviceError(f"{what}: {device.name} has no images; lower the program for it with buffers")
     if width > device.image_width or height > device.image_height:
@@ -288,13 +292,17 @@ def _check_image(context: DeviceContext, width: int, height: int, what: str) -> 
             f"{what}: an image of {width} x {height} texels, {device.name} takes at most "
             f"{device.image_width} x {device.image_height}; fold it (textures.layouts.fitted) or use a buffer"
         )
+    description = cl.ImageDescriptor()
+    description.image_type, description.shape = cl.mem_object_type.IMAGE2D, (width, height)
+    return description
 
 
-def _format(context: DeviceContext, dtype: str, what: str) -> Any:
+def _image(context: DeviceContext, kind: Any, dtype: str, description: Any, what: str) -> Any:
     cl = context.cl
     if dtype not in CHANNEL_TYPES or (dtype == "float16" and not context.device.half_images):
         raise DeviceError(f"{what}: {context.device.name} has no images of {dtype}; use a buffer")
-    return cl.ImageFormat(cl.channel_order.RGBA, getattr(cl.channel_type, CHANNEL_TYPES[dtype]))
+    texels = cl.ImageFormat(cl.channel_order.RGBA, getattr(cl.channel_type, CHANNEL_TYPES[dtype]))
+    return kind(context.context, cl.mem_flags.READ_WRITE, texels, desc=description)
 
 
 class Transposer:

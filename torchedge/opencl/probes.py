@@ -28,6 +28,7 @@ import numpy as np
 from torchedge.opencl.binary_caches import default_cache, key_of
 from torchedge.opencl.platforms import ClDevice, device_at, driver_message, handles, load_pyopencl, place_of
 from torchedge.storage.locks import PROCESS, warnings_ignored
+from torchedge.storage.processes import child_environment
 
 PATIENCE_S = 60
 """Seconds that a probe may take: a cold compiler on a slow disk needs some."""
@@ -141,11 +142,10 @@ def _tried(device: ClDevice) -> tuple[str, str]:
     """Return the fault and the remark that a process of its own finds, or the fault that ends it."""
     if not sys.executable:
         return probe(handles()[device.index])
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "torchedge.opencl.probes", place_of(device)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PATIENCE_S,

@@ -44,7 +44,7 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.memory import drain, upload, upload_call
+from torchedge.opencl.memory import StagingMemory, drain, upload, upload_call
 from torchedge.runtime.executors import Executor
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
@@ -167,7 +167,7 @@ class LoadBench:
         upload(context, self.queue, self.pool, np.resize(block, self.pool_bytes // 4))
         self.weight = self.memory.allocate(self.filled)
         self.most_together = min(_MOST_TOGETHER, self.pool_bytes)
-        self.staging = self.memory.allocate_staging(self.most_together + PAGE_BYTES, self.queue)
+        self.staging = StagingMemory(context, self.queue, self.most_together + PAGE_BYTES, "staging pool")
         self.buffers = StagingBuffers(context, 3 * (self.most_together + PAGE_BYTES))
         self.next, self.reading = 0, dict[int, list[Any]]()  # the next buffer; what reads each of them
         self.first = 0

@@ -194,14 +194,14 @@ class Executor:
         self._calls = self._bind(compiled, kernels, slots)
         if schedule is not None and source is not None and loads is not None:
             self._preload(schedule, source, loads, loading, slots, turns)
-        names = self._names
-        self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
-        self._returned = [self._tensors[name] for name in names(self.program.outputs)]
+        names, hyper = [t.name for t in self.program.tensors], self.program.hyperparameters.values()
+        self._fed = [self._tensors[names[i]] for i in self.program.inputs if i not in hyper]
+        self._returned = [self._tensors[names[i]] for i in self.program.outputs]
         flags = [t for t in self._tensors.values() if t.tensor.role == "output"]
         self._checked = [t for t in flags if t.tensor.indices or t.tensor.divisor]
         self._last_check = max(self._writing({t.tensor.name for t in self._checked}), default=-1)
         self._awaited = [t for t in self._tensors.values() if t.tensor.role in RESIDENT_ROLES] + [
-            self._tensors[name] for name in names(self.program.hyperparameters.values())
+            self._tensors[names[i]] for i in hyper
         ]
 
     # memory and launches -----------------------------------------------------------------------------------
@@ -331,10 +331,6 @@ class Executor:
         if self._arena is not None and index in self._arena.memory:
             return self._arena.memory[index]
         return self._tensors[self.program.tensors[index].name].memory
-
-    def _names(self, indices: Iterable[int], *, without_hyper: bool = False) -> list[str]:
-        omitted = set(self.program.hyperparameters.values()) if without_hyper else set()
-        return [self.program.tensors[index].name for index in indices if index not in omitted]
 
     def _named(self, position: int) -> str:
         launch = self.program.launches[position]

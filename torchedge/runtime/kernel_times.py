@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -50,16 +49,13 @@ def kernel_times(
 
 
 class CachedTimes:
-    """A timer for the tuner that remembers on disk what a device once took: same kernels, same choices.
+    """A timer for the tuner that remembers on disk what a device once took: same kernels, same choices."""
 
-    folder: of the cache, by default within the user's cache folder.
-    """
-
-    def __init__(self, context: DeviceContext, folder: Path | None = None) -> None:
+    def __init__(self, context: DeviceContext) -> None:
         self._context = context
         self.device = key_of(context.device, "", ("kernel times 1",))
         """A hash of the device and its driver."""
-        self._cache = BinaryCache(cache_folder() / "kernel-times" if folder is None else folder)
+        self._cache = BinaryCache(cache_folder() / "kernel-times")
 
     def __call__(self, kernels: Sequence[Sequence[KernelCandidate]]) -> list[list[float]]:
         """Return the ms of each candidate of each kernel; infinite where it does not compile or run."""

@@ -17,7 +17,6 @@ from torchedge.lowering.packing import check_indices
 from torchedge.lowering.programs import Arena, Program, StoredTensor
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.opencl.memory import (
-    StagingMemory,
     allocate_buffer,
     allocate_image,
     download,
@@ -95,10 +94,6 @@ class DeviceMemory:
         buffer = allocate_buffer(self.context, nbytes, what)
         fill(self.context, self.queue, buffer, 0)
         return buffer
-
-    def allocate_staging(self, nbytes: int, queue: Any) -> StagingMemory:
-        """Return host-visible memory, mapped on a queue; raises DeviceMemoryError where it is too little."""
-        return StagingMemory(self.context, queue, nbytes, "staging pool")
 
     def allocate_arena(
         self,

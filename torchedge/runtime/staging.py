@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.opencl.contexts import translated
-from torchedge.opencl.memory import StagingMemory
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.commands import PARTS, whole_pages
 from torchedge.streaming.schedules import FileRead
@@ -40,30 +38,6 @@ class StagingPool(Protocol):
         """Give the memory back."""
 
 
-class StagingRing:
-    """One staging memory, always mapped, for copy commands; places of any size."""
-
-    def __init__(self, memory: StagingMemory) -> None:
-        self._memory = memory
-
-    def open(self, at: int, events: Sequence[Any]) -> None:
-        """Wait until a place is free."""
-        with translated("copying weights to the device", device=self._memory.device):
-            for event in events:
-                event.wait()
-
-    def view(self, at: int, nbytes: int) -> Bytes:
-        """Return bytes of a place."""
-        return self._memory.bytes[at : at + nbytes]
-
-    def clear(self) -> None:
-        """Do nothing: a run begins with free places."""
-
-    def release(self) -> None:
-        """Give the memory back."""
-        self._memory.release()
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     number: int
@@ -86,7 +60,7 @@ class Readers:
     read or to use what was read. Calls come from one thread.
     """
 
-    def __init__(self, source: WeightSource, pool: StagingPool, count: int = READERS) -> None:
+    def __init__(self, source: WeightSource, pool: StagingPool) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._done: SimpleQueue[_Done] = SimpleQueue()
         self._busy = 0
@@ -97,7 +71,7 @@ class Readers:
                 name=f"torchedge-reader-{number}",
                 daemon=True,
             )
-            for number in range(count)
+            for number in range(READERS)
         ]
         for thread in self._threads:
             thread.start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import (
     DivisionError,
@@ -40,6 +40,7 @@ from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
+from torchedge.tracing.interception import tensors_in
 from torchedge.tracing.objectives import as_arguments, as_tuple
 from torchedge.tracing.optimizers import OptimizerSettings, check_kind, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
@@ -77,19 +78,15 @@ class TrainerMemory:
 
 
 @dataclass(frozen=True)
-class _Training:
-    """Programs for one shape of batches: the one that updates, and the one that only adds up gradients."""
+class _Made:
+    """Programs for one shape of batches.
 
-    updating: Executor
-    accumulating: Executor | None = None
+    Of training the one that updates, then the one that only adds up gradients, if any. Of an inference the
+    one that infers, and rebuild: how its outputs become what the model returns.
+    """
 
-
-@dataclass(frozen=True)
-class _Inference:
-    """A program that infers, and how its outputs become what the model returns."""
-
-    executor: Executor
-    rebuild: Callable[[list[torch.Tensor]], Any]
+    executors: Sequence[Executor]
+    rebuild: Callable[[list[torch.Tensor]], Any] | None = None
 
 
 class Trainer:
@@ -156,14 +153,14 @@ class Trainer:
         self._example = _batch_of(example_inputs, asked.targets or targets)
         roots = {"model": unwrapped(model), "loss": self._loss}
         self._state, self._state_in_eval = Guard(roots), Guard(roots, modes=False)
-        self._training: dict[Any, _Training] = {}
-        self._inferences: dict[Any, _Inference] = {}
+        self._training: dict[Any, _Made] = {}
+        self._inferences: dict[Any, _Made] = {}
         self._rates: dict[Executor, dict[str, float]] = {}
         self._first: Executor | None = None
         self.batches = 0
         self._closed = False
         self._mark()
-        self._first = self._trained_on(self._example).updating
+        self._first = self._trained_on(self._example)[0]
         self._roles = {tensor.name: tensor.role for tensor in self._first.held}
 
     # training and inference --------------------------------------------------------------------------------
@@ -183,9 +180,7 @@ class Trainer:
         """
         batch = _batch_of(inputs, targets)
         programs = self._trained_on(batch)
-        completes = (self.batches + 1) % self._accumulation == 0
-        executor = programs.updating if completes else programs.accumulating
-        assert executor is not None
+        executor = programs[(self.batches + 1) % self._accumulation > 0]
         self._send_rates(executor)
         try:
             (loss,) = executor.run(*batch.arrays())
@@ -206,15 +201,16 @@ class Trainer:
     def predict(self, inputs: Any) -> Any:
         """Return what the model returns for a batch in eval mode, with the weights as they are now."""
         batch = _batch_of(inputs)
-        program = self._inference_on(batch, None)
-        return program.rebuild([torch.from_numpy(a) for a in program.executor.run(*batch.arrays())])
+        made = self._inference_on(batch, None)
+        assert made.rebuild is not None
+        return made.rebuild([torch.from_numpy(a) for a in made.executors[0].run(*batch.arrays())])
 
     @checked_call()
     @serialised
     def evaluate(self, inputs: Any, targets: Any = ()) -> float:
         """Return the loss of a batch in eval mode, with the weights as they are now."""
         batch = _batch_of(inputs, targets)
-        (loss,) = self._inference_on(batch, self._loss).executor.run(*batch.arrays())
+        (loss,) = self._inference_on(batch, self._loss).executors[0].run(*batch.arrays())
         return float(loss)
 
     @property
@@ -297,25 +293,37 @@ class Trainer:
 
     # programs ----------------------------------------------------------------------------------------------
 
-    def _trained_on(self, batch: _Batch) -> _Training:
+    def _trained_on(self, batch: _Batch) -> Sequence[Executor]:
         self._check_open()
         _check_form(batch, self._example)
-        self._check_host()
-        key = (self._state.check(), batch.shapes)
-        programs = self._training.get(key)
-        if programs is None:
-            self._check_room([k for k in self._training if k[0] == key[0]], batch)
-            with noticed(self._making("the training step", batch, self._training, self._state)):
-                programs = self._training[key] = self._capture_training(batch)
-            self._forget_states(key[0])
-        return programs
+        making = "the training step", lambda: _Made(self._capture_training(batch))
+        return self._made(self._training, self._state, batch, (batch.shapes,), *making).executors
 
-    def _capture_training(self, batch: _Batch) -> _Training:
+    def _made(
+        self,
+        programs: dict[Any, _Made],
+        state: Guard,
+        batch: _Batch,
+        form: tuple[Any, ...],
+        what: str,
+        make: Callable[[], _Made],
+    ) -> _Made:
+        """Return the programs for the present Python state and a batch; form: by which batches share them."""
+        self._check_host()
+        key = (state.check(), *form)
+        if key not in programs:
+            self._check_room([k for k in programs if k[0] == key[0]], batch)
+            with noticed(self._making(what, batch, programs, state)):
+                programs[key] = make()
+            self._forget_states(key[0], programs)
+        return programs[key]
+
+    def _capture_training(self, batch: _Batch) -> list[Executor]:
         cache = None if self._first else self._capture_cache(batch)
         known = cache.read() if cache else []
         weights = self._weights()
         if known and _fit(known, weights):
-            return _Training(*self._opened_on(known, weights))
+            return self._opened_on(known, weights)
         stage("capturing the model")
         with self._settings.as_captured(), _keywords_named(batch):
             captured = capture_step(
@@ -337,7 +345,7 @@ class Trainer:
             owner = owner or programs[0]
             steps.append((captured.accumulating, _shared_layouts(owner)))
             programs.append(self._lowered(captured.accumulating, owner))
-        training = _Training(*self._opened_on(programs, captured.tensors))
+        training = self._opened_on(programs, captured.tensors)
         if cache is not None and set(captured.tensors) <= {*weights, *captured.step.hyperparameters}:
             cache.write(steps)
         return training
@@ -366,19 +374,12 @@ class Trainer:
             f"{state}{settings}", self._target, "" if self._timer is None else self._timer.device
         )
 
-    def _inference_on(self, batch: _Batch, loss: Loss | None) -> _Inference:
-        self._opened()
-        self._check_host()
-        key = (self._state_in_eval.check(), batch.form, batch.shapes, loss is None)
-        inference = self._inferences.get(key)
-        if inference is None:
-            self._check_room([k for k in self._inferences if k[0] == key[0]], batch)
-            with noticed(self._making("the inference", batch, self._inferences, self._state_in_eval)):
-                inference = self._inferences[key] = self._capture_inference(batch, loss)
-            self._forget_states(key[0], self._inferences)
-        return inference
+    def _inference_on(self, batch: _Batch, loss: Loss | None) -> _Made:
+        self._check_open()
+        form, making = (batch.shapes, batch.form, loss is None), lambda: self._capture_inference(batch, loss)
+        return self._made(self._inferences, self._state_in_eval, batch, form, "the inference", making)
 
-    def _capture_inference(self, batch: _Batch, loss: Loss | None) -> _Inference:
+    def _capture_inference(self, batch: _Batch, loss: Loss | None) -> _Made:
         stage("capturing the model")
         with _keywords_named(batch):
             captured = capture_step(
@@ -393,7 +394,7 @@ class Trainer:
             )
         self._check_weights(captured.step)
         program = self._lowered(captured.step, self._opened().program)
-        return _Inference(self._opened_on([program], captured.tensors)[0], captured.rebuild)
+        return _Made(self._opened_on([program], captured.tensors), captured.rebuild)
 
     def _lowered(self, step: Step, owner: Program | None) -> Program:
         """Return the program of a step, which shares weights and states with that of `owner`."""
@@ -464,20 +465,13 @@ class Trainer:
             if isinstance(item, torch.Tensor)
         }
 
-    def _forget_states(self, number: int, programs: dict[Any, Any] | None = None) -> None:
+    def _forget_states(self, number: int, programs: dict[Any, _Made]) -> None:
         """Close the programs of Python states other than `number` and the latest MAX_STATES before it."""
-        programs = self._training if programs is None else programs
         for old in [*dict.fromkeys([key[0] for key in programs if key[0] != number])][:-MAX_STATES]:
             for key in [key for key in programs if key[0] == old]:
-                entry = programs[key]
-                if isinstance(entry, _Inference):
-                    executors = [entry.executor]
-                else:
-                    executors = [e for e in (entry.updating, entry.accumulating) if e is not None]
-                if self._first in executors:
+                if self._first in programs[key].executors:
                     continue
-                del programs[key]
-                for executor in executors:
+                for executor in programs.pop(key).executors:
                     self._rates.pop(executor, None)
                     executor.close()
                     if self._limited is not None:
@@ -510,9 +504,8 @@ class Trainer:
             raise OpenCLError("the trainer is closed; make another one")
 
     def _executors(self) -> list[Executor]:
-        pairs = [(t.updating, t.accumulating) for t in self._training.values()]
-        training = [executor for pair in pairs for executor in pair if executor is not None]
-        return [*training, *[inference.executor for inference in self._inferences.values()]]
+        made = [*self._training.values(), *self._inferences.values()]
+        return [executor for each in made for executor in each.executors]
 
     @property
     def _title(self) -> str:
@@ -591,7 +584,7 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))
     tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
-    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
+    if not tensors_in((args, kwargs), torch.Tensor):
         raise InputError(
             f"the inputs are {described(inputs)} without tensors; expected a batch: a tensor, a tuple of "
             "arguments, or a dict of keyword arguments"

@@ -16,9 +16,9 @@ from typing import Any
 
 from torchedge.errors import OpenCLError, ProfileError, TorchedgeError
 from torchedge.opencl.contexts import clock_offset, translated
-from torchedge.opencl.memory import drain, upload_call
+from torchedge.opencl.memory import StagingMemory, drain, upload_call
 from torchedge.runtime.memory import DeviceMemory
-from torchedge.runtime.staging import Readers, StagingPool, StagingRing
+from torchedge.runtime.staging import Readers, StagingPool
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import Copy, FileRead, Loads, StreamingSchedule
 
@@ -130,7 +130,7 @@ class StreamingStore(WeightStore):
 
     def _new_pool(self, memory: DeviceMemory, uploads: Any) -> StagingPool:
         """Return the staging pool."""
-        return StagingRing(memory.allocate_staging(self.staging_bytes, uploads))
+        return StagingMemory(memory.context, uploads, self.staging_bytes, "staging pool")
 
     def _start_pass(self, *, running: bool) -> None:
         """Begin the loads of a run or of the initialisation; its reads are not submitted yet."""

@@ -92,17 +92,17 @@ _LARGEST_CONSTANT = 1 << 20
 
 
 def step_of(
-    module: GraphModule, inputs: Sequence[tuple[str, Role]], *, name: str = "graph", seed: int = 0
+    module: GraphModule, inputs: Sequence[tuple[str, Role]], *, name: str = "graph"
 ) -> tuple[Step, dict[str, torch.Tensor]]:
     """Return the Step that a GraphModule of functional ATen operators computes, and its constants by name.
 
     module: its nodes carry fake tensors of concrete shapes in `meta["val"]`, as AOTAutograd leaves them.
-    inputs: name and role of each placeholder, in order; those of role "input" are the step's inputs. seed: of
-    its random operators. The step's outputs are the tensors that the module returns, in order, without None.
+    inputs: name and role of each placeholder, in order; those of role "input" are the step's inputs. The
+    step's outputs are the tensors that the module returns, in order, without None.
     Raises CaptureError if a node cannot become part of a Step.
     """
     builder, constants = GraphBuilder(), dict[str, torch.Tensor]()
-    randomness = Randomness(builder, seed)
+    randomness = Randomness(builder, 0)
     holders = [node for node in module.graph.nodes if node.op == "placeholder"]
     bound = {
         node: builder.add(title, *form_of(node), role=role)

@@ -20,7 +20,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -228,16 +228,18 @@ _Range = _RangeKind("range", (), {})
 """The substitute of `range`: a loop over the samples, endless at the batch prime, raises an error."""
 
 
+def is_library(frame: FrameType) -> bool:
+    """Return whether a frame runs code of PyTorch or of this library, not the user's."""
+    name = frame.f_globals.get("__name__", "")
+    return bool(name == "torch" or name.startswith(("torch.", "torchedge.")))
+
+
 def where() -> str:
     """Return " at FILE:LINE" of the innermost frame outside torch and torchedge, or nothing."""
-    frame = sys._getframe(1)
-    while True:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("torch.", "torchedge.")) and name != "torch":
-            return f" at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        if frame.f_back is None:
-            return ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_library(frame):
         frame = frame.f_back
+    return "" if frame is None else f" at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
 
 
 class FunctionCopies:

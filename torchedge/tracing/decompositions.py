@@ -14,15 +14,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from torchedge.tracing.grid_sampling import grid_sampler
+from torchedge.tracing.torch_calls import words
 
 Table = dict[Any, Callable[..., Any]]
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_BEYOND_CORE = _names(
+_BEYOND_CORE = words(
     """
     _batch_norm_with_update_functional batch_norm_backward
     _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
@@ -30,7 +27,7 @@ _BEYOND_CORE = _names(
     hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm repeat
     """
 )
-_RANDOM = _names(
+_RANDOM = words(
     "bernoulli empty_like exponential native_dropout normal normal_functional rand_like randn_like uniform"
 )
 """They become `random_uniform` (see `random_numbers`)."""

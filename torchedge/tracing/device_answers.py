@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from torchedge.devices import Device
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import cached_property
-from torchedge.tracing.copies import where
+from torchedge.tracing.copies import is_library, where
 
 Ask = Callable[[str], None]
 """Takes note of a question about the device, such as "torch.cuda.is_available()"."""
@@ -145,12 +145,6 @@ class _Answering(threading.local):
 _active = _Answering()
 
 
-def is_library(frame: FrameType) -> bool:
-    """Return whether a frame runs code of PyTorch or of this library, not the user's."""
-    name = frame.f_globals.get("__name__", "")
-    return bool(name == "torch" or name.startswith(("torch.", "torchedge.")))
-
-
 # what PyTorch answers ---------------------------------------------------------------------------------------
 
 
@@ -193,23 +187,26 @@ def _random_state(accelerator: Accelerator) -> torch.Tensor:
     return torch.Generator().get_state()
 
 
-class _Inert:
-    """A stream of CUDA, and a context of one: its methods do nothing and return it."""
+class Inert:
+    """A stream or an event of a device: its methods do nothing and return it, or no time."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what a stream takes."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: self
+        return lambda *args, **kwargs: 0.0 if name == "elapsed_time" else self
 
-    def __enter__(self) -> _Inert:
+    def __enter__(self) -> Inert:
         return self
 
     def __exit__(self, *error: object) -> None:
         """Leave a stream: exceptions pass."""
 
 
-def _inert(accelerator: Accelerator) -> _Inert:
-    return _Inert()
+def _inert(accelerator: Accelerator) -> Inert:
+    return Inert()
 
 
 def _architectures(accelerator: Accelerator) -> list[str]:
@@ -255,6 +252,7 @@ _QUIET: _Answers = {
         "manual_seed": _nothing,
         "manual_seed_all": _nothing,
         "memory_summary": lambda accelerator: "",
+        **dict.fromkeys(("memory_stats", "memory_snapshot"), lambda accelerator: {}),
         **dict.fromkeys(("current_stream", "default_stream", "stream"), _inert),
     },
     "torch.cuda.nvtx": {"range_push": _zero, "range_pop": _zero, "mark": _nothing},

@@ -80,13 +80,13 @@ class ExampleValues:
             read.add(index_of(item))
             return _Known(index_of(item))
 
-        arguments = [_mapped(item, known) for item in args]
-        named = {name: _mapped(item, known) for name, item in kwargs.items() if name != "device"}
+        named = {name: item for name, item in kwargs.items() if name != "device"}
+        call = mapped((tuple(args), named), known)
 
         @cache
         def run() -> Any:
-            real = {name: _mapped(item, self._real) for name, item in named.items()}
-            return func(*[_mapped(item, self._real) for item in arguments], **real)
+            arguments, options = mapped(call, self._real)
+            return func(*arguments, **options)
 
         if not read.isdisjoint(self._given):
             self._given.update(outputs)
@@ -118,12 +118,15 @@ class ExampleValues:
         return _CPU if isinstance(item, torch.device) else item
 
 
-def _mapped(item: Any, change: Callable[[Any], Any]) -> Any:
-    """Return an argument of a call with every entry of its lists and slices changed."""
-    if type(item) in (tuple, list, torch.Size):
-        return (list if type(item) is list else tuple)([_mapped(entry, change) for entry in item])
-    if type(item) is slice:
-        return slice(*[_mapped(bound, change) for bound in (item.start, item.stop, item.step)])
+def mapped(item: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an argument of a call with every entry of its lists, dicts and slices changed."""
+    kind = type(item)
+    if kind in (tuple, list, torch.Size):
+        return (list if kind is list else tuple)([mapped(entry, change) for entry in item])
+    if kind is dict:
+        return {key: mapped(entry, change) for key, entry in item.items()}
+    if kind is slice:
+        return slice(*[mapped(bound, change) for bound in (item.start, item.stop, item.step)])
     return change(item)
 
 

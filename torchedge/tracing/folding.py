@@ -22,7 +22,6 @@ _VIEWS = frozenset(("_to_copy", "expand", "permute", "squeeze", "unsqueeze", "vi
 _PARTS = frozenset(("select", "slice"))
 """Views of a part of their input."""
 _BATCH_NORM = "_native_batch_norm_legit_no_training"
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def fold_constants(captured: CapturedStep) -> CapturedStep:
@@ -169,7 +168,7 @@ class _Folding:
         tensors: dict[int, torch.Tensor] = {}
         for i in self.known[index].weights:
             value = self.step.values[i]
-            shape = torch.empty(value.at(1), dtype=_DTYPES[value.dtype], device="meta")
+            shape = torch.empty(value.at(1), dtype=getattr(torch, value.dtype), device="meta")
             tensors[i] = shape if meta else self.tensors[value.name].detach().cpu()
         for op in self._operators_below(index):
             results = _called(op, [None if i is None else tensors[i] for i in op.inputs])
@@ -228,7 +227,7 @@ def _plain(name: str, item: Any, inputs: Sequence[torch.Tensor | None]) -> Any:
         return inputs[item.position]
     if isinstance(item, tuple):
         return [_plain(name, entry, inputs) for entry in item]
-    return _DTYPES[item] if name.endswith("dtype") and isinstance(item, str) else item
+    return getattr(torch, item) if name.endswith("dtype") and isinstance(item, str) else item
 
 
 # the step without them --------------------------------------------------------------------------------------

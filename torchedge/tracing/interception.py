@@ -35,7 +35,6 @@ from torchedge.tracing.packed_sequences import PACKED
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of, without_batch_sizes
 from torchedge.tracing.torch_calls import TorchCall, called_function, target_of
 
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _NO_ATTRIBUTES = frozenset(("out", "device", "pin_memory", "layout"))
 _NUMBERS = frozenset((int, float, bool, str))
 _REAL_DEVICES = frozenset(("cuda", "cpu", "mps", "xpu"))
@@ -78,13 +77,13 @@ def _place(name: str, arg: Any, slots: frozenset[str], inputs: list[int | None],
 
 def dtype_of(tensor: torch.Tensor) -> torch.dtype:
     """Return a tensor's dtype without a detour through the tracing mode."""
-    return _DTYPES[tensor.dtype_name] if type(tensor) is TracedTensor else tensor.dtype
+    return getattr(torch, tensor.dtype_name) if type(tensor) is TracedTensor else tensor.dtype
 
 
 def common_dtype(names: Collection[str], attrs: dict[str, Any]) -> str | None:
     """Return the dtype of the result if all tensors agree and no scalar promotes it, else None."""
     name, *others = {*names} or {""}
-    if others or not name or attrs.get("dtype") not in (None, _DTYPES[name]):
+    if others or not name or attrs.get("dtype") not in (None, getattr(torch, name)):
         return None
     if name[0] != "c" and complex in map(type, attrs.values()):
         return None
@@ -448,7 +447,7 @@ class Interceptor(TorchFunctionMode):
                 return None
         (index,) = rec.add_call(call.target.kind, inputs, call.attrs, [(sizes, name)])
         result = torch.empty_strided(
-            sizes, steps or contiguous_strides(sizes), dtype=_DTYPES[name], device="meta"
+            sizes, steps or contiguous_strides(sizes), dtype=getattr(torch, name), device="meta"
         )
         if known.hides is not None and known.hides(shapes) and args[0].is_contiguous():
             result = result.view(sizes)

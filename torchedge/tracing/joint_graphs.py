@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -85,8 +85,13 @@ def trace_joint(
 
 
 @contextmanager
-def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool]) -> Iterator[FakeTensorMode]:
-    """Replace a module's parameters and buffers, on any device, by fake CPU tensors."""
+def faked(
+    module: torch.nn.Module, trained: Collection[int], tensors: Sequence[torch.Tensor]
+) -> Iterator[tuple[FakeTensorMode, list[torch.Tensor]]]:
+    """Replace a module's parameters and buffers, on any device, by fake CPU tensors.
+
+    trained: the ids of the parameters that require a gradient. Yields the mode, and fakes of more tensors.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes: dict[int, torch.Tensor] = {}
 
@@ -94,7 +99,7 @@ def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool])
         if id(tensor) not in fakes:
             stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             if isinstance(tensor, torch.nn.Parameter):
-                stand_in = torch.nn.Parameter(stand_in, requires_grad=trains(tensor))
+                stand_in = torch.nn.Parameter(stand_in, requires_grad=id(tensor) in trained)
             fakes[id(tensor)] = stand_in
         return fakes[id(tensor)]
 
@@ -107,8 +112,9 @@ def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool])
     ]
     with mode:
         stand_ins = {name: fake(tensor) for name, tensor in places}
+        fed = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in tensors]
     with stateless._reparametrize_module(module, stand_ins):
-        yield mode
+        yield mode, fed
 
 
 @contextmanager

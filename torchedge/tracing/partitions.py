@@ -27,23 +27,20 @@ from torchedge.storage.locks import PROCESS
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.joint_graphs import additive_mask, faked, tracing
 from torchedge.tracing.objectives import Objective
+from torchedge.tracing.torch_calls import words
 
 _ALIGNMENT = 512
 """PyTorch's CUDA allocator rounds sizes up to a multiple of this."""
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_VIEWS = _names(
+_VIEWS = words(
     """
     alias as_strided detach diagonal expand permute reshape select slice split split_with_sizes squeeze t
     transpose unbind unfold unsqueeze view _reshape_alias _unsafe_view
     """
 )
-_REDUCTIONS = _names("all amax amin any argmax argmin logsumexp mean prod sum var var_mean")
-_KERNELS = _names(
+_REDUCTIONS = words("all amax amin any argmax argmin logsumexp mean prod sum var var_mean")
+_KERNELS = words(
     """
     addmm baddbmm bmm mm convolution convolution_backward cumsum index_put scatter scatter_add scatter_reduce
     sort topk inductor_seeds
@@ -51,7 +48,7 @@ _KERNELS = _names(
     _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """
 )
-_OUTSIDE = _names("_cudnn_rnn lstm gru mkldnn_rnn_layer nonzero _embedding_bag")
+_OUTSIDE = words("_cudnn_rnn lstm gru mkldnn_rnn_layer nonzero _embedding_bag")
 """Operators whose memory this model does not know."""
 
 
@@ -90,9 +87,7 @@ def _partition(objective: Objective, batch_size: int, amp: str | None, own_loss:
 
     trained = {id(p) for p in objective.parameters() if p.requires_grad}
     with ExitStack() as stack:
-        mode = stack.enter_context(faked(objective, lambda parameter: id(parameter) in trained))
-        with mode:
-            fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
+        mode, fakes = stack.enter_context(faked(objective, trained, objective.tensors()))
         stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(tracing(seen=True))
         stack.enter_context(torch.enable_grad())

@@ -599,7 +599,7 @@ class _Walk:
             return f"cell {self._cell(item, path)}"
         if isinstance(item, ContextVar):
             self._unknown("a context variable")
-            return f"context variable {self.of(self._watch(_Context(item), 'value', path), path)}"
+            return f"context variable {self.of(self._watch(_Slots(_Context(item)), 'value', path), path)}"
         if isinstance(item, _FUNCTIONS):
             home = str(
                 getattr(item, "__module__", None) or getattr(item, "__objclass__", type(None)).__module__
@@ -832,29 +832,13 @@ _OF_CLASSES = frozenset(
 )  # fmt: skip
 
 
-class _Context(MutableMapping[str, Any]):
-    """The value of a context variable in this thread, as a mapping."""
+class _Context:
+    """A context variable as an object: `value` is its value in this thread."""
 
     def __init__(self, item: ContextVar[Any]) -> None:
         self.item = item
 
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self.item.get()
-        except LookupError:
-            raise KeyError(name) from None
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.item.set(value)
-
-    def __delitem__(self, name: str) -> None:
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+    value = property(lambda self: self.item.get(), lambda self, value: self.item.set(value))
 
 
 class _Slots(MutableMapping[str, Any]):
@@ -866,7 +850,7 @@ class _Slots(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         try:
             return object.__getattribute__(self.item, name)
-        except (AttributeError, ValueError):  # an empty slot, an empty cell
+        except (AttributeError, ValueError, LookupError):  # an empty slot, cell or context variable
             raise KeyError(name) from None
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import FLOATING, ForwardGraph, GraphBuilder, Op, Value
+from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, GraphBuilder, Op, Value
 from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.graph import Role
 from torchedge.graphs.sizes import (
@@ -29,17 +29,13 @@ from torchedge.graphs.sizes import (
 from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs
 from torchedge.tracing.checkpointing import AutogradState
-from torchedge.tracing.copies import where
-from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, is_library, tensor_answer
-from torchedge.tracing.example_values import ExampleValues
+from torchedge.tracing.copies import is_library, where
+from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
+from torchedge.tracing.example_values import ExampleValues, mapped
 from torchedge.tracing.footprints import footprint_of
 
-_DTYPES = """
-    float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool uint16 uint32
-    uint64 complex64 complex128 complex32
-"""
 DTYPE_NAMES: dict[torch.dtype, str] = {
-    dtype: name for name in _DTYPES.split() if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+    getattr(torch, name): name for name in ITEM_SIZES if hasattr(torch, name)
 }
 
 _MOST_OPS = 100_000
@@ -239,16 +235,7 @@ def _computes_unseen(frame: FrameType) -> bool:
 
 def without_batch_sizes(item: Any) -> Any:
     """Return an argument of a call with plain numbers in place of sizes that follow the batch."""
-    kind = type(item)
-    if kind is BatchSize:
-        return int.__add__(item, 0)
-    if kind in (tuple, list, torch.Size):
-        return (list if kind is list else tuple)([without_batch_sizes(entry) for entry in item])
-    if kind is slice:
-        return slice(*[without_batch_sizes(bound) for bound in (item.start, item.stop, item.step)])
-    if kind is dict:
-        return {key: without_batch_sizes(entry) for key, entry in item.items()}
-    return item
+    return mapped(item, lambda entry: int.__add__(entry, 0) if type(entry) is BatchSize else entry)
 
 
 def plain(item: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torchedge.errors import CaptureError
 from torchedge.tracing.copies import Draws
 from torchedge.tracing.file_reads import reading
+from torchedge.tracing.interception import tensors_in
 from torchedge.tracing.python_state import Change, PythonState
 
 _EXTREMES = (0.0, 1 - 2**-53)
@@ -162,10 +163,10 @@ class _Operators(TorchDispatchMode):
         if func.namespace == "prim":  # a question about a tensor
             return result
         leaves = tree_leaves((args, kwargs or {}))
-        storages = {*map(_storage, _tensors_in(leaves))}
+        storages = {*map(_storage, tensors_in(leaves, torch.Tensor))}
         self.read |= storages
         if not storages.isdisjoint(self.dependent):
-            self.dependent.update(map(_storage, _tensors_in(result)))
+            self.dependent.update(map(_storage, tensors_in(result, torch.Tensor)))
             if func._schema.is_mutable:
                 self.dependent |= storages
             self.record.append((func, [_form(leaf) for leaf in leaves]))
@@ -175,11 +176,6 @@ class _Operators(TorchDispatchMode):
 
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _tensors_in(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of a tree."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _form(leaf: Any) -> Any:
@@ -208,12 +204,12 @@ def rehearse(state: ForwardState, run: Callable[[], Any], sources: Sequence[torc
             after = ForwardState(state.roots, state.draws)
             after.begin()
             second = observed()
-            carried = {_storage(leaf) for change in changed for leaf in _tensors_in(change.now)}
+            carried = {_storage(leaf) for change in changed for leaf in tensors_in(change.now, torch.Tensor)}
             again = [
                 change
                 for change in after.changes()
                 if not change.of_tensors
-                or not second.read.isdisjoint(map(_storage, _tensors_in(change.before)))
+                or not second.read.isdisjoint(map(_storage, tensors_in(change.before, torch.Tensor)))
             ]
             reads_results = not second.read.isdisjoint(carried & first.dependent)
             if again or reads_results or second.record != first.record:

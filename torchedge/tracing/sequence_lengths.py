@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from torchedge.devices import Device
 from torchedge.errors import InputError, check_whole, checked_call
@@ -18,6 +18,7 @@ from torchedge.graphs import ForwardGraph, Mode
 from torchedge.graphs.training_steps import Loss
 from torchedge.storage.locks import cached_property
 from torchedge.tracing.capturing import CaptureRequest, arguments_of, capture_request, checked_model
+from torchedge.tracing.interception import tensors_in
 
 MOST_POSITIONS = 1 << 20
 """The longest sequence of a model whose configuration has no limit."""
@@ -151,7 +152,7 @@ def example_length(example: Any) -> int:
 
     Raises InputError where no tensor has a sequence: integers (batch, length) or floats (batch, length, ...).
     """
-    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_in(example, torch.Tensor)
     whole = [t for t in tensors if not t.is_floating_point() and t.dim() == 2]
     real = [t for t in tensors if t.is_floating_point() and t.dim() == 3]
     for tensor in (*whole, *real):

@@ -168,12 +168,7 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
     An exception of the model becomes an error of one line.
     """
     try:
-        with (
-            logs_ignored(_FAKES),
-            faked(objective, lambda parameter: id(parameter) in (trained or ())) as mode,
-        ):
-            with mode:
-                fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in objective.tensors()]
+        with logs_ignored(_FAKES), faked(objective, trained or (), objective.tensors()) as (mode, fakes):
             table, gradients = decompositions(keep), trained is not None
 
             def traced_now() -> JointGraph:

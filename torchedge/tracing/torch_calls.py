@@ -33,11 +33,12 @@ from torchedge.storage.locks import PROCESS
 from torchedge.tracing.packed_sequences import PACKED, RECURRENT, dense
 
 
-def _names(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
-_QUERIES = _names(
+_QUERIES = words(
     """
     dim size stride numel nelement element_size is_contiguous is_floating_point is_complex is_signed data_ptr
     itemsize storage_offset get_device is_same_size has_names is_inference _is_view __len__ __hash__ __repr__
@@ -53,30 +54,28 @@ _QUERIES = _names(
     sym_min sym_not sym_ite sym_sum sym_storage_offset
     """
 )
-_VALUE_READS = _names(
+_VALUE_READS = words(
     """
     item tolist __bool__ __float__ __int__ __index__ __complex__ numpy nonzero unique unique_consecutive
     _unique2 masked_select __contains__ equal allclose is_nonzero __array__ bincount
     _local_scalar_dense argwhere
     """
 )
-_MOVES = _names(
-    "cpu cuda xpu pin_memory requires_grad_ __deepcopy__ share_memory_ lift_fresh_copy lift_fresh"
-)
-_CHECKS = _names(
+_MOVES = words("cpu cuda xpu pin_memory requires_grad_ __deepcopy__ share_memory_ lift_fresh_copy lift_fresh")
+_CHECKS = words(
     """
     _assert _assert_async _assert_scalar _assert_tensor_metadata
     sym_constrain_range sym_constrain_range_for_size
     """
 )
-_TENSOR_PROPERTIES = _names("T mT H mH data real imag")
-_TENSOR_SLOTS = _names(
+_TENSOR_PROPERTIES = words("T mT H mH data real imag")
+_TENSOR_SLOTS = words(
     """
     input weight bias running_mean running_var other mat1 mat2 query key value attn_mask mask target tensors
     tensor1 tensor2 offset condition operands
     """
 )
-_RESHAPING = _names(
+_RESHAPING = words(
     "unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_"
 )
 _DUNDER = {
@@ -113,7 +112,7 @@ class TorchCall:
 
 
 _PYTHON_ROOMS = (torch.nn.functional, torch.functional, torch._tensor)
-_HANDLES = _names("has_torch_function has_torch_function_unary has_torch_function_variadic")
+_HANDLES = words("has_torch_function has_torch_function_unary has_torch_function_variadic")
 _bodies: dict[int, Any] = {}
 _rooms: dict[int, dict[str, Any]] = {}
 _originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -144,13 +143,17 @@ def _plain_body(func: FunctionType) -> Any:
         return func
     if id(func) not in _bodies:
         fresh = tuple([CellType() if isinstance(item, FunctionType) else cell for cell, item in cells])
-        body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, fresh or None)
-        body.__kwdefaults__ = func.__kwdefaults__
-        _bodies[id(func)] = body
+        _bodies[id(func)] = _with_globals(func, names, fresh or None)
         for new, (_, item) in zip(fresh, cells, strict=True):
             if isinstance(item, FunctionType):  # a function may hold itself
                 new.cell_contents = plain_body(item)
     return _bodies[id(func)]
+
+
+def _with_globals(func: FunctionType, names: dict[str, Any], closure: Any) -> FunctionType:
+    body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, closure)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
 
 
 def forget_patched() -> None:
@@ -172,11 +175,7 @@ def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
     if id(forward) not in _bodies:
         with PROCESS:
             names = _plain_globals(forward.__globals__)
-        body = FunctionType(
-            forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
-        )
-        body.__kwdefaults__ = forward.__kwdefaults__
-        _bodies[id(forward)] = body
+        _bodies[id(forward)] = _with_globals(forward, names, forward.__closure__)
     known: FunctionType = _bodies[id(forward)]
     return known
 

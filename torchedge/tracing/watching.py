@@ -29,7 +29,7 @@ from torchedge.graphs import ForwardGraph, Op
 from torchedge.graphs.graph import BACKWARD, FREE_GRADIENTS, STEP_EVENTS, UPDATE
 from torchedge.tracing.capturing import parallel_notes, unwrapped
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
-from torchedge.tracing.device_answers import Accelerator, answered, is_device_query, tensor_answer
+from torchedge.tracing.device_answers import Accelerator, Inert, answered, is_device_query, tensor_answer
 from torchedge.tracing.interception import Interceptor, batch_of, loss_index, tensors_in
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, Token, TracedTensor, leaves_of
 from torchedge.tracing.torch_calls import TorchCall, called_function, target_of
@@ -376,7 +376,7 @@ class StepWatch(Interceptor):
             raise StepReached
         self._notes += [note for note in parallel_notes(module) if note not in self._notes]
         module = unwrapped(module)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = tensors_in((args, kwargs), torch.Tensor)
         if not any(type(t) is TracedTensor for t in tensors):
             parameters = [*module.parameters()]
             learns = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
@@ -413,7 +413,7 @@ class StepWatch(Interceptor):
         It is recorded, too: it is part of the step if the step reads its results.
         """
         self._roots.name_of(module)
-        shapes = [tuple(t.shape) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        shapes = [tuple(t.shape) for t in tensors_in((args, kwargs), torch.Tensor)]
         call = (id(module), shapes)
         if not self._before.is_alive():
             self._recording, self._before = None, _CallsBefore()
@@ -456,7 +456,7 @@ class StepWatch(Interceptor):
         return self._recording
 
     def _batch_size(self, arguments: Any) -> int:
-        first = next((t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.dim()), None)
+        first = next((t for t in tensors_in(arguments, torch.Tensor) if t.dim()), None)
         if first is not None and self._loaded in first.shape:
             return int(self._loaded or 1)
         return batch_of(arguments) or 1
@@ -488,7 +488,7 @@ class StepWatch(Interceptor):
             return super().__torch_function__(func, types, args, kwargs)
         if func in _BACKWARDS:
             return self._backward(func, args, kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = tensors_in((args, kwargs), torch.Tensor)
         stand_ins = [t for t in tensors if type(t) is TracedTensor]
         if func is torch.autograd.grad and stand_ins:
             raise CaptureError(
@@ -714,24 +714,6 @@ def on_cpu(item: Any) -> Any:
 # what is replaced in PyTorch --------------------------------------------------------------------------------
 
 
-class _Nothing:
-    """Stands for a stream or an event of a device: every method returns nothing, or zero."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: 0.0 if name == "elapsed_time" else None
-
-
 @contextmanager
 def _replaced(watch: StepWatch) -> Iterator[None]:
     """Replace what a watch needs in PyTorch; put it back afterwards, also after an exception."""
@@ -776,9 +758,7 @@ def _replaced(watch: StepWatch) -> Iterator[None]:
     def keep_module(module: _Module, *args: Any, **kwargs: Any) -> None:
         keep(module)
 
-    gone = {name: _Nothing for name in ("Event", "Stream", "ExternalStream", "stream", "device", "device_of")}
-    answers: dict[str, Any] = {"current_stream": _Nothing, "default_stream": _Nothing}
-    answers |= dict.fromkeys(("memory_stats", "memory_summary", "memory_snapshot"), lambda *_, **__: {})
+    gone = ("Event", "Stream", "ExternalStream", "stream", "device", "device_of")
     replacements: list[tuple[Any, str, Any]] = [
         (_Module, "__call__", calling),
         (_Module, "compile", keep_module),
@@ -787,7 +767,7 @@ def _replaced(watch: StepWatch) -> Iterator[None]:
         (torch, "compile", keep),
         (torch, "load", load_on_cpu),
         (DataLoader, "__iter__", iterate),
-        *[(torch.cuda, name, item) for name, item in (gone | answers).items() if hasattr(torch.cuda, name)],
+        *[(torch.cuda, name, Inert) for name in gone if hasattr(torch.cuda, name)],
     ]
     originals = [(home, name, vars(home)[name]) for home, name, _ in replacements]
     try:

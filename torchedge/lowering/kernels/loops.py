@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torchedge.expressions.dialect import offset_of
 from torchedge.expressions.functions import cost_of
-from torchedge.expressions.indices import ZERO, Axis, Fetched, Floor, Index, Remainder, atoms_of, axes_of, of
+from torchedge.expressions.indices import ZERO, Axis, Floor, Index, Remainder, atoms_of, axes_of, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, substitute, walk
+from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, fetched_by, substitute, walk
 from torchedge.lowering.fusion import Computed
 from torchedge.lowering.kernels.sources import Arguments
 from torchedge.lowering.nodes import Node
@@ -85,8 +85,7 @@ def _quotients(indices: Sequence[Index]) -> int:
 def axes_below(indices: Iterable[Index]) -> set[Axis]:
     """Return the loops on which indices depend, those of values that are themselves places included."""
     listed = list(indices)
-    places = [atom.value for index in listed for atom in atoms_of(index) if isinstance(atom, Fetched)]
-    for scalar in walk(*places):
+    for scalar in walk(*fetched_by(listed)):
         if isinstance(scalar, Read):
             listed += scalar.indices
         elif isinstance(scalar, Position):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from torchedge.expressions.dialect import offset_of
-from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, flatten, of
+from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
 from torchedge.expressions.scalars import (
     Bound,
     Constant,
@@ -15,6 +15,7 @@ from torchedge.expressions.scalars import (
     Local,
     Read,
     Scalar,
+    fetched_by,
     reads_of,
     substitute,
     walk,
@@ -164,11 +165,7 @@ def _skips(b: Scalar, uniform: set[Axis]) -> tuple[Bound, ...]:
     """Return those bounds of an operand that depend on some loops alone."""
     if not isinstance(b, Guarded) or not isinstance(b.other, Constant) or b.other.value != 0:
         return ()
-    return tuple([bound for bound in b.bounds if axes_of(bound[0]) <= uniform and not _fetches(bound[0])])
-
-
-def _fetches(index: Index) -> bool:
-    return any(isinstance(atom, Fetched) for atom in atoms_of(index))
+    return tuple([bound for bound in b.bounds if axes_of(bound[0]) <= uniform and not fetched_by([bound[0]])])
 
 
 def _roles(loops: Loops, a: Scalar, b: Scalar) -> tuple[Loops, Loops, Loops]:

@@ -239,9 +239,8 @@ def gather(result: Result, input: Node, dim: int, index: Node, sparse_grad: bool
 @rule("index", indexes=ranges.every_dim)
 def index(result: Result, input: Node, indices: Sequence[Node | None]) -> Node:
     """Input at the places that tensors hold, together, for some of its dimensions."""
-    listed = _index_tensors("index", indices)
-    shape = broadcast_shape(*[n.shape for n in listed.values()])
-    first, space = _block(listed), len(shape)
+    listed, shape, first = _index_tensors("index", indices)
+    space = len(shape)
 
     def element(*at: Index) -> Scalar:
         block, others = at[first : first + space], iter((*at[:first], *at[first + space :]))
@@ -252,8 +251,11 @@ def index(result: Result, input: Node, indices: Sequence[Node | None]) -> Node:
     return pointwise(result.shape, result.dtype, element)
 
 
-def _index_tensors(kind: str, indices: Sequence[Node | None]) -> dict[int, Node]:
-    """Return the index tensors by dimension; raises LoweringError for masks."""
+def _index_tensors(kind: str, indices: Sequence[Node | None]) -> tuple[dict[int, Node], tuple[int, ...], int]:
+    """Return the index tensors by dimension, their common shape, and where it stands in the result.
+
+    It stands in place if they are together, else first. Raises LoweringError for masks.
+    """
     listed = {d: n for d, n in enumerate(indices) if n is not None}
     masks = [n for n in listed.values() if n.dtype in ("bool", "uint8")]
     if masks:
@@ -261,13 +263,9 @@ def _index_tensors(kind: str, indices: Sequence[Node | None]) -> dict[int, Node]
             f"aten.{kind} was called with a mask; how many elements it takes is not known beforehand: "
             "use torch.where, or run this part of the model in PyTorch"
         )
-    return listed
-
-
-def _block(listed: dict[int, Node]) -> int:
-    """Return where the index tensors' dimensions stand in the result: in place if together, else first."""
-    dims = list(listed)
-    return dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
+    dims = [*listed]
+    together = dims == list(range(dims[0], dims[0] + len(dims)))
+    return listed, broadcast_shape(*[n.shape for n in listed.values()]), dims[0] if together else 0
 
 
 @rule("index_put", indexes=ranges.every_dim)
@@ -278,9 +276,8 @@ def index_put(
     masks = [n for n in indices if n is not None and n.dtype == "bool"]
     if len(masks) == 1 and len(indices) == 1 and values.numel == 1:
         return _masked(result, input, masks[0], values, accumulate)
-    listed = _index_tensors("index_put", indices)
-    shape = broadcast_shape(*[n.shape for n in listed.values()])
-    first, space = _block(listed), len(shape)
+    listed, shape, first = _index_tensors("index_put", indices)
+    space = len(shape)
     others = [d for d in range(len(input.shape)) if d not in listed]
     sizes, tail = [input.shape[d] for d in listed], [input.shape[d] for d in others]
     spread = expanded(values, [*tail[:first], *shape, *tail[first:]])
