@@ -124,6 +124,20 @@ def test_what_lies_beside_the_step_does_not_matter():
     assert note == "calls of modules whose results nothing reads are left out (Sequential)"
 
 
+@pytest.mark.parametrize("through", [lambda p: p, lambda p: p.data])
+def test_an_update_by_hand_ends_the_step(through):
+    net, passes = nn.Linear(4, 2), 0
+    with torchedge.watch(DEVICE) as step, torch.no_grad():
+        for _ in range(100):
+            with torch.enable_grad():
+                net(torch.zeros(32, 4)).sum().backward()
+            passes += 1
+            for p in net.parameters():
+                through(p).sub_(0.1 * p.grad)
+    assert passes == 1 and step.settings.accumulation == 1
+    assert "no optimizer stepped: the update is not counted" in step.graph.notes
+
+
 def test_a_block_without_a_step_is_refused():
     with pytest.raises(torchedge.CaptureError, match="calls no module that learns"), torchedge.watch(DEVICE):
         torch.zeros(3)

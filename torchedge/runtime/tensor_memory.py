@@ -195,7 +195,9 @@ def fingerprint(tensor: torch.Tensor) -> int:
     plain = tensor.detach().resolve_neg()
     if plain.dtype.is_floating_point and plain.dtype not in _OF_NUMPY:
         plain = plain.view(torch.int16 if plain.itemsize == 2 else torch.uint8)
-    dense = np.ascontiguousarray(plain.permute(memory_order(plain)).numpy())
+    if not plain.is_contiguous():
+        plain = plain.permute(memory_order(plain)).contiguous()
+    dense = plain.numpy()
     raw = dense.reshape(-1).view(np.uint8)
     words = raw[: raw.size // 8 * 8].view(np.uint64)
     parts = [raw[8 * words.size :].tobytes()]

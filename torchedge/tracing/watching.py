@@ -126,6 +126,13 @@ class _StepRecorder(Recorder):
         """Return whether a tensor is on the step's device: the model's weights, and what the code feeds."""
         return not self.is_model(tensor) or super().is_registered(tensor)
 
+    def is_weight(self, tensor: object) -> bool:
+        """Return whether an object is a parameter of the model, or lies in its storage (`.data`)."""
+        if not isinstance(tensor, torch.Tensor) or type(tensor) is TracedTensor:
+            return False
+        parameters = [t for _, t, role in self._model_tensors().values() if role == "parameter"]
+        return any(tensor is p or 0 != p.data_ptr() == tensor.data_ptr() for p in parameters)
+
     def name_of(self, tensor: torch.Tensor) -> str:
         """Return the name of one of the model's tensors, nothing for another one."""
         return self._model_tensors().get(id(tensor), ("",))[0]
@@ -210,6 +217,7 @@ class StepWatch(Interceptor):
         self._keeps_gradients = False
         self._begun = False
         self._computes = False  # a call before the step runs for real
+        self._by_hand = False  # the code updates weights itself
         self._before = _CallsBefore()
         self._batch = 1
         self._loaded: int | None = None
@@ -388,7 +396,9 @@ class StepWatch(Interceptor):
         """Run a call of a module: recorded from the first one that learns on."""
         if self._depth or self._computes or threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)
-        if self.step is not None:  # the code caught the end of the watch
+        if self.step is None and self._by_hand and not self._waiting():  # another pass follows the update
+            self._finish()
+        if self.step is not None:  # else the code caught the end of the watch
             raise StepReached
         self._notes += [note for note in parallel_notes(module) if note not in self._notes]
         module = unwrapped(module)
@@ -528,6 +538,7 @@ class StepWatch(Interceptor):
         elif target.role == "read" or target.kind in _SHOWN:
             return self._read_outside(target, func, args, kwargs)
         if not self._recording.begun and target.inplace:  # on gradients, such as clipping: in no graph
+            self._by_hand = self._by_hand or self._recording.is_weight(args[0])
             return args[0]
         result = super().__torch_function__(func, types, args, kwargs)
         if type(result) is TracedTensor and result.dtype_name == "bool":
