@@ -124,6 +124,16 @@ def test_what_lies_beside_the_step_does_not_matter():
     assert note == "calls of modules whose results nothing reads are left out (Sequential)"
 
 
+def test_several_devices_are_named():
+    with torchedge.watch(DEVICE) as step:
+        net = nn.Sequential(nn.Linear(4, 4).to("cuda"), nn.Linear(4, 2).to(torch.device("cuda", 1)))
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(torch.zeros(8, 4, device="cuda:0")).sum().backward()
+        optimizer.step()
+    expected = "the code names several devices (cuda:0, cuda:1): all is predicted as on one"
+    assert expected in step.graph.notes
+
+
 @pytest.mark.parametrize("through", [lambda p: p, lambda p: p.data])
 def test_an_update_by_hand_ends_the_step(through):
     net, passes = nn.Linear(4, 2), 0

@@ -217,6 +217,7 @@ class StepWatch(Interceptor):
         self._keeps_gradients = False
         self._begun = False
         self._computes = False  # a call before the step runs for real
+        self._devices: dict[str | None, None] = {}  # that the code names
         self._by_hand = False  # the code updates weights itself
         self._before = _CallsBefore()
         self._batch = 1
@@ -298,6 +299,9 @@ class StepWatch(Interceptor):
         recorder, optimizers = self._recording, list(dict.fromkeys(self._stepped))
         assert recorder is not None
         notes = [*self._notes]
+        named = [name for name in self._devices if name]
+        if len(named) > 1:
+            notes.append(f"the code names several devices ({', '.join(named)}): all is predicted as on one")
         if not optimizers:
             notes.append("no optimizer stepped: the update is not counted")
         stays = self._zeroed - self._zeroed_before
@@ -396,8 +400,10 @@ class StepWatch(Interceptor):
         """Run a call of a module: recorded from the first one that learns on."""
         if self._depth or self._computes or threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)
-        if self.step is None and self._by_hand and not self._waiting():  # another pass follows the update
-            self._finish()
+        if self.step is None and self._by_hand:  # another pass follows the update
+            passes = 0 if self._recording is None else len(self._recording.losses)
+            if passes >= _MOST_UPDATES or not self._waiting():
+                self._finish()
         if self.step is not None:  # else the code caught the end of the watch
             raise StepReached
         self._notes += [note for note in parallel_notes(module) if note not in self._notes]
@@ -563,6 +569,7 @@ class StepWatch(Interceptor):
             kind = target_of(func).kind
             if is_device_query(kind) and kind != "is_meta" and args[0].device.type == "cpu":
                 return tensor_answer(kind, self.accelerator, self.ask, sys._getframe(2))
+        self._devices.update(dict.fromkeys(map(_device_named, (*args[:2], kwargs.get("device")))))
         if name in ("cuda", "pin_memory", "xpu", "mps") and args and isinstance(args[0], torch.Tensor):
             return args[0]
         if "device" in kwargs:
@@ -618,7 +625,7 @@ def _zeros(item: Any) -> Any:
 
 _ABSENT = object()
 _MOST_UPDATES = 10
-"""Updates after which a watch ends although an optimizer has not stepped."""
+"""Updates, or passes with updates by hand, after which a watch ends although an optimizer has not stepped."""
 _BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
 _ACCESS = frozenset(("detach", "data"))
 
@@ -758,6 +765,14 @@ def on_cpu(item: Any) -> Any:
     if type(item) is int:
         return "cpu"
     return item
+
+
+def _device_named(item: object) -> str | None:
+    """Return the name, with its number, of a device other than the CPU; None for anything else."""
+    if not isinstance(item, (str, torch.device)):
+        return None
+    kind, _, number = str(item).partition(":")
+    return f"{kind}:{number or 0}" if kind in _ELSEWHERE else None
 
 
 # what is replaced in PyTorch --------------------------------------------------------------------------------
