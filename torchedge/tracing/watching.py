@@ -217,7 +217,7 @@ class StepWatch(Interceptor):
         self._keeps_gradients = False
         self._begun = False
         self._computes = False  # a call before the step runs for real
-        self._devices: dict[str | None, None] = {}  # that the code names
+        self._devices: dict[str | None, Any] = {}  # that the code names
         self._by_hand = False  # the code updates weights itself
         self._before = _CallsBefore()
         self._batch = 1
