@@ -59,6 +59,7 @@ TASKS = {
     "several losses": (RECIPES, "Several outputs, several losses"),
     "accumulate gradients": (RECIPES, "Accumulation"),
     "autocast inside the model": (RECIPES, "Autocast"),
+    "clip gradients, scale a loss, average weights": (RECIPES, "Clipping, GradScaler and moving averages"),
     "fine-tune a head": (RECIPES, "Frozen layers"),
     "LoRA with peft": (RECIPES, "LoRA with peft"),
     "a language model at several lengths": (RECIPES, "A language model, and its sequence lengths"),

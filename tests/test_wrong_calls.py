@@ -3,6 +3,7 @@
 The twin for the command line is tests/cli/test_wrong_input.py.
 """
 
+import copy
 import types
 
 import pytest
@@ -88,6 +89,24 @@ class Undefined(nn.Module):
         return undefined  # noqa: F821
 
 
+class Opens(nn.Module):
+    """Reads a file that is not there."""
+
+    def forward(self, x):
+        return x * len(open("labels.txt").read())
+
+
+class Masked(nn.Module):
+    """Takes elements by their values."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.layer(x)[x[:, 0, 0, 0] > 0]
+
+
 def rated(rate):
     optimizer = sgd()
     optimizer.param_groups[0]["lr"] = rate
@@ -98,6 +117,11 @@ def watch():
     with torchedge.watch(device=TX2) as step:
         pass
     return step.prediction
+
+
+def watch_twice():
+    with torchedge.watch(device=TX2), torchedge.watch(device=TX2):
+        pass
 
 
 WRONG = {
@@ -200,6 +224,7 @@ WRONG = {
     "a length of images": (lambda: predict(seq_len=128), InputError, "the example has no sequence; expected"),
     "a branch on values": (lambda: predict(branch(), mode="infer"), CaptureError, "use torch.where, or make"),
     "a limit below zero": (lambda: predict().fits(-1), InputError, "memory_limit is -1; expected"),
+    "no limit": (lambda: predict().fits(float("inf")), InputError, "is inf; expected a number of MiB"),
     "a limit that is none": (lambda: predict().fits(float("nan")), InputError, "is nan; expected"),
     "a limit in words": (lambda: predict().fits("lots"), InputError, "'lots'"),
     "a confidence of 95": (
@@ -380,6 +405,22 @@ WRONG = {
     "a class beyond": (lambda: train(y=Y + 5), torchedge.TorchedgeError, "5"),
     "training within autocast": (autocast, LoweringError, "leave out torch.autocast of another dtype"),
     "an unknown board": (lambda: torchedge.find_device("tx3"), DeviceError, "did you mean jetson-tx2"),
+    "a model that opens a file": (
+        lambda: predict(Opens(), example=X),
+        CaptureError,
+        "No such file or directory: 'labels.txt': correct the model",
+    ),
+    "elements by a mask": (
+        lambda: predict(Masked(), example=X),
+        CaptureError,
+        "so that sizes depend on data; expected sizes that do not: use torch.where",
+    ),
+    "training in bfloat16": (
+        lambda: train(net := copy.deepcopy(NET).bfloat16(), X.bfloat16(), optimizer=sgd(net)),
+        LoweringError,
+        "holds tensors of bfloat16; expected float32",
+    ),
+    "a watch in a watch": (watch_twice, InputError, "a watch is active already; expected one at a time"),
     "a name that no call defines": (
         lambda: predict(Undefined(), example=X),
         CaptureError,

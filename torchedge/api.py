@@ -111,14 +111,15 @@ def predict(
     """Predict what one training step (or inference) of `model` takes from a device, without running it.
 
     model: an nn.Module on any device in any mode (left as found), a ForwardGraph from `capture`, or a
-    LengthFamily from `capture_lengths`, with seq_len.
+    LengthFamily from `capture_lengths`.
     device: a name or alias (`torchedge devices` lists them) or a profile's folder; by default
     $TORCHEDGE_DEVICE, the device in the configuration file, this machine's GPU or Jetson board (a note names
     the profile that stands for it where it has none), else this machine's CPU.
     input_size: shape of one sample, such as (3, 224, 224); example: any pytree of tensors. With neither, the
     model's own metadata decides, else its first layer, with a note in the result. batch_dim: the dimension of
     the example that is the batch, as in `capture`.
-    seq_len: length of the sequences of the example, which may be of another length (`max_seq_len`).
+    seq_len: length of the sequences of the example, which may be of another length (`max_seq_len`); by
+    default the example's.
     step: a `TrainingStep`, which documents its fields: optimizer, loss and targets, amp, accumulation, dtype,
     checkpointing, compile. Each of them may be an argument of its own: ``optimizer="adamw", amp="bfloat16"``.
     Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in ms, each with a 90 %
@@ -198,6 +199,8 @@ class Predictor:
             model, batch_size, mode, example, input_size, batch_dim=batch_dim, device=self.device
         )
         request, settings = _request(asked, step, options)
+        if seq_len is None and isinstance(model, LengthFamily):
+            seq_len = model.length
         if seq_len is not None:
             if isinstance(model, LengthFamily):
                 family = model.on(self.device, batch_size)

@@ -126,6 +126,12 @@ WRONG = {
         ("predict", "hf:null.json", "-d", "tx2"),
         "holds null, expected a JSON object",
     ),
+    "a name of the Hub alone": (
+        ("predict", "bert-base-uncased", "-d", "tx2"),
+        "name hf:FOLDER, which AutoConfig",
+    ),
+    "a notebook": (("predict", "train.ipynb", "-d", "tx2"), "run `with torchedge.watch() as step:`"),
+    "timm without a name": (("predict", "timm:", "-d", "tx2"), "such as timm:convnext_tiny"),
     "a name of the Hub": (("predict", "hf:gpt2", "-d", "tx2"), "save_pretrained(FOLDER) writes one"),
     "tables of no campaign": (
         ("campaign", "run", "me", "--plan", "quick", "--tables-only", "--out", "none"),

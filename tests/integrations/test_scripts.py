@@ -82,7 +82,8 @@ def test_a_script_is_predicted_as_its_step_by_hand(script, capsys, arguments, ba
     adam = torch.optim.AdamW(model.parameters())
     expected = torchedge.predict(model, batch, DEVICE, input_size=(3, 32, 32), optimizer=adam, **settings)
     assert found["allocated"]["value"] == pytest.approx(expected.allocated.value, rel=0.03)
-    assert found["latency"]["value"] == pytest.approx(expected.latency.value, rel=0.15)
+    clipping = 0.45 if "accumulation" not in settings else 0.15  # of a step of few operators
+    assert -0.15 < found["latency"]["value"] / expected.latency.value - 1 < clipping
 
 
 def test_nothing_is_trained_and_everything_is_put_back():
@@ -106,6 +107,45 @@ def test_nothing_is_trained_and_everything_is_put_back():
         raise ZeroDivisionError
     assert before == (nn.Module.__call__, torch.compile, torch.load, DataLoader.__iter__)
     assert type(model(x)) is torch.Tensor
+
+
+def test_what_lies_beside_the_step_does_not_matter():
+    """A lazy layer of other code, modules that move to a format alone, a model that is tried first."""
+    others = nn.LazyLinear(3), nn.Conv2d(3, 4, 3)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with torchedge.watch(DEVICE) as step:
+        others[1].to(memory_format=torch.channels_last)
+        assert net(torch.zeros(1, 3, 8, 8)).shape[1] == 144
+        net(torch.zeros(32, 3, 8, 8)).sum().backward()
+        optimizer.step()
+    assert step.batch_size == 32
+    (note,) = [note for note in step.graph.notes if "left out" in note]
+    assert note == "calls of modules whose results nothing reads are left out (Sequential)"
+
+
+def test_several_devices_are_named():
+    with torchedge.watch(DEVICE) as step:
+        net = nn.Sequential(nn.Linear(4, 4).to("cuda"), nn.Linear(4, 2).to(torch.device("cuda", 1)))
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(torch.zeros(8, 4, device="cuda:0")).sum().backward()
+        optimizer.step()
+    expected = "the code names several devices (cuda:0, cuda:1): all is predicted as on one"
+    assert expected in step.graph.notes
+
+
+@pytest.mark.parametrize("through", [lambda p: p, lambda p: p.data])
+def test_an_update_by_hand_ends_the_step(through):
+    net, passes = nn.Linear(4, 2), 0
+    with torchedge.watch(DEVICE) as step, torch.no_grad():
+        for _ in range(100):
+            with torch.enable_grad():
+                net(torch.zeros(32, 4)).sum().backward()
+            passes += 1
+            for p in net.parameters():
+                through(p).sub_(0.1 * p.grad)
+    assert passes == 1 and step.settings.accumulation == 1
+    assert "no optimizer stepped: the update is not counted" in step.graph.notes
 
 
 def test_a_block_without_a_step_is_refused():

@@ -209,6 +209,112 @@ def copied_target(batch: int) -> Loop:
     return Loop((net, target), (x,), step)
 
 
+def clips(batch: int) -> Loop:
+    """Gradients are clipped by their norm, after `zero_grad` behind the forward pass."""
+    net, x = layers(WIDTH, *[WIDTH] * 16), torch.randn(batch, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True)
+
+    def step() -> None:
+        loss = net(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        nn.utils.clip_grad_value_(net.parameters(), 0.5)
+        optimizer.step()
+
+    return Loop((net,), (x,), step)
+
+
+def measures_gradients(batch: int) -> Loop:
+    """The norm of all gradients in one tensor, and each one's own."""
+    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        torch.cat([p.grad.flatten() for p in net.parameters()]).norm()
+        torch.stack([p.grad.data.norm() for p in net.parameters()]).norm()
+        optimizer.step()
+
+    return Loop((net,), (x,), step)
+
+
+def clips_what_accumulates(batch: int) -> Loop:
+    """Two micro-batches, and clipping behind the second."""
+    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    optimizer = adam(net)
+
+    def step() -> None:
+        for _ in range(2):
+            (net(x).square().mean() / 2).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop((net,), (x,), step)
+
+
+class Scaler:
+    """What `torch.amp.GradScaler` computes, on meta tensors, whose gradients it refuses."""
+
+    def __init__(self) -> None:
+        self.factor, self.growth = torch.full((), 65536.0), torch.full((), 0, dtype=torch.int32)
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss times the factor."""
+        return loss * self.factor
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients in place, and look for infinities."""
+        self.inverse, self.infinite = self.factor.reciprocal(), torch.full((), 0.0)
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad.mul_(self.inverse)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update."""
+        optimizer.step()
+
+    def update(self) -> None:
+        """Drop what one step needs."""
+        del self.inverse, self.infinite
+
+
+def scales(batch: int) -> Loop:
+    """Gradients of a scaled loss, unscaled and clipped."""
+    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True)
+    scaler: Any = Scaler() if x.is_meta else torch.amp.GradScaler("cpu")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(net(x).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return Loop((net,), (x,), step)
+
+
+def tried_before(batch: int) -> Loop:
+    """A first call of the body tells how wide the head has to be."""
+    body, x = layers(WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    nets: list[nn.Module] = []
+
+    def step() -> None:
+        if not nets:
+            nets.append(nn.Sequential(body, nn.Linear(body(x[:1]).shape[1], WIDTH)))
+            nets.append(nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)))
+        optimizer = torch.optim.SGD([p for n in nets for p in n.parameters()], 0.1, foreach=True)
+        loss = nets[1](nets[0](x)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return Loop((body,), (x,), step)
+
+
 STEPS: dict[str, Callable[[int], Loop]] = {
     make.__name__: make
     for make in (
@@ -222,6 +328,11 @@ STEPS: dict[str, Callable[[int], Loop]] = {
         teacher,
         average,
         copied_target,
+        clips,
+        measures_gradients,
+        clips_what_accumulates,
+        scales,
+        tried_before,
     )
 }
 

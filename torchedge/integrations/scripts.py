@@ -22,7 +22,7 @@ from torchedge.prediction.results import Prediction
 from torchedge.tracing.device_answers import Accelerator
 from torchedge.tracing.optimizer_replays import replay_of
 from torchedge.tracing.vision import prepare_torchvision
-from torchedge.tracing.watching import StepWatch, WatchedStep
+from torchedge.tracing.watching import StepWatch, WatchedStep, is_watched
 
 
 class Watch:
@@ -43,6 +43,8 @@ class Watch:
         self._prediction: Prediction | None = None
 
     def __enter__(self) -> Watch:
+        if is_watched():
+            raise InputError("a watch is active already; expected one at a time: end its block first")
         self._watch = StepWatch(Accelerator(self.device)).watch()
         return self
 
@@ -156,7 +158,9 @@ def _place(path: Path, error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).resolve().is_relative_to(folder) and "site-packages" not in frame.filename
+        if Path(frame.filename).resolve().is_relative_to(folder)
+        and "site-packages" not in frame.filename
+        and not frame.filename.startswith("<")
     ]
     own = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in (*own[-1:], *frames[-1:])]

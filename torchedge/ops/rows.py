@@ -136,6 +136,7 @@ OPS = (
         "linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm",
         widens=True,
     ),
+    _reduce("_foreach_norm", "tensors ord dtype", stops=EVERY),  # of gradients, for clipping
     _wide("logsumexp", "input dim keepdim"),
     _reduce("prod", "input dim keepdim dtype", autocast="float32", widens=True),
     _wide("cumsum", "input dim dtype", casts_inside=True),

@@ -29,7 +29,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 90 % interval."""
+    """A figure with its 90 % interval; as a number, and with a format such as ``.1f``, it is its value."""
 
     value: float
     low: float
@@ -38,6 +38,12 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{number(self.value)} {self.unit} ({number(self.low)} to {number(self.high)})"
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __format__(self, form: str) -> str:
+        return format(self.value, form) if form else str(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,9 @@ class TensorMemory(DeviceMemory):
         return forget
 
 
+_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
+
+
 def fingerprint(tensor: torch.Tensor) -> int:
     """Return a number that changes with the data, all of which is read, as fast as memory allows.
 
@@ -190,7 +193,11 @@ def fingerprint(tensor: torch.Tensor) -> int:
     changed word shares both of its sums with others that change by the opposite amounts: four words at least.
     """
     plain = tensor.detach().resolve_neg()
-    dense = np.ascontiguousarray(plain.permute(memory_order(plain)).numpy())
+    if plain.dtype.is_floating_point and plain.dtype not in _OF_NUMPY:
+        plain = plain.view(torch.int16 if plain.itemsize == 2 else torch.uint8)
+    if not plain.is_contiguous():
+        plain = plain.permute(memory_order(plain)).contiguous()
+    dense = plain.numpy()
     raw = dense.reshape(-1).view(np.uint8)
     words = raw[: raw.size // 8 * 8].view(np.uint64)
     parts = [raw[8 * words.size :].tobytes()]

@@ -72,7 +72,7 @@ def _size(amount: object) -> tuple[float, str] | None:
         if match is None or match[2].lower() not in _UNITS:
             return None
         return float(match[1]), match[2].lower()
-    if isinstance(amount, bool) or not isinstance(amount, Real) or math.isnan(amount):
+    if isinstance(amount, bool) or not isinstance(amount, Real) or not math.isfinite(amount):
         return None
     return float(amount), ""
 

@@ -369,7 +369,7 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
     tracing, exporting = failures["trace"], failures["export"]
     reasons = [str(error).partition(" raised ")[2] or str(error) for error in (tracing, exporting)]
     step = _next_step(request, tracing) if " raised " in str(tracing) else ""
-    by_values = "DataDependent" in reasons[1] and not step
+    by_values = ("DataDependent" in reasons[1] or "by their values" in reasons[0]) and not step
     if by_values and "torch.where" not in str(tracing):
         step = "; use torch.where, or make the choice an argument of the model"
     if reasons[0] == reasons[1] or by_values:
@@ -380,7 +380,7 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
     ) from tracing
 
 
-_OF_ANY_CALL = (NameError, NotImplementedError, ImportError)
+_OF_ANY_CALL = (NameError, NotImplementedError, ImportError, OSError)
 """Errors of a model's own code that no arguments mend."""
 
 

@@ -536,6 +536,11 @@ class Interceptor(TorchFunctionMode):
                 return _forced_view(*args)
             if not isinstance(error, NotImplementedError):
                 raise
+            if "nonzero" in str(error):
+                raise CaptureError(
+                    f"the forward pass takes elements by their values ({target.kind}{where()}), so that "
+                    "sizes depend on data; expected sizes that do not: use torch.where, or multiply by a mask"
+                ) from error
             raise CaptureError(f"{target.kind} has no meta kernel{where()}: {first_line(error)}") from error
 
     def _collect(self, call: _Call, result: Any) -> Any:

@@ -141,6 +141,8 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 def _from_name(text: str, weights: bool) -> torch.nn.Module:
     timm_only = text.startswith("timm:")
     name = text.removeprefix("timm:")
+    if not name:
+        raise InputError("timm: names no model; expected timm:NAME, such as timm:convnext_tiny")
     if not timm_only and name in PAPER_MODELS:
         return _built(lambda: build_paper_model(name), name, weights)
     vision = [] if timm_only else _torchvision_names()
@@ -156,9 +158,15 @@ def _from_name(text: str, weights: bool) -> torch.nn.Module:
         raise MissingExtraError.of(
             "torchvision", extra="vision", purpose=f"building the model {name} by name"
         )
-    hint = did_you_mean(name, [*PAPER_MODELS, *known], "correct the name", most=3)
+    of_the_hub = (
+        "correct the name, or for one of the Hugging Face Hub name hf:FOLDER, which "
+        "AutoConfig.from_pretrained(NAME).save_pretrained(FOLDER) writes"
+    )
+    hint = did_you_mean(name, [*PAPER_MODELS, *known], of_the_hub, most=3)
     if name.endswith(".json"):
         hint = f"did you mean hf:{name}?"
+    elif name.endswith(".ipynb"):
+        hint = "in the notebook itself run `with torchedge.watch() as step:` around a training step"
     elif check_path("the model", name).is_dir():
         hint = f"it is a folder: did you mean hf:{name}, a model's of transformers, or a file in it?"
     elif check_path("the model", name).is_file():

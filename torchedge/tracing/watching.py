@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from weakref import finalize, ref
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
@@ -114,6 +115,8 @@ class _StepRecorder(Recorder):
         self.returned: list[int] = []
         self.losses: list[int] = []
         self.begun = True
+        self.gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Gradients without values, of no memory, each with its parameter."""
 
     def is_model(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor belongs to a module that the step calls."""
@@ -123,18 +126,39 @@ class _StepRecorder(Recorder):
         """Return whether a tensor is on the step's device: the model's weights, and what the code feeds."""
         return not self.is_model(tensor) or super().is_registered(tensor)
 
+    def is_weight(self, tensor: object) -> bool:
+        """Return whether an object is a parameter of the model, or lies in its storage (`.data`)."""
+        if not isinstance(tensor, torch.Tensor) or type(tensor) is TracedTensor:
+            return False
+        parameters = [t for _, t, role in self._model_tensors().values() if role == "parameter"]
+        return any(tensor is p or 0 != p.data_ptr() == tensor.data_ptr() for p in parameters)
+
     def name_of(self, tensor: torch.Tensor) -> str:
         """Return the name of one of the model's tensors, nothing for another one."""
         return self._model_tensors().get(id(tensor), ("",))[0]
+
+    def is_used(self) -> bool:
+        """Return whether the code still holds what was recorded, or a backward pass has read it."""
+        return bool(self.losses) or self.leaked()
 
     def forget_names(self) -> None:
         """Name the model's tensors anew: another module is called."""
         self._named = None
 
     def _leaf(self, tensor: torch.Tensor) -> int:
+        if id(tensor) in self.gradients:
+            return self._gradient_leaf(tensor)
         if tensor.device.type == "meta" or self.is_model(tensor):
             return super()._leaf(tensor)
         return self.adopt(tensor)
+
+    def _gradient_leaf(self, gradient: torch.Tensor) -> int:
+        """Add a gradient as a view of its parameter, which is as large: the tape has gradients of its own."""
+        parameter = self.index_of(self.gradients[id(gradient)][1])
+        with torch.no_grad():
+            (index,) = self.add_call("detach", [parameter], {}, [self._form(parameter)], parameter)
+        self._leaves[id(gradient)] = index
+        return index
 
     def adopt(self, tensor: torch.Tensor) -> int:
         """Add a tensor as an input, such as a batch."""
@@ -193,11 +217,12 @@ class StepWatch(Interceptor):
         self._keeps_gradients = False
         self._begun = False
         self._computes = False  # a call before the step runs for real
+        self._devices: dict[str | None, Any] = {}  # that the code names
+        self._by_hand = False  # the code updates weights itself
         self._before = _CallsBefore()
         self._batch = 1
         self._loaded: int | None = None
         self._grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self._given: dict[int, torch.Tensor] = {}  # gradients without values, of no memory
         self._attributes: list[tuple[_Module, str, Any]] = []
         self._notes: list[str] = []
         self._stack = ExitStack()
@@ -274,6 +299,9 @@ class StepWatch(Interceptor):
         recorder, optimizers = self._recording, list(dict.fromkeys(self._stepped))
         assert recorder is not None
         notes = [*self._notes]
+        named = [name for name in self._devices if name]
+        if len(named) > 1:
+            notes.append(f"the code names several devices ({', '.join(named)}): all is predicted as on one")
         if not optimizers:
             notes.append("no optimizer stepped: the update is not counted")
         stays = self._zeroed - self._zeroed_before
@@ -372,7 +400,11 @@ class StepWatch(Interceptor):
         """Run a call of a module: recorded from the first one that learns on."""
         if self._depth or self._computes or threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)
-        if self.step is not None:  # the code caught the end of the watch
+        if self.step is None and self._by_hand:  # another pass follows the update
+            passes = 0 if self._recording is None else len(self._recording.losses)
+            if passes >= _MOST_UPDATES or not self._waiting():
+                self._finish()
+        if self.step is not None:  # else the code caught the end of the watch
             raise StepReached
         self._notes += [note for note in parallel_notes(module) if note not in self._notes]
         module = unwrapped(module)
@@ -388,6 +420,10 @@ class StepWatch(Interceptor):
                 )
         if not self._begun:
             self._begin()
+        elif self._recording is not None and not self._recording.is_used():
+            names = dict.fromkeys(type(root).__name__ for root in self._roots.roots.values())
+            self._note(f"calls of modules whose results nothing reads are left out ({', '.join(names)})")
+            self._recording, self._roots = None, _Roots()
         recorder = self._recorder(args, kwargs)
         with self._called(recorder, module) as twin:
             outputs = twin(*args, **kwargs)
@@ -497,13 +533,18 @@ class StepWatch(Interceptor):
             )
         target = target_of(func)
         if not stand_ins:
-            takes_part = any(id(t) in self._given or self._recording.is_model(t) for t in tensors)
+            gradients = self._recording.gradients
+            takes_part = any(id(t) in gradients or self._recording.is_model(t) for t in tensors)
             computes = target.role in ("op", "reshape") and target.kind not in _ACCESS
             if not (takes_part and computes):
-                return self._run(func, args, kwargs)
+                result = self._run(func, args, kwargs)
+                if target.kind in _ACCESS and id(args[0]) in gradients:
+                    gradients[id(result)] = result, gradients[id(args[0])][1]
+                return result
         elif target.role == "read" or target.kind in _SHOWN:
             return self._read_outside(target, func, args, kwargs)
         if not self._recording.begun and target.inplace:  # on gradients, such as clipping: in no graph
+            self._by_hand = self._by_hand or self._recording.is_weight(args[0])
             return args[0]
         result = super().__torch_function__(func, types, args, kwargs)
         if type(result) is TracedTensor and result.dtype_name == "bool":
@@ -528,12 +569,13 @@ class StepWatch(Interceptor):
             kind = target_of(func).kind
             if is_device_query(kind) and kind != "is_meta" and args[0].device.type == "cpu":
                 return tensor_answer(kind, self.accelerator, self.ask, sys._getframe(2))
+        self._devices.update(dict.fromkeys(map(_device_named, (*args[:2], kwargs.get("device")))))
         if name in ("cuda", "pin_memory", "xpu", "mps") and args and isinstance(args[0], torch.Tensor):
             return args[0]
         if "device" in kwargs:
             kwargs = {**kwargs, "device": on_cpu(kwargs["device"])}
         if name in ("to", "type", "_parse_to"):
-            args = tuple([args[0], *map(on_cpu, args[1:])])
+            args = tuple([*args[:1], *map(on_cpu, args[1:])])
         elif any(isinstance(item, torch.device) for item in args):
             args = tuple([on_cpu(item) if isinstance(item, torch.device) else item for item in args])
         return func(*args, **kwargs)
@@ -566,11 +608,11 @@ class StepWatch(Interceptor):
         recorder.begun = False
         for module in self._roots.roots.values():
             for parameter in module.parameters():
-                if parameter.requires_grad and id(parameter.grad) not in self._given:
+                if parameter.requires_grad and id(parameter.grad) not in recorder.gradients:
                     self._grads.setdefault(id(parameter), (parameter, parameter.grad))
                     zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
                     parameter.grad = gradient = zero.expand(parameter.shape)
-                    self._given[id(gradient)] = gradient
+                    recorder.gradients[id(gradient)] = gradient, parameter
 
 
 def _zeros(item: Any) -> Any:
@@ -583,9 +625,14 @@ def _zeros(item: Any) -> Any:
 
 _ABSENT = object()
 _MOST_UPDATES = 10
-"""Updates after which a watch ends although an optimizer has not stepped."""
+"""Updates, or passes with updates by hand, after which a watch ends although an optimizer has not stepped."""
 _BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
 _ACCESS = frozenset(("detach", "data"))
+
+
+def is_watched() -> bool:
+    """Return whether a watch has replaced what it needs in PyTorch."""
+    return hasattr(_Module.__call__, "watch")
 
 
 def without_unread_calls(graph: ForwardGraph, end: int) -> ForwardGraph:
@@ -602,7 +649,9 @@ def without_unread_calls(graph: ForwardGraph, end: int) -> ForwardGraph:
 def alike_passes(graph: ForwardGraph) -> tuple[ForwardGraph, ...]:
     """Return the passes of a step as graphs of their own; nothing where they differ.
 
-    They also differ where one reads what an earlier one made, or gradients end between two of them.
+    They also differ where one reads what an earlier one made, or gradients end between two of them; and code
+    that computes with the gradients, such as clipping, belongs to no pass: of one pass it makes a whole step,
+    of several where it makes more than a number for each parameter.
     """
     bounds = [position for position, op in enumerate(graph.ops) if op.kind == BACKWARD]
     begins = [0, *[end + 1 for end in bounds[:-1]]]
@@ -610,6 +659,11 @@ def alike_passes(graph: ForwardGraph) -> tuple[ForwardGraph, ...]:
         inside = any(op.kind not in STEP_EVENTS for op in graph.ops[:position]) and position < bounds[-1]
         if inside and op.kind in (UPDATE, FREE_GRADIENTS):
             return ()
+    behind = [index for op in graph.ops[bounds[-1] :] for index in op.outputs]
+    made = [graph.values[index] for index in behind if graph.values[index].alias is None]
+    parameters = sum(value.role == "parameter" for value in graph.values)
+    if made and (len(bounds) == 1 or max(value.numel[0] for value in made) > parameters):
+        return ()
     passes = [_part(graph, begin, end) for begin, end in zip(begins, bounds, strict=True)]
     if None in passes or len({_operators(part) for part in passes if part is not None}) > 1:
         return ()
@@ -661,6 +715,8 @@ def _copies(roots: Iterable[_Module]) -> list[_Module]:
     """Return modules of the same class and shapes as those that a step calls: averages, target networks."""
 
     def form(module: _Module) -> Any:
+        if any(is_lazy(p) for p in module.parameters()):
+            return None
         return type(module), [(tuple(p.shape), p.dtype, p.device.type) for p in module.parameters()]
 
     called = [root for root in roots if any(True for _ in root.parameters())]
@@ -711,6 +767,14 @@ def on_cpu(item: Any) -> Any:
     return item
 
 
+def _device_named(item: object) -> str | None:
+    """Return the name, with its number, of a device other than the CPU; None for anything else."""
+    if not isinstance(item, (str, torch.device)):
+        return None
+    kind, _, number = str(item).partition(":")
+    return f"{kind}:{number or 0}" if kind in _ELSEWHERE else None
+
+
 # what is replaced in PyTorch --------------------------------------------------------------------------------
 
 
@@ -725,6 +789,8 @@ def _replaced(watch: StepWatch) -> Iterator[None]:
     @functools.wraps(call)
     def calling(module: _Module, *args: Any, **kwargs: Any) -> Any:
         return watch.call(call, module, args, kwargs)
+
+    calling.watch = watch  # type: ignore[attr-defined]
 
     @functools.wraps(load)
     def load_on_cpu(*args: Any, **kwargs: Any) -> Any:
