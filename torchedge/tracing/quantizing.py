@@ -135,7 +135,7 @@ class _QuantizedEmbedding(_Quantized):
         return rows
 
 
-class _QuantizedTransposed(_Quantized):
+class QuantizedTransposed(_Quantized):
     """A layer whose weight has the inputs as rows: groups run along the inputs all the same."""
 
     @property
@@ -152,7 +152,7 @@ def kind_of(layer: Any) -> type[_Quantized] | None:
         plain = type(layer).forward is torch.nn.Embedding.forward
         return (_QuantizedEmbedding if plain else _Quantized) if layer.max_norm is None else None
     if isinstance(layer, getattr(transformers, "Conv1D", ())):
-        return _QuantizedTransposed
+        return QuantizedTransposed
     return _Quantized if isinstance(layer, torch.nn.Linear) else None
 
 
@@ -215,7 +215,7 @@ def with_quantized(
         weight = layer._parameters.pop("weight")
         kind, plain = kind_of(layer), type(layer)
         assert kind is not None
-        transposed = kind is _QuantizedTransposed
+        transposed = kind is QuantizedTransposed
         key = id(weight), transposed
         if key not in weights:
             weights[key] = made(name, weight.t() if transposed else weight)
