@@ -20,6 +20,7 @@ from torchedge.errors import (
 )
 from torchedge.tracing.caches import TOLERANCE, additive, cache_class, difference
 from torchedge.tracing.encoder_decoders import encoder_methods
+from torchedge.tracing.quantized_tensors import read_quantized
 from torchedge.tracing.quantizing import WeightFormat, quantize
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -158,6 +159,7 @@ def language_model(
             f"model is {described(model)}; expected a causal model or an encoder-decoder of transformers, "
             "or its config"
         )
+    model = read_quantized(model)
     if shapes:
         model = without_values(model)
     return (model if form is None else quantize(model, form, group=GROUPS.get(form))).eval()
