@@ -675,7 +675,7 @@ Status Executor::enqueue(const Placed& placed, const std::function<Status(int64_
 
 Status Executor::step(const std::string& method) {
   TE_TRY(number, find(method));
-  tokens_.clear();
+  columns_.clear();
   bool completes = (batches_ + 1) % bundle_.accumulation == 0;
   return run(placed_[completes ? number : placed_.size() - 1]);
 }
@@ -791,7 +791,7 @@ Status Executor::load(const std::string& path) {
       return Error{path + ": sets " + key.substr(15, 80) + ", which is no hyperparameter of this model"};
   }
   std::string data;
-  tokens_.clear();
+  columns_.clear();
   for (const Kept& each : all) {
     const Tensor& tensor = *each.tensor;
     auto entry = header.entries.find(tensor.name);
