@@ -15,7 +15,7 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -105,14 +105,16 @@ def _points(
     hidden: int,
     vocabulary: int,
     length: int,
-    form: Any,
+    form: str | None,
     device: Device,
 ) -> list[dict[str, Any]]:
     """Time each method of a Llama, launch by launch and as a whole."""
     points = []
     with tempfile.TemporaryDirectory() as folder:
         model = _llama(hidden, vocabulary, length, 2)
-        bundle = torchedge.export_lm(model, device, out=Path(folder) / "lm", max_length=length, quantize=form)
+        bundle = torchedge.export_lm(
+            model, device, out=Path(folder) / "lm", max_length=length, quantize=cast(Any, form)
+        )
         with bundle.place(profile=True) as profiled, bundle.place() as plain:
             for name in bundle.methods:
                 method = bundle.method(name)

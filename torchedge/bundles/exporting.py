@@ -164,11 +164,19 @@ def lower_request(
         notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")
     source = _source(steps, target, request)
     programs = source.lower()
-    plans = _planned(request, programs, device)
     memory = memory_of(programs, methods=len(steps) > 1)
-    if plans:
-        memory = memory_of_schedules([plan.schedule for plan in plans])
-    return Lowering(steps, source, programs, plans, memory, tuple(notes))
+    return within_limit(Lowering(steps, source, programs, (), memory, tuple(notes)), request, device)
+
+
+def within_limit(lowering: Lowering, request: Request, device: Device) -> Lowering:
+    """Return a lowering without plans with those that the request asks for: its plan or memory limit.
+
+    Raises LimitError where no plan stays within the limit.
+    """
+    plans = _planned(request, lowering.programs, device)
+    if not plans:
+        return lowering
+    return replace(lowering, plans=plans, memory=memory_of_schedules([plan.schedule for plan in plans]))
 
 
 def make_bundle(

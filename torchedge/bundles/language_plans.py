@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchedge.bundles.exporting import Lowering, Request, check_memory, lower_request
+from torchedge.bundles.exporting import Lowering, Request, check_memory, lower_request, within_limit
 from torchedge.bundles.generation import DECODE, ENCODE, PREFILL
 from torchedge.devices import Device, Provenance, weakest
 from torchedge.errors import DeviceError, InputError, LimitError, check_whole, needed
@@ -191,11 +191,27 @@ class LanguageRow:
         )
 
 
-def plan_language_model(model: object, device: Device, settings: LanguageSettings) -> LanguagePlan:
-    """Plan generation, or a training step, of a language model; see `torchedge.plan_lm`."""
-    built = language_model(model, settings.quantize, shapes=True)
-    request = _training(built, settings) if settings.lora else _generation(built, settings)
-    lowering = lower_request(request, device, [])
+_Lowerings = dict[LanguageSettings, tuple[str, Request, Lowering]]
+"""A model's class, what is asked for and its programs, by settings without a memory limit."""
+
+
+def plan_language_model(
+    model: object, device: Device, settings: LanguageSettings, known: _Lowerings | None = None
+) -> LanguagePlan:
+    """Plan generation, or a training step, of a language model; see `torchedge.plan_lm`.
+
+    known: the last lowering, which settings that differ in the memory limit alone share.
+    """
+    known = {} if known is None else known
+    unlimited = replace(settings, memory_limit=None)
+    if unlimited not in known:
+        known.clear()
+        built = language_model(model, settings.quantize, shapes=True)
+        asked = _training(built, unlimited) if settings.lora else _generation(built, unlimited)
+        known[unlimited] = type(built).__name__, asked, lower_request(asked, device, [])
+    title, asked, whole = known[unlimited]
+    request = replace(asked, memory_limit=settings.memory_limit)
+    lowering = within_limit(whole, request, device)
     check_memory(lowering, profile_limits(device))
     names = [TRAIN] if request.train else [call.method for call in request.calls]
     runs = {
@@ -205,7 +221,7 @@ def plan_language_model(model: object, device: Device, settings: LanguageSetting
     memory = lowering.memory
     weights, states = (_resident(lowering, roles) for roles in (WEIGHT_ROLES, ("state",)))
     return LanguagePlan(
-        type(built).__name__,
+        title,
         device.name,
         settings,
         weights,
@@ -229,12 +245,12 @@ def plan_table(
 
     choices: values of settings, by name, in place of those in `settings`.
     """
-    rows = []
+    rows, known = [], _Lowerings()
     for values in product(*choices.values()):
         own = replace(settings, **dict(zip(choices, values, strict=True)))
         progress(own)
         try:
-            rows.append(LanguageRow(own, plan_language_model(model, device, own)))
+            rows.append(LanguageRow(own, plan_language_model(model, device, own, known)))
         except (LimitError, DeviceError) as error:
             rows.append(LanguageRow(own, None, str(error)))
     return tuple(rows)
@@ -252,7 +268,6 @@ def _generation(model: torch.nn.Module, settings: LanguageSettings) -> Request:
     return Request(
         methods,
         name=type(model).__name__,
-        memory_limit=settings.memory_limit,
         precision=settings.precision,
         tuner=settings.tuner,
     )
@@ -276,7 +291,6 @@ def _training(model: torch.nn.Module, settings: LanguageSettings) -> Request:
         mode="train",
         step=TrainingStep(optimizer=torch.optim.AdamW(trained), loss="model"),
         name=type(model).__name__,
-        memory_limit=settings.memory_limit,
         precision=settings.precision,
         tuner=settings.tuner,
     )

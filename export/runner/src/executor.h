@@ -119,6 +119,7 @@ class Executor {
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
   Result<cl_mem> own_memory(const Form& form);
+  Status transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target);
   Status write_packed(const Tensor& tensor, Memory& memory, const void* packed);
   Status write(const Tensor& tensor, Memory& memory, const void* array);
   Status read(const Tensor& tensor, const Memory& memory, void* array);
