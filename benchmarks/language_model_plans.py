@@ -1,10 +1,12 @@
 """Predicted against measured times of generation and of a LoRA step on this machine's OpenCL device.
 
-    python benchmarks/language_model_plans.py --out FOLDER [--layers 4] [--hidden 512] [--vocabulary 8000]
+    python benchmarks/language_model_plans.py --out FOLDER [--lora] [--layers 4] [--hidden 384]
 
-First, launches of small Llamas of other sizes are timed and the device's model of programs is fitted to them:
+First, launches of Llamas of other sizes are timed and the device's model of programs is fitted to them:
 FOLDER/profile. Then `torchedge.plan_lm` predicts the Llama of these options by it, before it is exported, and
-the bundle is measured: the first token, later tokens, memory. FOLDER/launches.jsonl is used again.
+the bundle is measured: sums of the shortest times of all launches by the device's clock, which other work on
+the machine disturbs least, and medians of the first token, of later ones and of a training step (--lora).
+FOLDER/launches.jsonl is used again.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torchedge.profiling.profile_folders import write_profile
 from torchedge.profiling.step_fitting import LAUNCHES, fit_device_programs
 from torchedge.tracing.vision import prepare_torchvision
 
-SIZES = ((128, 1000, 64), (192, 2000, 128), (320, 4000, 256))
+SIZES = ((128, 1000, 64), (256, 4000, 256), (512, 8000, 512))
 """Hidden size, vocabulary, and length of the caches of the Llamas that the model of programs is fitted to."""
 FORMATS: tuple[Any, ...] = (None, "int8", "int4")
 RANK, PROMPT, STEPS = 8, 64, 15
@@ -38,11 +40,12 @@ def main() -> None:
     """Print predicted and measured figures of one Llama in each format."""
     parser = options_of(__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--lora", action="store_true")
     for name, value in (
         ("layers", 4),
-        ("hidden", 512),
-        ("vocabulary", 8000),
-        ("length", 512),
+        ("hidden", 384),
+        ("vocabulary", 6000),
+        ("length", 384),
         ("tokens", 32),
     ):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -50,7 +53,7 @@ def main() -> None:
     prepare_torchvision()
     options.out.mkdir(parents=True, exist_ok=True)
     device = _fitted(options.out)
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for form in FORMATS:
         model = _llama(options.hidden, options.vocabulary, options.length, options.layers)
         asked: dict[str, Any] = {"max_length": options.length, "quantize": form}
@@ -58,18 +61,23 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             bundle = torchedge.export_lm(model, device, out=Path(folder) / "lm", **asked)
             first, token = _generated(bundle, options.vocabulary, options.tokens)
+            launches = {name: sum(ns) / 1e6 for name, ns, _ in _timed(bundle)}
             exact = bundle.manifest.memory.total_bytes == plan.total_bytes
-        rows.append((form or "float32", "first token", plan.first_token.value, first, exact))
-        rows.append((form or "float32", "token", plan.token.value, token, exact))
-        length = min(128, options.length)
-        plan = torchedge.plan_lm(model, device, max_length=length, quantize=form, lora=RANK)
-        taken, held = _trained(model, form, length)
-        rows.append(
-            (form or "float32", f"LoRA, {length} tokens", plan.step.value, taken, held == plan.total_bytes)
-        )
+        for name, ms in launches.items():
+            rows.append((form, f"launches of {name}", sum(plan.runs[name].launches_ms), ms, exact))
+        rows.append((form, "first token", plan.first_token.value, first, exact))
+        rows.append((form, "token", plan.token.value, token, exact))
+        if options.lora:
+            length = min(128, options.length)
+            plan = torchedge.plan_lm(model, device, max_length=length, quantize=form, lora=RANK)
+            taken, held = _trained(model, form, length)
+            rows.append((form, "LoRA step", plan.step.value, taken, held == plan.total_bytes))
     print_rows(
         ("weights", "", "predicted ms", "measured ms", "ratio", "memory to the byte"),
-        [(f, what, f"{p:.2f}", f"{m:.2f}", f"{p / m:.2f}", exact) for f, what, p, m, exact in rows],
+        [
+            (f or "float32", what, f"{p:.2f}", f"{m:.2f}", f"{p / m:.2f}", exact)
+            for f, what, p, m, exact in rows
+        ],
     )
 
 
@@ -115,30 +123,34 @@ def _points(
         bundle = torchedge.export_lm(
             model, device, out=Path(folder) / "lm", max_length=length, quantize=cast(Any, form)
         )
-        with bundle.place(profile=True) as profiled, bundle.place() as plain:
-            for name in bundle.methods:
-                method = bundle.method(name)
-                inputs = [np.zeros(port.shape, port.dtype) for port in method.inputs]
-                times = []
-                for _ in range(STEPS):
-                    profiled.step(*inputs, method=name)
-                    times.append([launch.ns for launch in profiled.timings()])
-                taken = []
-                for _ in range(STEPS):
-                    begun = time.perf_counter()
-                    plain.step(*inputs, method=name)
-                    taken.append(1e3 * (time.perf_counter() - begun))
-                mib = bundle.manifest.memory.total_bytes / 2**20
-                shortest = np.maximum(np.min(times, axis=0), 1).tolist()
-                launches: dict[str, Any] = {
-                    "kernels": len(method.program.kernels),
-                    "latency_ms": statistics.median(taken[1:]),
-                    "memory_mib": mib,
-                    "allocated_mib": mib,
-                    "launches": launches_of(method, shortest),  # type: ignore[arg-type]
-                }
-                points.append({"id": f"llama-{hidden}-{form}@{name}", "launches": launches})
+        for name, shortest, step_ms in _timed(bundle):
+            method, mib = bundle.method(name), bundle.manifest.memory.total_bytes / 2**20
+            launches: dict[str, Any] = {
+                "kernels": len(method.program.kernels),
+                "latency_ms": step_ms,
+                "memory_mib": mib,
+                "allocated_mib": mib,
+                "launches": launches_of(method, shortest),  # type: ignore[arg-type]
+            }
+            points.append({"id": f"llama-{hidden}-{form}@{name}", "launches": launches})
     return points
+
+
+def _timed(bundle: torchedge.Bundle) -> list[tuple[str, list[int], float]]:
+    """Return each method, the shortest times of its launches in ns, and the median of its steps in ms."""
+    rows = []
+    with bundle.place(profile=True) as profiled, bundle.place() as plain:
+        for name in bundle.methods:
+            inputs = [np.zeros(port.shape, port.dtype) for port in bundle.method(name).inputs]
+            times, taken = [], []
+            for _ in range(STEPS):
+                profiled.step(*inputs, method=name)
+                times.append([launch.ns for launch in profiled.timings()])
+                begun = time.perf_counter()
+                plain.step(*inputs, method=name)
+                taken.append(1e3 * (time.perf_counter() - begun))
+            rows.append((name, np.maximum(np.min(times, axis=0), 1).tolist(), statistics.median(taken[1:])))
+    return rows
 
 
 def _generated(bundle: torchedge.Bundle, vocabulary: int, count: int) -> tuple[float, float]:

@@ -65,7 +65,9 @@ class LanguageSettings:
 
     def __str__(self) -> str:
         work = "generate" if self.lora is None else f"train adapters of rank {self.lora}"
-        limit = "" if self.memory_limit is None else f" within {bytes_of(self.memory_limit) / _MIB:,.0f} MiB"
+        limit = (
+            "" if self.memory_limit is None else f" within {number(bytes_of(self.memory_limit) / _MIB)} MiB"
+        )
         return f"{work}, weights in {self.quantize or self.precision}, {self.max_length} tokens{limit}"
 
 

@@ -67,7 +67,7 @@ def plan() -> None:
 
     An overlap plan (FlashMem) lists the weights to load before the first launch, and the chunks of the others
     that are loaded beside each launch. Plans are verified, and their runs on the device predicted. Needs
-    torchedge[plan].
+    torchedge[plan], but for `plan lm`: memory and time of a language model.
     """
 
 
