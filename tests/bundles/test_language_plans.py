@@ -29,7 +29,7 @@ def _config(kind: str):
     return getattr(transformers, f"{kind.title()}Config")(**SIZES, **HIDDEN)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("form", ["int4", None, "int8"])
 @pytest.mark.parametrize("kind", ["llama", "t5", "gpt2", "qwen2"])
