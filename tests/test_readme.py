@@ -40,6 +40,7 @@ TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES = (
 SLOW = {"A callback of transformers", "A callback of Lightning", "accelerate", "Measure this machine"}
 SLOW |= {
     "Export and generate",
+    "Plan before exporting",
     "torch.compile",
     "Several optimizers: a GAN",
     "Making and running one",
@@ -78,6 +79,7 @@ TASKS = {
     "export a training step": ("docs/bundles.md", "Making and running one"),
     "plan the streaming of weights": ("docs/streaming.md", "Plan a model"),
     "generate text with a language model": ("docs/language-models.md", "Export and generate"),
+    "plan a language model before exporting it": ("docs/language-models.md", "Plan before exporting"),
     "weights in fewer bits": ("docs/quantisation.md", "Memory"),
     "run a bundle without Python": ("docs/runner.md", "Building and running it"),
     "measure this machine and fit a profile": (OWN, "Measure this machine"),

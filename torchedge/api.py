@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from torchedge.bundles.bundle import Bundle
+    from torchedge.bundles.language_plans import LanguagePlan
     from torchedge.lowering.targets import Precision
     from torchedge.prediction.advice import Advice
     from torchedge.runtime.model_plans import ModelPlan
@@ -84,6 +85,7 @@ __all__ = [
     "export_lm",
     "features",
     "plan",
+    "plan_lm",
     "predict",
     "report",
     "search",
@@ -638,6 +640,46 @@ def export_lm(
         force=force,
         progress=progress,
     )
+
+
+@checked_call()
+def plan_lm(
+    model: Any,  # noqa: ANN401 - transformers need not be installed
+    device: str | Path | Device | None = None,
+    *,
+    max_length: int,
+    chunk: int = 64,
+    batch: int = 1,
+    encoder_length: int | None = None,
+    cache_dtype: Literal["float32", "float16"] = "float32",
+    quantize: Literal["int8", "int4"] | None = None,
+    lora: int | None = None,
+    memory_limit: Amount | None = None,
+    precision: Literal["float32", "float16"] = "float32",
+    tuner: Literal["fixed", "model"] | None = None,
+    prompt: int = 64,
+    new_tokens: int = 64,
+) -> LanguagePlan:
+    """Return memory and time of a language model on a device as `export_lm` would export it; nothing runs.
+
+    model: as in `export_lm`, or a model's name or file, as for `plan`; only shapes of its weights count, and
+    none is computed or copied. lora: the rank of adapters (peft) in all linear layers but the head: planned
+    is a training step of them by AdamW, of `batch` texts of max_length tokens, instead of generation.
+    prompt, new_tokens: of the text whose times are predicted. The other arguments are those of `export_lm`.
+    Returns a LanguagePlan, memory in bytes and times in ms: `total_bytes`, that of the bundle to the byte,
+    `first_token`, `token`, `reply`, `tokens_per_s`, `step`; print it, or `to_dict()`.
+    Raises what `export_lm` raises; LimitError names the smallest limit that works, DeviceError a limit of
+    the device that is exceeded.
+    """
+    from torchedge.bundles.language_plans import LanguageSettings, plan_language_model
+    from torchedge.tracing.sources import load_model
+
+    settings = LanguageSettings(
+        max_length, chunk, batch, encoder_length, cache_dtype, quantize, lora, memory_limit, precision, tuner,
+        prompt, new_tokens,
+    )  # fmt: skip
+    chosen = choose_device(device)
+    return plan_language_model(load_model(model)[0] if isinstance(model, str) else model, chosen, settings)
 
 
 def choose_device(device: object) -> Device:

@@ -27,6 +27,7 @@ def test_the_command_predicts_a_bundle(training, capsys):
     words = ["predict", str(training), "--device", "adreno-740"]
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["mode"] == "train" and document["provenance"] == "assumed" and document["fits"]
+    assert document["mode"] == document["method"] == "train"
+    assert document["provenance"] == "assumed" and document["fits"]
     assert main([*words, "--memory-limit", "1KiB"]) == 3
     assert "Γ" in capsys.readouterr().out

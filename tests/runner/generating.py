@@ -29,7 +29,7 @@ class Sampling(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("top_k", "seed")),
         ("stop", TOKENS),
         ("stops", ctypes.c_size_t),
-        ("stream", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)),
+        ("stream", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)),
         ("context", ctypes.c_void_p),
     )
 
@@ -38,20 +38,22 @@ def main(path, bundle, device, ids):
     """Print [tokens, tokens, [steps, steps]]."""
     library, handle = ctypes.CDLL(path), ctypes.c_void_p()
     library.torchedge_error.restype = library.torchedge_describe.restype = ctypes.c_char_p
-    library.torchedge_generate.restype = ctypes.c_int64
+    sizes = ctypes.POINTER(ctypes.c_size_t)
     library.torchedge_generate.argtypes = (
-        ctypes.c_void_p, TOKENS, ctypes.c_size_t, TOKENS, ctypes.c_size_t, ctypes.POINTER(Sampling),
+        ctypes.c_void_p, TOKENS, sizes, ctypes.c_size_t, TOKENS, ctypes.c_size_t, sizes,
+        ctypes.POINTER(Sampling),
     )  # fmt: skip
     library.torchedge_describe.argtypes = library.torchedge_error.argtypes = (ctypes.c_void_p,)
 
     def check(code):
         if code < 0:
             raise SystemExit(library.torchedge_error(handle).decode())
-        return code
 
     def generate(prompt, most, how):
         fed, tokens = (ctypes.c_int64 * len(prompt))(*prompt), (ctypes.c_int64 * most)()
-        return tokens[: check(library.torchedge_generate(handle, fed, len(prompt), tokens, most, how))]
+        count, made = ctypes.c_size_t(len(prompt)), ctypes.c_size_t()
+        check(library.torchedge_generate(handle, fed, count, 1, tokens, most, made, how))
+        return tokens[: made.value]
 
     def steps():
         return json.loads(library.torchedge_describe(handle))["figures"]["steps"]
@@ -62,9 +64,9 @@ def main(path, bundle, device, ids):
     first = generate(prompt, 6, None)
     counts = [steps()]
     how = Sampling(1.5, 0.9, 40, 7)
-    how.stream = type(how.stream)(lambda _, token: heard.append(token))
+    how.stream = type(how.stream)(lambda _, text, token: heard.append((text, token)))
     second = generate([*prompt, *first, 5, 9], 3, how)
-    assert heard == second
+    assert heard == [(0, token) for token in second]
     print(json.dumps([first, second, [counts[0], steps() - counts[0]]]))
     library.torchedge_close(handle)
 

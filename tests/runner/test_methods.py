@@ -144,6 +144,28 @@ def test_tokens_are_those_of_python(native, language):
     assert [int(token) for token in done.stdout.split(",")] == wanted[: wanted.index(wanted[2]) + 1]
 
 
+@pytest.mark.parametrize("settings", [{}, DRAWN | {"seed": 3}, {"cache_dtype": "float16"}])
+def test_tokens_of_several_prompts_are_those_of_python(native, tmp_path, settings):
+    cache_dtype = settings.pop("cache_dtype", "float32")
+    sizes = {"max_length": LENGTH, "chunk": CHUNK, "batch": 3, "cache_dtype": cache_dtype}
+    bundle = torchedge.export_lm(network("Llama"), "local-cpu", out=tmp_path / "lm", **sizes)
+    for lengths in ((21, 3, 8), (1, CHUNK + 1), (5,)):
+        prompts = [prompt(length)[0].tolist() for length in lengths]
+        line = [word for ids in prompts for word in ("--prompt-ids", ",".join(map(str, ids)))]
+        wanted = bundle.generate(prompts, 8, **settings)
+        stop = wanted[0][3]  # the first text waits for the others
+        for ends in ((), (stop,)):
+            more = ["--stop", str(stop)] if ends else []
+            done = native.start(
+                bundle.path, "--device", native.device, *line, *words(max_new_tokens=8, **settings), *more
+            )
+            assert done.returncode == 0, done.stderr
+            found = [[int(token) for token in text.split(",")] for text in done.stdout.split()]
+            assert found == bundle.generate(prompts, 8, stop=ends, **settings)
+    line = native.refusal(bundle.path, "--device", native.device, *["--prompt-ids", "1"] * 4)
+    assert "4 prompts are given, and the bundle takes 3 at once" in line
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -167,13 +189,19 @@ def test_other_bundles_generate_no_text(native, inference, methods):
 
 
 @pytest.mark.slow
-def test_an_encoder_decoder_generates_no_text(native, tmp_path):
+def test_tokens_of_an_encoder_decoder_are_those_of_python(native, tmp_path):
     transformers = pytest.importorskip("transformers")
-    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 12}
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 40}
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
-    torchedge.export_lm(model, "local-cpu", out=tmp_path / "lm", max_length=4, chunk=2, encoder_length=3)
-    line = native.refusal(tmp_path / "lm", "--device", native.device, "--prompt-ids", "1")
-    assert "is an encoder-decoder" in line
+    options = {"max_length": 12, "chunk": 2, "encoder_length": 9}
+    bundle = torchedge.export_lm(model, "local-cpu", out=tmp_path / "lm", **options)
+    for ids in ([3, 9, 1], [*range(9)]):
+        line = words(prompt_ids=",".join(map(str, ids)), max_new_tokens=8, **DRAWN)
+        done = native.start(bundle.path, "--device", native.device, *line)
+        assert done.returncode == 0, done.stderr
+        assert [int(token) for token in done.stdout.split(",")] == bundle.generate(ids, 8, **DRAWN)
+    line = native.refusal(bundle.path, "--device", native.device, "--prompt-ids", ",".join(["1"] * 10))
+    assert "10 tokens are given, and the encoder takes 9" in line
 
 
 def test_a_kept_prefix_is_not_computed_again(native, language, tmp_path):

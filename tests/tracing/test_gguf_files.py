@@ -15,38 +15,77 @@ transformers = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
 
 
-def network(tied):
-    config = transformers.LlamaConfig(
-        **SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied
-    )
+def network(tied=True, kind="llama", hidden=64):
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config).eval()
+    if kind == "gpt2":
+        sizes = {"n_embd": hidden, "n_inner": 2 * hidden, "n_layer": 2, "n_head": 4, "n_positions": 32}
+        config = transformers.GPT2Config(vocab_size=64, **sizes)
+        return transformers.GPT2LMHeadModel(config).eval()
+    made = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}[kind]
+    config = made(
+        **{**SIZES, "hidden_size": hidden, "intermediate_size": 2 * hidden},
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():  # biases begin with zeros
+        torch.nn.init.normal_(parameter, std=0.1)
+    return model
 
 
-def written(path, model, sort, kind="llama"):
-    """Write a model as llama.cpp's converter does; return the tensors by name."""
-    writer = gguf.GGUFWriter(path, kind)
+def written(path, model, sort, kind="llama", *, listed=None):
+    """Write a model as llama.cpp's converter does; listed: the file's kind, where it is another one."""
+    hidden = model.config.hidden_size
+    writer = gguf.GGUFWriter(path, listed or kind)
     writer.add_block_count(2)
     writer.add_context_length(32)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(2 * hidden)
     writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    if kind == "gpt2":
+        writer.add_layer_norm_eps(model.config.layer_norm_epsilon)
+    else:
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
     writer.add_vocab_size(64)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(architectures[kind], 2)
     for name, parameter in model.named_parameters():
         values = parameter.detach().numpy()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = 4 if "q_proj" in name else 2
-            values = values.reshape(heads, 2, -1, 64).swapaxes(1, 2).reshape(values.shape)
+            values = values.reshape(heads, 2, -1, hidden).swapaxes(1, 2).reshape(values.shape)
+        if kind == "gpt2" and values.ndim == 2 and not name.endswith(("wte.weight", "wpe.weight")):
+            values = values.T
         chosen = sort if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        data = gguf.quants.quantize(np.ascontiguousarray(values), chosen)
-        writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=chosen)
+        writer.add_tensor(
+            names.get_name(name, (".weight", ".bias")), blocks_of(values, chosen), raw_dtype=chosen
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def blocks_of(values, sort):
+    """Quantise a matrix; of a type that gguf cannot write, draw blocks with scales near 0.001."""
+    if "_K" not in sort.name:
+        return gguf.quants.quantize(np.ascontiguousarray(values), sort)
+    draw, size = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[sort][1]
+    blocks = draw.integers(0, 256, (values.size // 256, size), dtype=np.uint8)
+    scales = draw.uniform(0.0005, 0.001, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    if sort.name == "Q6_K":
+        blocks[:, -2:] = scales[:, :2]
+    else:
+        blocks[:, :4] = scales
+    return blocks.reshape(values.shape[0], -1)
+
+
+def read_by_transformers(folder, model):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file="lm.gguf", config=model.config, dtype=torch.float32
+    )
 
 
 @pytest.mark.parametrize(("sort", "bits", "tied"), [("Q4_0", 4, True), ("Q8_0", 8, False), ("F16", 0, False)])
@@ -56,9 +95,7 @@ def test_a_file_gives_the_weights_that_transformers_reads(sort, bits, tied, tmp_
     before = {name: value.clone() for name, value in model.state_dict().items()}
     loaded = torchedge.load_gguf(model, tmp_path / "lm.gguf")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    wanted = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file="lm.gguf", config=model.config, dtype=torch.float32
-    )
+    wanted = read_by_transformers(tmp_path, model)
     for name, layer in wanted.named_modules():
         if isinstance(layer, (torch.nn.Linear, torch.nn.Embedding)):
             assert torch.equal(loaded.get_submodule(name).weight, layer.weight), name
@@ -70,20 +107,36 @@ def test_a_file_gives_the_weights_that_transformers_reads(sort, bits, tied, tmp_
         assert (loaded.lm_head.quantized is loaded.model.embed_tokens.quantized) == tied
 
 
-def test_what_no_groups_hold_is_named(tmp_path):
-    model, file = network(True), tmp_path / "lm.gguf"
-    written(file, model, gguf.GGMLQuantizationType.Q4_1)
-    with pytest.raises(InputError, match=r"token_embd.weight is Q4_1; expected F32, F16, BF16, Q4_0, Q8_0"):
+@pytest.mark.parametrize(("kind", "sort"), [("qwen2", "Q4_0"), ("gpt2", "Q8_0"), ("gpt2", "Q4_0")])
+def test_files_of_other_models_are_read(kind, sort, tmp_path):
+    model = network(kind=kind)
+    written(tmp_path / "lm.gguf", model, gguf.GGMLQuantizationType[sort], kind)
+    loaded, wanted = torchedge.load_gguf(model, tmp_path / "lm.gguf"), read_by_transformers(tmp_path, model)
+    ids = torch.arange(9)[None]
+    torch.testing.assert_close(loaded(ids).logits, wanted(ids).logits, rtol=1e-5, atol=1e-5)
+    assert sum(type(m).__name__ == "QuantizedWeight" for m in loaded.modules()) > 4
+
+
+@pytest.mark.parametrize("sort", ["Q4_1", "Q5_0", "Q4_K", "Q6_K"])
+def test_other_types_become_floats_or_are_rounded_again(sort, tmp_path):
+    model = network(hidden=256)
+    written(tmp_path / "lm.gguf", model, gguf.GGMLQuantizationType[sort])
+    with pytest.warns(torchedge.errors.TorchedgeWarning, match=rf"weights, such as .*\({sort}\)"):
+        loaded = torchedge.load_gguf(model, tmp_path / "lm.gguf")
+    wanted, ids = read_by_transformers(tmp_path, model), torch.arange(9)[None]
+    assert torch.equal(loaded(ids).logits, wanted(ids).logits)
+    rounded = torchedge.load_gguf(model, tmp_path / "lm.gguf", requantize="int8")
+    again = torchedge.quantize(wanted, "int8", group=32)
+    assert torch.equal(rounded(ids).logits, again(ids).logits)
+
+
+def test_what_is_not_read_is_named(tmp_path):
+    model, file = network(), tmp_path / "lm.gguf"
+    written(file, model, gguf.GGMLQuantizationType.F16, listed="gemma")
+    with pytest.raises(InputError, match="a model of gemma; expected one of gpt2, llama, qwen2, qwen3"):
         torchedge.load_gguf(model, file)
+    with pytest.raises(InputError, match=r"requantize is 'int2'"):
+        torchedge.load_gguf(model, file, requantize="int2")
     with pytest.raises(InputError, match=r"holds output.weight, which|lacks lm_head.weight"):
         written(file, model, gguf.GGMLQuantizationType.Q8_0)
         torchedge.load_gguf(network(False), file)
-    written(file, model, gguf.GGMLQuantizationType.Q8_0, kind="gemma")
-    with pytest.raises(InputError, match="holds a model of gemma; expected one of llama"):
-        torchedge.load_gguf(model, file)
-    with pytest.raises(InputError, match="no such file; expected a GGUF file"):
-        torchedge.load_gguf(model, tmp_path / "none.gguf")
-    for content in (b"", b"GGUF", file.read_bytes()[:900], b"x" * 999):
-        file.write_bytes(content)
-        with pytest.raises(InputError, match="is no GGUF file"):
-            torchedge.load_gguf(model, file)

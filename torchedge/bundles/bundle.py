@@ -57,6 +57,7 @@ from torchedge.storage.documents import Document, open_file, parse_json, read_by
 from torchedge.storage.locks import PROCESS, cached_property
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
+from torchedge.streaming.budgets import Budgeted
 from torchedge.streaming.repeating import plan_in_turn
 from torchedge.streaming.schedules import StreamingSchedule, schedule_for
 
@@ -101,16 +102,23 @@ class Bundle:
     plans: Mapping[str, PlanFile] = field(default_factory=dict)
     schedules: Mapping[str, StreamingSchedule] = field(default_factory=dict)
 
-    def predict(self, device: str | Path | Device | None = None) -> ProgramPrediction:
+    def predict(
+        self, device: str | Path | Device | None = None, *, method: str | None = None
+    ) -> ProgramPrediction:
         """Predict memory and time of a step on a device, by default the one it was exported for.
 
-        Raises DeviceError for a device without a profile, or whose profile says too little.
+        method: as in `run`. Weights of a bundle that streams are there where they stay from run to run.
+        Raises InputError for a method that it does not have, DeviceError for a device without a profile, or
+        whose profile says too little.
         """
         from torchedge.devices import Device
         from torchedge.streaming.program_costs import predict_program
 
         chosen = device if isinstance(device, Device) else find_device(device or self.manifest.target.name)
-        return predict_program(self.program, chosen)
+        name, plan = self.method(method).name, None
+        if name in self.plans:
+            plan = Budgeted(self.plans[name].instance, self.plans[name].plan, self.schedules[name])
+        return predict_program(self.programs[name], chosen, plan)
 
     @classmethod
     def open(cls, path: str | Path, *, trust: bool = False, prove: bool = False) -> Bundle:

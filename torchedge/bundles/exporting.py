@@ -126,6 +126,59 @@ class Request:
         return [Call(name, model, *as_arguments(example)) for name, (model, example) in self.model.items()]
 
 
+@dataclass(frozen=True)
+class Lowering:
+    """What a bundle is made of: captured steps, their source and programs, the plans of those that stream.
+
+    memory: of all programs together. notes: defaults that were used.
+    """
+
+    steps: Sequence[CapturedStep]
+    source: Source
+    programs: Sequence[Program]
+    plans: Sequence[Budgeted]
+    memory: Memory
+    notes: tuple[str, ...]
+
+
+def lower_request(
+    request: Request,
+    device: Device,
+    expected: list[torch.Tensor],
+    progress: Callable[[str], object] = lambda stage: None,
+) -> Lowering:
+    """Capture and lower what is to be exported; weights may lie on the meta device.
+
+    expected: what the model returns, where the loss of a training step depends on it. Raises InputError,
+    CaptureError, LoweringError, and LimitError where no plan stays within the memory limit.
+    """
+    progress("capture")
+    steps, notes = _captured(request, request.calls, expected)
+    progress("lower")
+    target = target_of_device(device, None, request.precision, request.tuner)
+    if request.train and request.tuner is None and target.name == "mobile":
+        # Without coefficients of its own, those of its class: other phones' choose better than constants.
+        target = target_of_device(device, None, request.precision, "model")
+    coefficients = target.coefficients
+    if coefficients is not None and coefficients.provenance is not Provenance.MEASURED:
+        notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")
+    source = _source(steps, target, request)
+    programs = source.lower()
+    memory = memory_of(programs, methods=len(steps) > 1)
+    return within_limit(Lowering(steps, source, programs, (), memory, tuple(notes)), request, device)
+
+
+def within_limit(lowering: Lowering, request: Request, device: Device) -> Lowering:
+    """Return a lowering without plans with those that the request asks for: its plan or memory limit.
+
+    Raises LimitError where no plan stays within the limit.
+    """
+    plans = _planned(request, lowering.programs, device)
+    if not plans:
+        return lowering
+    return replace(lowering, plans=plans, memory=memory_of_schedules([plan.schedule for plan in plans]))
+
+
 def make_bundle(
     request: Request,
     device: Device,
@@ -152,37 +205,20 @@ def make_bundle(
     call = calls[0]
     wants_targets = request.train and request.step.loss == "default" and not request.step.targets
     expected = eager_outputs(call.model, call.args, call.kwargs) if wants_targets else []
-    progress("capture")
-    steps, notes = _captured(request, calls, expected)
-    captured = steps[0]
+    lowering = lower_request(request, device, expected, progress)
+    steps, programs, plans, memory = lowering.steps, lowering.programs, lowering.plans, lowering.memory
+    program, captured, limits = programs[0], steps[0], profile_limits(device)
+    check_memory(lowering, limits)
     if not onnx and captured.step.updates and not request.train:
         onnx = {"left_out": "the model keeps states from run to run, which ONNX does not"}
     if not onnx and not expected:
         expected = eager_outputs(call.model, call.args, call.kwargs)
-    progress("lower")
-    limits = profile_limits(device)
-    lowered_for = target_of_device(device, limits, request.precision, request.tuner)
-    if request.train and request.tuner is None and lowered_for.name == "mobile":
-        # Without coefficients of its own, those of its class: other phones' choose better than constants.
-        lowered_for = target_of_device(device, limits, request.precision, "model")
-    coefficients = lowered_for.coefficients
-    if coefficients is not None and coefficients.provenance is not Provenance.MEASURED:
-        notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")
-    source = _source(steps, lowered_for, request)
-    programs = source.lower()
-    program = programs[0]
-    plans = _planned(request, programs, device)
-    running = [plan.schedule.program for plan in plans] or programs
-    memory = memory_of(programs, methods=len(calls) > 1)
-    if plans:
-        memory = memory_of_schedules([plan.schedule for plan in plans])
-    _check_memory(running, memory, limits)
     with new_folder(target) as folder:
         progress("write")
-        write_json(folder / SOURCE, SOURCES.document(source))
+        write_json(folder / SOURCE, SOURCES.document(lowering.source))
         named = dict(zip(_program_files(calls, programs), programs, strict=True))
-        order = _loading_order(plans)
         files = {SOURCE: file_of(folder / SOURCE)}
+        order = _loading_order(plans)
         files |= write_programs(folder, named, _values(steps, program.hyperparameters), order)
         if not onnx:
             progress("model.onnx")
@@ -208,7 +244,7 @@ def make_bundle(
             limits.known,
             limits.unknown,
         )
-        manifest = _manifest(request, steps, programs, memory, checked, notes, onnx, files)
+        manifest = _manifest(request, steps, programs, memory, checked, lowering.notes, onnx, files)
         write_manifest(folder, manifest)
         progress("check")
         bundle = Bundle.open(folder, trust=trust)
@@ -239,11 +275,12 @@ def _planned(request: Request, programs: Sequence[Program], device: Device) -> S
     return [plan_program(program, device, memory_limit=request.memory_limit)]
 
 
-def _check_memory(programs: Sequence[Program], memory: Memory, limits: Limits) -> None:
+def check_memory(lowering: Lowering, limits: Limits) -> None:
     """Raise DeviceError where programs as they run, sharing their weights, exceed a limit of the device."""
+    programs = [plan.schedule.program for plan in lowering.plans] or lowering.programs
     for program in programs:
-        check_limits(program, limits, memory.staging_bytes)
-    total = memory.total_bytes
+        check_limits(program, limits, lowering.memory.staging_bytes)
+    total = lowering.memory.total_bytes
     if limits.memory_bytes is not None and total > limits.memory_bytes:
         raise DeviceError(
             f"{programs[0].name} takes {total} bytes in all, {limits.device} has {limits.memory_bytes} "
@@ -416,7 +453,7 @@ def _manifest(
     programs: Sequence[Program],
     memory: Memory,
     target: BundleTarget,
-    notes: list[str],
+    notes: Sequence[str],
     onnx: Mapping[str, Plain],
     files: Mapping[str, BundleFile],
 ) -> Manifest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,11 @@ from torchedge.cli.options import (
     Command,
     Group,
     OutputFile,
+    TextType,
     number_from,
     or_word,
     unsuitable_size,
+    whole,
 )
 from torchedge.errors import InputError, LimitError
 from torchedge.storage.amounts import bytes_of
@@ -40,6 +43,7 @@ from torchedge.storage.pictures import save_picture
 from torchedge.texts import number
 
 if TYPE_CHECKING:
+    from torchedge.bundles.language_plans import LanguageRow
     from torchedge.devices import Device
     from torchedge.lowering.programs import Program
     from torchedge.lowering.targets import Precision
@@ -63,7 +67,7 @@ def plan() -> None:
 
     An overlap plan (FlashMem) lists the weights to load before the first launch, and the chunks of the others
     that are loaded beside each launch. Plans are verified, and their runs on the device predicted. Needs
-    torchedge[plan].
+    torchedge[plan], but for `plan lm`: memory and time of a language model.
     """
 
 
@@ -415,6 +419,133 @@ def _setting(point: Tradeoff) -> str:
 def _figures(name: str, run: RunTimeline) -> list[str]:
     sizes = (run.preloaded_bytes, run.memory.average.total, run.allocated_bytes)
     return [name, *(number(size / MIB) for size in sizes), number(run.latency_ms), number(run.execution_ms)]
+
+
+# plan lm ----------------------------------------------------------------------------------------------------
+
+
+def _listed(kind: TextType, word: str = "") -> TextType:
+    """Values separated by commas; word: stands for None."""
+
+    def make(text: str) -> tuple[Any, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        return tuple([None if word and part.lower() == word else kind.make(part) for part in parts])
+
+    name = f"{kind.name}|{word}" if word else kind.name
+    return TextType(f"{name}[,...]", make)
+
+
+def _weight_format(text: str) -> str:
+    if text not in ("int8", "int4"):
+        raise InputError(f"{text[:40]!r} is no format of weights; expected int8, int4 or none")
+    return text
+
+
+@plan.command(
+    "lm",
+    cls=Command,
+    notes="MODEL is hf:config.json of a language model of transformers, or a function that returns one.",
+    examples=[
+        "torchedge plan lm hf:config.json --device adreno-750 --max-length 512,2048 --quantize none,int4",
+        "torchedge plan lm hf:config.json -d adreno-750 --max-length 512 --lora none,8 --quantize int4",
+        "torchedge plan lm hf:config.json -d local-cpu --max-length 512 --memory-limit none,900MiB --json",
+    ],
+)
+@click.argument("model")
+@options.device
+@click.option(
+    "--max-length", type=_listed(whole(2)), required=True, help="Tokens of a prompt and its continuation."
+)
+@click.option(
+    "--quantize",
+    type=_listed(TextType("int8|int4", _weight_format), "none"),
+    default="none",
+    help="Format of weights.",
+)
+@click.option(
+    "--lora", type=_listed(whole(), "none"), default="none", help="Rank of adapters to train; none: generate."
+)
+@click.option(
+    "--memory-limit", type=_listed(SIZE, "none"), default="none", help="All that is allocated on the device."
+)
+@click.option("--chunk", type=whole(2), default=64, help="Tokens of a prompt that run at once.")
+@click.option("--batch", type=whole(), default=1, help="Texts that run together.")
+@click.option("--encoder-length", type=whole(2), help="Tokens of an encoder's text. [default: --max-length]")
+@click.option(
+    "--cache-dtype", type=Choice(["float32", "float16"]), default="float32", help="Of keys and values."
+)
+@options.precision
+@click.option("--prompt", type=whole(), default=64, help="Tokens of the prompt whose time is predicted.")
+@click.option("--new-tokens", type=whole(), default=64, help="Tokens that follow it.")
+def _plan_lm(
+    model: str,
+    device: str | None,
+    max_length: tuple[int, ...],
+    quantize: tuple[Any, ...],
+    lora: tuple[int | None, ...],
+    memory_limit: tuple[str | None, ...],
+    **same: Any,  # noqa: ANN401 - fields of `LanguageSettings`
+) -> int:
+    """Predict memory and time of a language model: generation, or a training step of adapters.
+
+    Nothing is exported, and no weight is computed. Several values, separated by commas, give a row for each
+    combination. The exit status is 3 if none fits.
+    """
+    from torchedge.api import choose_device
+    from torchedge.bundles.language_plans import LanguageSettings, plan_table
+
+    chosen, (built, label) = choose_device(device), options.load_named(model)
+    choices = {"max_length": max_length, "quantize": quantize, "lora": lora, "memory_limit": memory_limit}
+    count = prod(map(len, choices.values()))
+    with Progress(count, "planning") as progress:
+        settings = LanguageSettings(max(max_length), **same)
+        rows = plan_table(built, chosen, settings, choices, lambda own: progress.begin(f"planning: {own}"))
+    documents = [row.to_dict() for row in rows]
+    answer(documents[0] if count == 1 else documents, lambda: _print_language_rows(label, chosen.name, rows))
+    return 0 if any(row.plan is not None for row in rows) else DOES_NOT_FIT
+
+
+def _print_language_rows(model: str, device: str, rows: Sequence[LanguageRow]) -> None:
+    """Print the plan of one setting, or a table of several with the reasons of those that do not fit."""
+    plans = [row.plan for row in rows if row.plan is not None]
+    if len(rows) == 1 and plans:
+        print(plans[0])
+    else:
+        provenance = plans[0].provenance if plans else "nothing fits"
+        print_wrapped(f"{model} on {device} ({provenance})")
+        head = [
+            "weights",
+            "tokens",
+            "LoRA",
+            "limit MiB",
+            "memory MiB",
+            "streamed",
+            "first ms",
+            "ms",
+            "tokens/s",
+        ]
+        print_table(head, [_language_row(row) for row in rows], left=1)
+        print_wrapped("ms: of a token, or of a training step")
+        for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+            print_wrapped(reason, first="does not fit: ", rest="  ")
+    print_notes(*(plan.notes for plan in plans))
+
+
+def _language_row(row: LanguageRow) -> list[str]:
+    own, plan = row.settings, row.plan
+    limit = "" if own.memory_limit is None else number(bytes_of(own.memory_limit) / MIB)
+    cells = [own.quantize or own.precision, str(own.max_length), str(own.lora or ""), limit]
+    if plan is None:
+        return [*cells, "-", "", "", "", ""]
+    first, each = plan.first_token, plan.step or plan.token
+    return [
+        *cells,
+        number(plan.total_bytes / MIB),
+        number(plan.streamed_bytes / MIB) if plan.streamed_bytes else "",
+        "" if first is None else number(first.value),
+        "" if each is None else number(each.value),
+        "" if plan.tokens_per_s is None else number(plan.tokens_per_s),
+    ]
 
 
 # plan instance, plan verify ---------------------------------------------------------------------------------

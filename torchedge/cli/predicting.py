@@ -160,22 +160,24 @@ def _predict_bundles(folders: Sequence[str], device: str | None, memory_limit: s
 
     limit = None if memory_limit is None else mib_of(memory_limit)
     documents = []
-    for folder in folders:
-        bundle = Bundle.open(folder)
-        p = bundle.predict(device)
-        document = {
-            "model": bundle.manifest.model, "mode": bundle.manifest.mode, "device": p.device,
-            "memory": asdict(p.memory), "latency": asdict(p.latency), "device_bytes": p.device_bytes,
-            "launches": len(p.launches_ms), "provenance": str(p.provenance), "notes": list(p.notes),
-            "fits": limit is None or p.memory.value <= limit,
-        }  # fmt: skip
-        documents.append(document)
-        if not json_wanted():
-            gamma, phi = ("Γ", "Φ") if bundle.trains else ("γ", "φ")
-            print(f"{bundle.manifest.model} on {p.device}, {len(p.launches_ms)} launches ({p.provenance})")
-            print(f"  memory {gamma}   {p.memory}; {number(p.device_bytes / 2**20)} MiB on the device")
-            print(f"  latency {phi}  {p.latency}")
-            print_notes(p.notes)
+    for bundle in map(Bundle.open, folders):
+        for method in bundle.methods:
+            p = bundle.predict(device, method=method)
+            document = {
+                "model": bundle.manifest.model, "mode": bundle.manifest.mode, "method": method,
+                "device": p.device, "memory": asdict(p.memory), "latency": asdict(p.latency),
+                "device_bytes": p.device_bytes, "launches": len(p.launches_ms),
+                "provenance": str(p.provenance), "notes": list(p.notes),
+                "fits": limit is None or p.memory.value <= limit,
+            }  # fmt: skip
+            documents.append(document)
+            if not json_wanted():
+                gamma, phi = ("Γ", "Φ") if bundle.trains else ("γ", "φ")
+                name = bundle.manifest.model + f", {method}" * (len(bundle.methods) > 1)
+                print(f"{name} on {p.device}, {len(p.launches_ms)} launches ({p.provenance})")
+                print(f"  memory {gamma}   {p.memory}; {number(p.device_bytes / 2**20)} MiB on the device")
+                print(f"  latency {phi}  {p.latency}")
+                print_notes(p.notes)
     if json_wanted():
         print_json(documents[0] if len(documents) == 1 else documents)
     return 0 if all(document["fits"] for document in documents) else DOES_NOT_FIT

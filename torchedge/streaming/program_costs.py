@@ -9,7 +9,7 @@ allocates, which is known, beside what the process takes. `step_fitting` fits bo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Annotated
 
@@ -26,8 +26,17 @@ from torchedge.lowering.limits import resident_bytes
 from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.prediction.results import Estimate
 from torchedge.storage.codecs import thaw
-from torchedge.streaming.rates import KernelRates, class_forests, class_rates, estimate_latencies, roofline_of
+from torchedge.streaming.budgets import Budgeted
+from torchedge.streaming.rates import (
+    KernelRates,
+    class_forests,
+    class_rates,
+    derive_rates,
+    estimate_latencies,
+    roofline_of,
+)
 from torchedge.streaming.schedules import LaunchWork, works_of
+from torchedge.streaming.simulation import simulate_plan
 
 TABLE, FILE = "programs", "programs.safetensors"
 """The table of `[profile]`, and the forests beside device.toml."""
@@ -138,15 +147,22 @@ def allocated_bytes(program: Program) -> int:
     return resident_bytes(program) + sum(allocations(program.arena))
 
 
-def predict_program(program: Program, device: Device) -> ProgramPrediction:
+def predict_program(program: Program, device: Device, plan: Budgeted | None = None) -> ProgramPrediction:
     """Predict a step of a program on a device, by measured programs or, without any, by its roofline.
+
+    plan: of the weights that it reads in every run; those that stay are there.
 
     Raises:
         DeviceError: nothing was measured, and the profile gives no peak rate or no bandwidth.
         ProfileError: the profile's model is damaged.
     """
-    works, nbytes = works_of(program), allocated_bytes(program)
+    works = works_of(program)
+    nbytes = allocated_bytes(program) if plan is None else plan.total_bytes
     costs = program_costs(device)
+
+    def together(times: Sequence[float]) -> float:
+        return sum(times) if plan is None else _streamed_ms(plan, times, device)
+
     notes: tuple[str, ...] = ()
     if costs is None:
         roofline = roofline_of(device)
@@ -154,18 +170,26 @@ def predict_program(program: Program, device: Device) -> ProgramPrediction:
         notes = (*roofline.notes, f"no programs were measured on {device.name}: {_REBUILD}")
         beside = device.figures.get("context_mib")
         memory = _estimate(nbytes / 2**20 + (beside.value if beside else 0.0), ASSUMED, "MiB")
-        latency, provenance = _estimate(sum(times), ASSUMED, "ms"), Provenance.ASSUMED
+        latency, provenance = _estimate(together(times), ASSUMED, "ms"), Provenance.ASSUMED
     else:
         times = tuple(costs.launches_ms(works).tolist())
         step = costs.step
         memory = _estimate(step.memory_mib(nbytes, len(program.kernels)), exp(step.memory_error), "MiB")
-        latency = _estimate(step.latency_ms(sum(times), len(times)), exp(step.latency_error), "ms")
+        latency = _estimate(step.latency_ms(together(times), len(times)), exp(step.latency_error), "ms")
         provenance = weakest([Provenance.MEASURED, Provenance(str(_table(device)["provenance"]))])
         if outside := costs.outside(works):
             notes = (f"launches lie outside what was measured in {', '.join(outside)}",)
     return ProgramPrediction(
         program.name, device.name, memory, latency, nbytes, tuple(times), provenance, notes
     )
+
+
+def _streamed_ms(plan: Budgeted, launches_ms: Sequence[float], device: Device) -> float:
+    """Return the time of launches, by their times alone, beside the reads and copies of a plan."""
+    pairs = zip(plan.instance.layers, launches_ms, strict=True)
+    layers = tuple([replace(layer, latency_ms=ms) for layer, ms in pairs])
+    rates = replace(derive_rates(device), staging_bytes=plan.schedule.staging_bytes)
+    return simulate_plan(replace(plan.instance, layers=layers), plan.plan, rates).execution_ms
 
 
 def _estimate(value: float, factor: float, unit: str) -> Estimate:

@@ -263,7 +263,8 @@ def encoder_methods(
         with torch.no_grad():
             encoder = Encoder(model, tokens)
             decoder = Decoder(encoder, length)
-            _check_equal(encoder, decoder)
+            if not encoder.get_buffer("start").is_meta:
+                _check_equal(encoder, decoder)
     except TorchedgeError:
         raise
     except Exception as error:

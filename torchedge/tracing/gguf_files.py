@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchedge.errors import InputError, check_path, checked_call, described, first_line, needed
-from torchedge.tracing.quantizing import QuantizedWeight, in_nibbles, kind_of, with_quantized
+from torchedge.errors import (
+    InputError,
+    TorchedgeWarning,
+    check_choice,
+    check_path,
+    checked_call,
+    described,
+    first_line,
+    needed,
+)
+from torchedge.tracing.quantizing import (
+    QuantizedTransposed,
+    QuantizedWeight,
+    WeightFormat,
+    in_nibbles,
+    kind_of,
+    rounded,
+    with_quantized,
+)
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("gpt2", "llama", "qwen2", "qwen3")
 """Whose files hold what transformers' models do; other ones change weights (Gemma adds 1 to norms)."""
 FLOATS, INTEGERS = ("F32", "F16", "BF16"), ("Q4_0", "Q8_0")
+OTHERS = ("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+"""Types whose groups have no whole zero point, or another number of bits: read as floats."""
 GROUP = 32
 UNUSED = ("rope_freqs.weight",)
 """Tensors that follow from the configuration."""
 
 
 @checked_call()
-def load_gguf(model: object, path: str | Path) -> torch.nn.Module:
+def load_gguf(model: object, path: str | Path, *, requantize: WeightFormat | None = None) -> torch.nn.Module:
     """Return a copy of a causal model of transformers with the weights of a GGUF file.
 
     Matrices of Q4_0 and Q8_0 become int4 and int8 in groups of 32, without rounding: they are the file's own
     integers and scales, as `torchedge.quantize` stores them. F32, F16 and BF16 become the model's floats.
-    model: of a configuration that fits the file, of a Llama, Mistral, Qwen2 or Qwen3.
+    Matrices of Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K become floats, with a warning, or with requantize="int8"
+    or "int4" the nearest integers in groups of 32.
+    model: of a configuration that fits the file, of a Llama, Mistral, Qwen2, Qwen3 or GPT-2.
 
     Raises:
-        InputError: the file is none, lacks a weight or has another shape, or has a type that groups with a
-        scale do not hold (Q4_K, Q4_1: named). MissingExtraError: gguf is not installed.
+        InputError: the file is none, lacks a weight or has another shape, or has a type that is not read.
+        MissingExtraError: gguf is not installed.
     """
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InputError(f"model is {described(model)}; expected a causal model of transformers")
+    if requantize is not None:
+        check_choice("requantize", requantize, get_args(WeightFormat))
     with needed("gguf", extra="gguf", purpose="reading a GGUF file"):
         import gguf
     file = check_path("path", path)
@@ -48,40 +72,56 @@ def load_gguf(model: object, path: str | Path) -> torch.nn.Module:
     if kind not in ARCHITECTURES:
         raise InputError(f"{file}: holds a model of {kind}; expected one of {', '.join(ARCHITECTURES)}")
     config: Any = model.config
+    turns = kind == "llama"  # its files have the rows of heads in another order
     architecture = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[kind]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    floats, integers, taken = dict[str, Any](), dict[int, Any](), set(UNUSED)
+    floats, integers, taken = dict[str, Any](), dict[int, QuantizedWeight](), set(UNUSED)
+    dequantized: list[str] = []
     for name, parameter in model.named_parameters():
         known = names.get_name(name, (".weight", ".bias"))
         if known not in tensors:
             raise InputError(f"{file}: lacks {name}; expected the file of a model with this configuration")
         tensor = tensors[known]
         taken.add(known)
-        shape, sort = tuple(int(size) for size in reversed(tensor.shape)), tensor.tensor_type.name
-        if shape != tuple(parameter.shape):
-            raise InputError(
-                f"{file}: {known} has shape {shape}; expected {tuple(parameter.shape)}, as {name}"
-            )
-        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-        turned = heads.get(known.split(".")[-2]) if kind == "llama" else None
         layer = model.get_submodule(name.rpartition(".")[0])
-        if sort in INTEGERS and len(shape) == 2 and kind_of(layer) is not None:
-            integers[id(parameter)] = _rows(tensor.data, turned), sort, shape[1], parameter.dtype
-        elif sort in FLOATS:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
-            floats[name] = torch.from_numpy(np.array(_rows(values, turned)))
-        else:
+        become = kind_of(layer) if parameter.dim() == 2 else None
+        expected = tuple(parameter.shape)[:: -1 if become is QuantizedTransposed else 1]
+        shape, sort = tuple(int(size) for size in reversed(tensor.shape)), tensor.tensor_type.name
+        if shape != expected:
+            raise InputError(f"{file}: {known} has shape {shape}; expected {expected}, as {name}")
+        if sort not in (*FLOATS, *INTEGERS, *OTHERS):
             raise InputError(
-                f"{file}: {known} is {sort}; expected {', '.join((*FLOATS, *INTEGERS))}: others do not fit "
-                "into groups with a scale; convert the file with llama-quantize"
+                f"{file}: {known} is {sort}; expected {', '.join((*FLOATS, *INTEGERS, *OTHERS))}: convert "
+                "the file with llama-quantize"
             )
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads} if turns else {}
+        turned = heads.get(known.split(".")[-2])
+        if sort in INTEGERS and become is not None:
+            data = _rows(tensor.data, turned)
+            integers[id(parameter)] = _packed(data, sort, shape[1], parameter.dtype)
+            continue
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+        matrix = torch.from_numpy(np.array(_rows(values, turned)))
+        if sort in OTHERS and become is not None and requantize is not None:
+            integers[id(parameter)] = rounded(matrix.to(parameter.dtype), requantize, GROUP, False)
+            continue
+        floats[name] = matrix if become is not QuantizedTransposed else matrix.t()
+        if sort in OTHERS:
+            dequantized.append(f"{known} ({sort})")
     more = sorted(tensors.keys() - taken)
     if more:
         raise InputError(f"{file}: holds {more[0]}, which {type(model).__name__} does not have")
+    if dequantized:
+        warnings.warn(
+            f"{file}: {len(dequantized)} weights, such as {dequantized[0]}, are stored as floats, which take "
+            'more memory; requantize="int8" or "int4" rounds them to integers again',
+            TorchedgeWarning,
+            stacklevel=3,
+        )
     layers = {
         n: layer for n, layer in model.named_modules() if id(getattr(layer, "weight", None)) in integers
     }
-    copy = with_quantized(model, layers, lambda name, _: _packed(*integers[id(layers[name].weight)]))
+    copy = with_quantized(model, layers, lambda name, _: integers[id(layers[name].weight)])
     with torch.no_grad():
         for name, values in floats.items():
             copy.get_parameter(name).copy_(values)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torchedge.errors import (
 )
 from torchedge.tracing.caches import TOLERANCE, additive, cache_class, difference
 from torchedge.tracing.encoder_decoders import encoder_methods
+from torchedge.tracing.quantized_tensors import read_quantized
 from torchedge.tracing.quantizing import WeightFormat, quantize
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -125,10 +128,13 @@ class CachedModel(torch.nn.Module):
         return chosen[:, 0]
 
 
-def language_model(model: object, form: WeightFormat | None = None) -> torch.nn.Module:
+def language_model(
+    model: object, form: WeightFormat | None = None, *, shapes: bool = False
+) -> torch.nn.Module:
     """Return a language model in evaluation: as given, or of a configuration with random weights.
 
-    form: of the weights of linear layers and embeddings, which the returned model has quantised.
+    form: of the weights of linear layers and embeddings, which the returned model has quantised. shapes: it
+    has no values; its weights lie on the meta device.
 
     Raises:
         InputError: it is neither.
@@ -146,13 +152,26 @@ def language_model(model: object, form: WeightFormat | None = None) -> torch.nn.
         if getattr(model, "is_encoder_decoder", False):
             kinds = [AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForCausalLM]
         kind = next((k for k in kinds if type(model) in k._model_mapping), AutoModelForCausalLM)
-        model = kind.from_config(model)
+        with torch.device("meta") if shapes else nullcontext():
+            model = kind.from_config(model)
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InputError(
             f"model is {described(model)}; expected a causal model or an encoder-decoder of transformers, "
             "or its config"
         )
+    model = read_quantized(model)
+    if shapes:
+        model = without_values(model)
     return (model if form is None else quantize(model, form, group=GROUPS.get(form))).eval()
+
+
+def without_values(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a model whose weights lie on the meta device; those that layers share stay shared."""
+    memo: dict[int, torch.Tensor] = {id(b): b.to("meta") for b in model.buffers()}
+    for parameter in model.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = torch.nn.Parameter(empty, parameter.requires_grad)
+    return deepcopy(model, memo)
 
 
 def _check_equal(cached: CachedModel, length: int, texts: int) -> None:
@@ -197,12 +216,16 @@ def methods_of(
     length, texts = check_whole("max_length", length, 2), check_whole("batch", texts)
     chunk = min(check_whole("chunk", chunk, 2), length)
     config: Any = model.config
+    place = next(model.parameters()).device
     if getattr(config, "is_encoder_decoder", False):
-        return encoder_methods(model, length, chunk, encoder_length, texts, cache_dtype)
+        with place:
+            return encoder_methods(model, length, chunk, encoder_length, texts, cache_dtype)
     if encoder_length is not None:
         raise InputError(f"encoder_length is given, and {type(model).__name__} has no encoder: omit it")
-    cached = CachedModel(model, length, texts)
-    _check_equal(cached, length, texts)
+    with place:
+        cached = CachedModel(model, length, texts)
+        if place.type != "meta":
+            _check_equal(cached, length, texts)
     for holder in (cached.keys, cached.values):
         holder.to(getattr(torch, cache_dtype))
     zero, begins = torch.zeros(1, dtype=torch.int64), torch.zeros(texts, dtype=torch.int64)

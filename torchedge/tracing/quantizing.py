@@ -7,7 +7,7 @@ is a handful of element-wise operators on stored tensors, which kernels compute 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,7 @@ class QuantizedWeight(torch.nn.Module):
     packed: int8 (columns), or uint8 with zero points; of int4 two columns a byte, the lower half first. Rows
     are padded to whole groups. scale: (rows, groups, 1), in float16 where groups are shorter than rows and
     float16 holds all scales with its full precision, else in float32. zero: uint8 of the same shape, None for
-    symmetric integers. dtype: of the matrix.
+    symmetric integers. dtype: of the matrix. table: 16 numbers that int4 stands for; None: for whole ones.
     """
 
     packed: torch.Tensor
@@ -40,9 +40,11 @@ class QuantizedWeight(torch.nn.Module):
         kind: WeightFormat,
         columns: int,
         dtype: torch.dtype,
+        table: tuple[float, ...] | None = None,
     ) -> None:
         super().__init__()
         self.bits, self.columns, self.dtype = 8 if kind == "int8" else 4, columns, dtype
+        self.table = table
         self.group = packed.shape[1] * 8 // self.bits // scale.shape[1]
         self.register_buffer("packed", packed.contiguous())
         self.register_buffer("scale", scale)
@@ -61,10 +63,12 @@ class QuantizedWeight(torch.nn.Module):
             shifts = torch.arange(0, 8, 4, dtype=torch.int32, device=packed.device)
             packed = torch.bitwise_right_shift(packed.unsqueeze(-1).to(torch.int32), shifts) & 15
         compute = torch.promote_types(self.dtype, torch.float32)
+        if self.table is not None:
+            packed = _looked_up(packed, self.table)
         values = packed.reshape(*lead, -1, self.group).to(compute)
         if zero is not None:
             values = values - zero.to(compute)
-        elif self.bits == 4:
+        elif self.bits == 4 and self.table is None:
             values = values - 8
         matrix = (values * scale.to(compute)).reshape(*lead, -1)[..., : self.columns]
         return matrix.to(self.dtype)
@@ -77,6 +81,18 @@ class QuantizedWeight(torch.nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed.device)).dtype
         return self
+
+
+def _looked_up(numbers: torch.Tensor, table: Sequence[float]) -> torch.Tensor:
+    """Return entries of a table by their numbers: a tree of choices, which kernels fuse as arithmetic."""
+    level: list[Any] = [*table]
+    for bit in range(len(table).bit_length() - 1):
+        upper = (numbers >> bit & 1) > 0
+        level = [
+            torch.where(upper, second, first) for first, second in zip(level[::2], level[1::2], strict=True)
+        ]
+    entries: torch.Tensor = level[0]
+    return entries
 
 
 def rounded(
@@ -135,7 +151,7 @@ class _QuantizedEmbedding(_Quantized):
         return rows
 
 
-class _QuantizedTransposed(_Quantized):
+class QuantizedTransposed(_Quantized):
     """A layer whose weight has the inputs as rows: groups run along the inputs all the same."""
 
     @property
@@ -152,7 +168,7 @@ def kind_of(layer: Any) -> type[_Quantized] | None:
         plain = type(layer).forward is torch.nn.Embedding.forward
         return (_QuantizedEmbedding if plain else _Quantized) if layer.max_norm is None else None
     if isinstance(layer, getattr(transformers, "Conv1D", ())):
-        return _QuantizedTransposed
+        return QuantizedTransposed
     return _Quantized if isinstance(layer, torch.nn.Linear) else None
 
 
@@ -214,8 +230,10 @@ def with_quantized(
         layer: Any = copy.get_submodule(name)
         weight = layer._parameters.pop("weight")
         kind, plain = kind_of(layer), type(layer)
+        if plain.__module__.partition(".")[0] == "bitsandbytes":  # its forward asks for its own weight
+            plain = torch.nn.Linear
         assert kind is not None
-        transposed = kind is _QuantizedTransposed
+        transposed = kind is QuantizedTransposed
         key = id(weight), transposed
         if key not in weights:
             weights[key] = made(name, weight.t() if transposed else weight)

@@ -80,6 +80,7 @@ def _content(captured: CapturedStep, name: str) -> object:
 def _identity(captured: CapturedStep, name: str) -> object:
     """Return what is the same for two values, of two steps perhaps, exactly if they are one tensor."""
     tensor = captured.tensors.get(name)
-    if tensor is None or not tensor.data_ptr():  # a state that begins with a number; on the meta device
+    if tensor is None:  # a state that begins with a number
         return name
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    place = tensor.untyped_storage()._cdata if tensor.is_meta else tensor.data_ptr()
+    return place, tensor.dtype, tensor.shape, tensor.stride()

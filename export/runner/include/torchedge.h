@@ -71,18 +71,20 @@ typedef struct {
   double temperature;                             /* 0: the most likely token; above it tokens are drawn */
   double top_p;                                   /* among the fewest whose probabilities reach it; 0: all */
   uint64_t top_k;                                 /* among so many of the most likely; 0: all */
-  uint64_t seed;                                  /* the same seed draws the same */
-  const int64_t *stop;                            /* tokens that end the text, and are returned, too */
+  uint64_t seed;                                  /* the same seed draws the same; text n draws by seed + n */
+  const int64_t *stop;                            /* tokens that end a text, and are returned, too */
   size_t stops;                                   /* their number */
-  void (*stream)(void *context, int64_t token);   /* called with each new token; may not call the handle; NULL: not */
+  /* called with each new token and its text, from 0; may not call the handle; NULL: not */
+  void (*stream)(void *context, size_t text, int64_t token);
   void *context;                                  /* passed on to stream */
 } torchedge_sampling;
 
-/* Write the tokens that follow a prompt, at most `most`, by a bundle of torchedge.export_lm; return their number, or
- * -1. The prompt runs in chunks; what it has in common with the tokens of the call before is not computed again. how:
- * NULL takes the most likely tokens. */
-TORCHEDGE_API int64_t torchedge_generate(torchedge_bundle *handle, const int64_t *prompt, size_t count, int64_t *tokens,
-                                         size_t most, const torchedge_sampling *how);
+/* Write the tokens that follow each prompt, at most `most` for each, by a bundle of torchedge.export_lm. prompts: one
+ * behind the other, text n of counts[n] tokens; texts: their number, at most the bundle's batch. Of text n, made[n]
+ * tokens are written from tokens[n * most] on. Prompts run in chunks; what they have in common with the tokens of the
+ * call before is not computed again. how: NULL takes the most likely tokens. */
+TORCHEDGE_API int torchedge_generate(torchedge_bundle *handle, const int64_t *prompts, const size_t *counts, size_t texts,
+                                     int64_t *tokens, size_t most, size_t *made, const torchedge_sampling *how);
 
 /* Set a hyperparameter, such as "lr", which keeps its value until it is set again. */
 TORCHEDGE_API int torchedge_set(torchedge_bundle *handle, const char *name, double value);

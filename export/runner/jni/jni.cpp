@@ -92,10 +92,11 @@ JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_generate(JNIEnv* env, jclass, j
   };
   std::vector<int64_t> fed = numbers(prompt), ends = numbers(stop), made = numbers(tokens);
   torchedge_sampling how{temperature, top_p, static_cast<uint64_t>(top_k), static_cast<uint64_t>(seed), ends.data(), ends.size(), nullptr, nullptr};
-  auto count = static_cast<jsize>(torchedge_generate(bundle_of(handle), fed.data(), fed.size(), made.data(), made.size(), &how));
-  if (count > 0) env->SetLongArrayRegion(tokens, 0, count, reinterpret_cast<jlong*>(made.data()));
-  check(env, handle, count < 0 ? -1 : 0);
-  return count;
+  size_t given = fed.size(), count = 0;
+  int code = torchedge_generate(bundle_of(handle), fed.data(), &given, 1, made.data(), made.size(), &count, &how);
+  env->SetLongArrayRegion(tokens, 0, static_cast<jsize>(count), reinterpret_cast<jlong*>(made.data()));
+  check(env, handle, code);
+  return static_cast<jint>(count);
 }
 
 JNIEXPORT void JNICALL Java_org_torchedge_Bundle_getOutput(JNIEnv* env, jclass, jlong handle, jbyteArray name, jobject array, jlong nbytes) {

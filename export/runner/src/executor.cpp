@@ -15,25 +15,29 @@ double now_ms() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// An array of one number in every element; false where the dtype does not hold it.
+/// Call a function with a number of a dtype's type; of booleans with a byte. Half has none.
+template <class Function>
+auto with_type(DType dtype, Function function) {
+  switch (dtype) {
+    case DType::float32: return function(float{});
+    case DType::float64: return function(double{});
+    case DType::int64: return function(int64_t{});
+    case DType::int32: return function(int32_t{});
+    case DType::int16: return function(int16_t{});
+    case DType::int8: return function(int8_t{});
+    case DType::uint32: return function(uint32_t{});
+    default: return function(uint8_t{});
+  }
+}
+
+/// An array of one number in every element, which its dtype holds exactly.
 std::string filled(const Form& form, double value) {
   std::string array(form.array_bytes(), '\0');
-  auto put = [&](auto element) {
+  if (form.dtype == DType::float16) return array;  // of zeros
+  with_type(form.dtype, [&](auto element) {
+    element = static_cast<decltype(element)>(value);
     for (int64_t k = 0; k < form.elements(); ++k) std::memcpy(array.data() + k * sizeof element, &element, sizeof element);
-  };
-  if (value == 0 && !std::signbit(value)) return array;
-  switch (form.dtype) {
-    case DType::float32: put(static_cast<float>(value)); break;
-    case DType::float64: put(value); break;
-    case DType::int64: put(static_cast<int64_t>(value)); break;
-    case DType::int32: put(static_cast<int32_t>(value)); break;
-    case DType::int16: put(static_cast<int16_t>(value)); break;
-    case DType::int8: put(static_cast<int8_t>(value)); break;
-    case DType::uint8: put(static_cast<uint8_t>(value)); break;
-    case DType::boolean: put(static_cast<uint8_t>(value != 0)); break;
-    case DType::uint32: put(static_cast<uint32_t>(value)); break;
-    case DType::float16: break;  // refused by fills_exactly
-  }
+  });
   return array;
 }
 
@@ -43,26 +47,26 @@ bool fills_exactly(const Form& form, double value) {
     case DType::float32:
     case DType::float64: return true;
     case DType::float16: return value == 0;
+    case DType::boolean: return value == 0 || value == 1;
     case DType::uint8:
-    case DType::boolean:
     case DType::uint32: return value == std::floor(value) && value >= 0 && value < 256;
     default: return value == std::floor(value) && std::abs(value) < 128;
   }
 }
 
 int64_t whole_number(DType dtype, const void* array, int64_t k) {
-  auto get = [&](auto element) {
+  return with_type(dtype, [&](auto element) {
     std::memcpy(&element, static_cast<const char*>(array) + k * sizeof element, sizeof element);
     return static_cast<int64_t>(element);
-  };
-  switch (dtype) {
-    case DType::int64: return get(int64_t{});
-    case DType::int32: return get(int32_t{});
-    case DType::int16: return get(int16_t{});
-    case DType::int8: return get(int8_t{});
-    case DType::uint32: return get(uint32_t{});
-    default: return get(uint8_t{});
-  }
+  });
+}
+
+/// Names of things with commas between them.
+template <class Things>
+std::string names_of(const Things& things) {
+  std::string names;
+  for (const auto& thing : things) names += (names.empty() ? "" : ", ") + thing.name;
+  return names;
 }
 
 bool is_float(DType dtype) { return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::float64; }
@@ -387,17 +391,23 @@ Status Executor::bind(Placed& placed, const Built& built) {
   return {};
 }
 
-Status Executor::write_packed(const Tensor& tensor, Memory& memory, const void* packed) {
+/// Copy all bytes of a tensor to the device, or from there.
+Status Executor::transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target) {
   const Layout& layout = tensor.form.layout;
-  size_t origin[3] = {0, 0, 0}, region[3] = {static_cast<size_t>(layout.width), static_cast<size_t>(layout.height), 1};
-  int64_t nbytes = tensor.form.packed_bytes();
+  const size_t origin[3] = {0, 0, 0}, region[3] = {static_cast<size_t>(layout.width), static_cast<size_t>(layout.height), 1};
+  const int64_t nbytes = tensor.form.packed_bytes();
   cl_int code = 0;
-  if (layout.image()) {
-    code = cl_.EnqueueWriteImage(queue_, memory.handle, kTrue, origin, region, 0, 0, packed, 0, nullptr, nullptr);
-  } else if (nbytes > 0) {
-    code = cl_.EnqueueWriteBuffer(queue_, memory.handle, kTrue, 0, nbytes, packed, 0, nullptr, nullptr);
-  }
-  if (code != 0) return failed("writing " + tensor.name, code);
+  if (layout.image())
+    code = source != nullptr ? cl_.EnqueueWriteImage(queue_, memory.handle, kTrue, origin, region, 0, 0, source, 0, nullptr, nullptr)
+                             : cl_.EnqueueReadImage(queue_, memory.handle, kTrue, origin, region, 0, 0, target, 0, nullptr, nullptr);
+  else if (nbytes > 0)
+    code = source != nullptr ? cl_.EnqueueWriteBuffer(queue_, memory.handle, kTrue, 0, nbytes, source, 0, nullptr, nullptr)
+                             : cl_.EnqueueReadBuffer(queue_, memory.handle, kTrue, 0, nbytes, target, 0, nullptr, nullptr);
+  return code == 0 ? Status() : Status(failed((source != nullptr ? "writing " : "reading ") + tensor.name, code));
+}
+
+Status Executor::write_packed(const Tensor& tensor, Memory& memory, const void* packed) {
+  TE_CHECK(transfer(tensor, memory, packed, nullptr));
   memory.written = true;
   return {};
 }
@@ -410,22 +420,10 @@ Status Executor::write(const Tensor& tensor, Memory& memory, const void* array) 
 }
 
 Status Executor::read(const Tensor& tensor, const Memory& memory, void* array) {
-  const Layout& layout = tensor.form.layout;
-  size_t origin[3] = {0, 0, 0}, region[3] = {static_cast<size_t>(layout.width), static_cast<size_t>(layout.height), 1};
-  int64_t nbytes = tensor.form.packed_bytes();
-  void* target = array;
-  if (!tensor.form.plain()) {
-    staging_.resize(std::max<size_t>(staging_.size(), nbytes));
-    target = staging_.data();
-  }
-  cl_int code = 0;
-  if (layout.image()) {
-    code = cl_.EnqueueReadImage(queue_, memory.handle, kTrue, origin, region, 0, 0, target, 0, nullptr, nullptr);
-  } else if (nbytes > 0) {
-    code = cl_.EnqueueReadBuffer(queue_, memory.handle, kTrue, 0, nbytes, target, 0, nullptr, nullptr);
-  }
-  if (code != 0) return failed("reading " + tensor.name, code);
-  if (target != array) tensor.form.unpack(target, array);
+  if (tensor.form.plain()) return transfer(tensor, memory, nullptr, array);
+  staging_.resize(std::max<size_t>(staging_.size(), tensor.form.packed_bytes()));
+  TE_CHECK(transfer(tensor, memory, nullptr, staging_.data()));
+  tensor.form.unpack(staging_.data(), array);
   return {};
 }
 
@@ -564,12 +562,9 @@ Status Executor::check_values(const Tensor& tensor, const void* array) const {
 }
 
 Result<size_t> Executor::find(const std::string& method) const {
-  std::string names;
-  for (size_t k = 0; k < bundle_.methods.size(); ++k) {
+  for (size_t k = 0; k < bundle_.methods.size(); ++k)
     if (method.empty() || bundle_.methods[k].name == method) return k;
-    names += (names.empty() ? "" : ", ") + bundle_.methods[k].name;
-  }
-  return Error{"there is no method " + method + "; expected one of " + names};
+  return Error{"there is no method " + method + "; expected one of " + names_of(bundle_.methods)};
 }
 
 Status Executor::set_input(const std::string& method, const std::string& name, const void* data, int64_t nbytes) {
@@ -592,9 +587,7 @@ Status Executor::set_input(const std::string& method, const std::string& name, c
     }
     return {};
   }
-  std::string names;
-  for (const Port& port : inputs) names += (names.empty() ? "" : ", ") + port.name;
-  return Error{"there is no input " + name + "; expected one of " + names};
+  return Error{"there is no input " + name + "; expected one of " + names_of(inputs)};
 }
 
 Status Executor::set(const std::string& name, double value) {
@@ -675,7 +668,7 @@ Status Executor::enqueue(const Placed& placed, const std::function<Status(int64_
 
 Status Executor::step(const std::string& method) {
   TE_TRY(number, find(method));
-  tokens_.clear();
+  columns_.clear();
   bool completes = (batches_ + 1) % bundle_.accumulation == 0;
   return run(placed_[completes ? number : placed_.size() - 1]);
 }
@@ -791,7 +784,7 @@ Status Executor::load(const std::string& path) {
       return Error{path + ": sets " + key.substr(15, 80) + ", which is no hyperparameter of this model"};
   }
   std::string data;
-  tokens_.clear();
+  columns_.clear();
   for (const Kept& each : all) {
     const Tensor& tensor = *each.tensor;
     auto entry = header.entries.find(tensor.name);

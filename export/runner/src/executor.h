@@ -64,8 +64,8 @@ class Executor {
   Status set(const std::string& name, double value);
   /// Run one batch of a method (empty: the first one); with accumulation N every N-th updates weights.
   Status step(const std::string& method);
-  /// Return the tokens that follow a prompt, by a language model's methods: generation.cpp.
-  Result<std::vector<int64_t>> generate(const std::vector<int64_t>& prompt, size_t most, const Sampling& sampling);
+  /// Return the tokens that follow each prompt, by a language model's methods: generation.cpp.
+  Result<std::vector<std::vector<int64_t>>> generate(std::vector<std::vector<int64_t>> prompts, size_t most, const Sampling& sampling);
   /// Read an output of the last step, or a parameter, buffer or state.
   Status read(const std::string& name, void* data, int64_t nbytes);
   /// Compare what each launch of a batch writes with the bundle's check.json; the handle has run that batch then.
@@ -119,6 +119,7 @@ class Executor {
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
   Result<cl_mem> own_memory(const Form& form);
+  Status transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target);
   Status write_packed(const Tensor& tensor, Memory& memory, const void* packed);
   Status write(const Tensor& tensor, Memory& memory, const void* array);
   Status read(const Tensor& tensor, const Memory& memory, void* array);
@@ -128,7 +129,8 @@ class Executor {
   /// The place of a method among those of the bundle.
   Result<size_t> find(const std::string& method) const;
   Status run(const Placed& placed);
-  Status run_tokens(const int64_t* tokens, size_t count, size_t begin, size_t chunk, std::vector<float>& logits);
+  Status run_on(const Placed& placed, const std::vector<const int64_t*>& arrays, void* output);
+  Status run_tokens(const std::vector<Column>& columns, size_t begin, size_t chunk, const std::vector<int64_t>& begins, std::vector<float>& logits);
 
   Bundle bundle_;
   ClLibrary cl_{};
@@ -147,7 +149,7 @@ class Executor {
   size_t read_ = 0, of_read_ = 0;
   std::vector<cl_event> copied_;
   int64_t batches_ = 0;
-  std::vector<int64_t> tokens_;  // those whose keys and values the caches hold
+  std::vector<Column> columns_;  // of the tokens whose keys and values the caches hold
   int time_launches_ = 0;
   Figures figures_;
 };

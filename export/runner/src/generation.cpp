@@ -19,14 +19,23 @@ double exp_of(double x) {
   return std::ldexp(sum, static_cast<int>(whole));
 }
 
-/// Whether a method takes tokens, where they begin, and which one's logits it returns.
-bool is_window(const Method& method, int64_t tokens) {
-  const std::vector<Shape> shapes = {{1, tokens}, {1}, {1}};
-  bool fits = method.inputs.size() == 3 && method.outputs.size() == 1;
-  for (size_t k = 0; fits && k < 3; ++k) fits = method.inputs[k].shape == shapes[k] && method.inputs[k].dtype == DType::int64;
+/// Whether a method takes tokens, where they begin, which one's logits it returns, and where each of several texts begins.
+bool is_window(const Method& method, int64_t texts, int64_t tokens) {
+  std::vector<Shape> shapes = {{texts, tokens}, {1}, {1}};
+  if (texts > 1) shapes.push_back({texts});
+  bool fits = method.inputs.size() == shapes.size() && method.outputs.size() == 1;
+  for (size_t k = 0; fits && k < shapes.size(); ++k) fits = method.inputs[k].shape == shapes[k] && method.inputs[k].dtype == DType::int64;
   if (!fits) return false;
   const Port& logits = method.outputs[0];
-  return logits.dtype == DType::float32 && logits.shape.size() == 2 && logits.shape[0] == 1 && logits.shape[1] > 0;
+  return logits.dtype == DType::float32 && logits.shape.size() == 2 && logits.shape[0] == texts && logits.shape[1] > 0;
+}
+
+/// Whether a method takes tokens and their number, and returns the first token of a text.
+bool is_encoder(const Method& method) {
+  auto is = [](const Port& port, const Shape& shape) { return port.dtype == DType::int64 && port.shape == shape; };
+  const std::vector<Port>& inputs = method.inputs;
+  return inputs.size() == 2 && inputs[0].shape.size() == 2 && is(inputs[0], {1, inputs[0].shape[1]}) && is(inputs[1], {1}) &&
+         method.outputs.size() == 1 && is(method.outputs[0], {1});
 }
 
 }  // namespace
@@ -58,45 +67,55 @@ int64_t draw(const std::vector<float>& logits, const Sampling& sampling, double 
   return scores[std::min<size_t>(chosen - sums.begin(), kept - 1)].second;
 }
 
-/// Run tokens from a position on, and take the logits behind the last one. What fills up a chunk lies behind it:
-/// later tokens overwrite it before any of them reads it.
-Status Executor::run_tokens(const int64_t* tokens, size_t count, size_t begin, size_t chunk, std::vector<float>& logits) {
-  TE_TRY(number, find(chunk > 1 ? "prefill" : "decode"));
-  const Placed& placed = placed_[number];
-  std::vector<int64_t> padded(chunk);
-  std::copy(tokens, tokens + count, padded.begin());
-  const int64_t place = static_cast<int64_t>(begin), last = static_cast<int64_t>(count) - 1;
-  const int64_t* arrays[] = {padded.data(), &place, &last};
-  std::vector<int64_t> before = std::move(tokens_), fed = placed.program->fed();
-  tokens_.clear();
-  for (size_t port = 0; port < 3; ++port) {
+/// Run a method on arrays for its inputs, and read what it returns.
+Status Executor::run_on(const Placed& placed, const std::vector<const int64_t*>& arrays, void* output) {
+  const std::vector<int64_t> fed = placed.program->fed();
+  for (size_t port = 0; port < fed.size(); ++port) {
     const Tensor& tensor = placed.program->tensors[fed[port]];
     TE_CHECK(check_values(tensor, arrays[port]));
     TE_CHECK(write(tensor, *placed.memory[fed[port]], arrays[port]));
   }
   TE_CHECK(run(placed));
-  const int64_t output = placed.program->outputs[0];
-  logits.resize(placed.method->outputs[0].shape[1]);
-  TE_CHECK(read(placed.program->tensors[output], *placed.memory[output], logits.data()));
-  float most = *std::max_element(logits.begin(), logits.end());
-  bool numbers = std::isfinite(most) && std::none_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); });
+  const int64_t made = placed.program->outputs[0];
+  return read(placed.program->tensors[made], *placed.memory[made], output);
+}
+
+/// Run the columns of texts from one on, a chunk at most, and take the logits behind the last one. What fills up a
+/// chunk lies behind it: later tokens overwrite it before any of them reads it.
+Status Executor::run_tokens(const std::vector<Column>& columns, size_t begin, size_t chunk, const std::vector<int64_t>& begins, std::vector<float>& logits) {
+  TE_TRY(number, find(chunk > 1 ? "prefill" : "decode"));
+  const Placed& placed = placed_[number];
+  const size_t texts = begins.size(), count = std::min(chunk, columns.size() - begin);
+  std::vector<int64_t> padded(texts * chunk);
+  for (size_t k = 0; k < padded.size(); ++k) {
+    const int64_t token = k % chunk < count ? columns[begin + k % chunk][k / chunk] : kNone;
+    padded[k] = token == kNone ? 0 : token;
+  }
+  const int64_t place = static_cast<int64_t>(begin), last = static_cast<int64_t>(count) - 1;
+  const int64_t words = placed.method->outputs[0].shape[1];
+  std::vector<Column> before = std::move(columns_);
+  columns_.clear();
+  logits.resize(texts * words);
+  TE_CHECK(run_on(placed, {padded.data(), &place, &last, begins.data()}, logits.data()));
+  bool numbers = std::none_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); });
+  for (auto text = logits.begin(); text != logits.end(); text += words) numbers = numbers && std::isfinite(*std::max_element(text, text + words));
   if (!numbers)
     return Error{"the logits after token " + std::to_string(begin + count - 1) +
                  " are no numbers; expected weights and a precision with which the model computes numbers: export it again"};
-  tokens_ = std::move(before);
-  tokens_.resize(std::min(tokens_.size(), begin));
-  tokens_.insert(tokens_.end(), tokens, tokens + count);
+  columns_ = std::move(before);
+  columns_.resize(std::min(columns_.size(), begin));
+  columns_.insert(columns_.end(), columns.begin() + begin, columns.begin() + begin + count);
   return {};
 }
 
-Result<std::vector<int64_t>> Executor::generate(const std::vector<int64_t>& prompt, size_t most, const Sampling& sampling) {
+Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::vector<int64_t>> prompts, size_t most, const Sampling& sampling) {
   auto prefill = find("prefill"), decode = find("decode");
-  size_t chunk = 0, length = 0;
+  size_t texts = 0, chunk = 0, length = 0, longest = 0;
   bool known = prefill.ok() && decode.ok() && bundle_.several;
   if (known) {
     const std::vector<Port>& inputs = bundle_.methods[prefill.value()].inputs;
-    if (!inputs.empty() && !inputs[0].shape.empty()) chunk = inputs[0].shape.back();
-    known = chunk > 0 && is_window(bundle_.methods[prefill.value()], chunk) && is_window(bundle_.methods[decode.value()], 1);
+    if (!inputs.empty() && inputs[0].shape.size() == 2) texts = inputs[0].shape[0], chunk = inputs[0].shape[1];
+    known = texts > 0 && chunk > 0 && is_window(bundle_.methods[prefill.value()], texts, chunk) && is_window(bundle_.methods[decode.value()], texts, 1);
   }
   for (auto [tensor, memory] : kept()) {
     if (tensor->role != Role::state || (tensor->name.rfind("keys.", 0) != 0 && tensor->name.rfind("values.", 0) != 0)) continue;
@@ -104,34 +123,64 @@ Result<std::vector<int64_t>> Executor::generate(const std::vector<int64_t>& prom
     known = known && tokens >= chunk && (length == 0 || length == tokens);
     length = tokens;
   }
-  if (!known || length == 0) return Error{bundle_.path + ": generates no text; expected a bundle of torchedge.export_lm with a batch of 1"};
-  if (find("encode").ok())
-    return Error{bundle_.path + ": is an encoder-decoder, for which no text is generated here; expected a causal model: run its " +
-                 "methods encode, prefill and decode one by one, or generate with Python"};
-  if (prompt.empty()) return Error{"the prompt has no token; expected at least one"};
-  if (most < 1 || most > length || prompt.size() > length || prompt.size() + most - 1 > length)
-    return Error{std::to_string(prompt.size()) + " tokens and " + std::to_string(most) + " new ones are given, and the caches hold " +
+  if (!known || length == 0) return Error{bundle_.path + ": generates no text; expected a bundle of torchedge.export_lm"};
+  if (prompts.empty() || prompts.size() > texts)
+    return Error{std::to_string(prompts.size()) + " prompts are given, and the bundle takes " + std::to_string(texts) +
+                 " at once; expected at least one and no more, or a bundle of torchedge.export_lm(..., batch=)"};
+  if (auto encode = find("encode"); encode.ok() && !prompts[0].empty()) {
+    const Method& method = bundle_.methods[encode.value()];
+    const int64_t count = static_cast<int64_t>(prompts[0].size()), room = is_encoder(method) ? method.inputs[0].shape[1] : 0;
+    if (count > room)
+      return Error{std::to_string(count) + " tokens are given, and the encoder takes " + std::to_string(room) +
+                   "; expected fewer, or a bundle with a larger encoder_length; one that takes features runs by its methods"};
+    prompts[0].resize(room);
+    columns_.clear();
+    int64_t begin = 0;
+    TE_CHECK(run_on(placed_[encode.value()], {prompts[0].data(), &count}, &begin));
+    prompts[0] = {begin};
+  }
+  for (auto& prompt : prompts) {
+    if (prompt.empty()) return Error{"the prompt has no token; expected at least one"};
+    longest = std::max(longest, prompt.size());
+  }
+  if (most < 1 || most > length || longest > length || longest + most - 1 > length)
+    return Error{std::to_string(longest) + " tokens and " + std::to_string(most) + " new ones are given, and the caches hold " +
                  std::to_string(length) + "; expected fewer, but at least one new one, or a bundle with a larger max_length"};
   if (!(sampling.temperature >= 0 && sampling.temperature <= 1e6 && sampling.top_p >= 1e-9 && sampling.top_p <= 1))
     return Error{"the temperature is " + number_text(sampling.temperature) + " and top_p " + number_text(sampling.top_p) +
                  "; expected numbers from 0 to 1000000 and from 1e-9 to 1"};
-  // What the caches hold already is not computed again, but for the last token, whose logits are not kept.
-  size_t done = std::mismatch(prompt.begin(), prompt.end() - 1, tokens_.begin(), tokens_.end()).first - prompt.begin();
-  std::vector<int64_t> tokens = prompt;
-  std::vector<float> logits;
-  while (done < prompt.size()) {
-    size_t begin = std::min(done, length - chunk), count = std::min(chunk, prompt.size() - begin);
-    TE_CHECK(run_tokens(&prompt[begin], count, begin, chunk, logits));
-    done = begin + count;
+  // Texts end together; those that are not given compute what the first one does.
+  std::vector<Column> columns(longest, Column(texts, kNone));
+  std::vector<int64_t> begins;
+  std::vector<Generator> generators;
+  for (size_t text = 0; text < texts; ++text) {
+    const std::vector<int64_t>& prompt = prompts[text < prompts.size() ? text : 0];
+    begins.push_back(static_cast<int64_t>(longest - prompt.size()));
+    for (size_t k = 0; k < prompt.size(); ++k) columns[begins[text] + k][text] = prompt[k];
+    generators.emplace_back(sampling.seed + text);
   }
-  Generator generator(sampling.seed);
+  // What the caches hold already is not computed again, but for the last token, whose logits are not kept.
+  size_t done = std::mismatch(columns.begin(), columns.end() - 1, columns_.begin(), columns_.end()).first - columns.begin();
+  std::vector<float> logits;
+  while (done < longest) {
+    size_t begin = std::min(done, length - chunk);
+    TE_CHECK(run_tokens(columns, begin, chunk, begins, logits));
+    done = std::min(begin + chunk, longest);
+  }
+  std::vector<std::vector<int64_t>> made(prompts.size());
+  auto ended = [&](auto& text) { return text.size() == most || (!text.empty() && std::count(sampling.stop.begin(), sampling.stop.end(), text.back())); };
   for (;;) {
-    auto likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin();
-    tokens.push_back(sampling.temperature > 0 ? draw(logits, sampling, generator.next()) : likeliest);
-    if (sampling.stream) sampling.stream(tokens.back());
-    bool ends = std::find(sampling.stop.begin(), sampling.stop.end(), tokens.back()) != sampling.stop.end();
-    if (ends || tokens.size() == prompt.size() + most) return std::vector<int64_t>(tokens.begin() + prompt.size(), tokens.end());
-    TE_CHECK(run_tokens(&tokens.back(), 1, tokens.size() - 1, 1, logits));
+    for (size_t text = 0; text < made.size(); ++text) {
+      if (ended(made[text])) continue;
+      std::vector<float> own(logits.begin() + text * logits.size() / texts, logits.begin() + (text + 1) * logits.size() / texts);
+      auto likeliest = std::max_element(own.begin(), own.end()) - own.begin();
+      made[text].push_back(sampling.temperature > 0 ? draw(own, sampling, generators[text].next()) : likeliest);
+      if (sampling.stream) sampling.stream(text, made[text].back());
+    }
+    if (std::all_of(made.begin(), made.end(), ended)) return made;
+    columns.emplace_back();
+    for (size_t text = 0; text < texts; ++text) columns.back().push_back(made[text < made.size() ? text : 0].back());
+    TE_CHECK(run_tokens(columns, columns.size() - 1, 1, begins, logits));
   }
 }
 

@@ -8,13 +8,18 @@
 namespace torchedge {
 
 /// temperature 0: the most likely token. top_k: among so many of the most likely; 0: all. top_p: among the fewest
-/// whose probabilities reach it. stop: tokens that end the text. stream: called with each new token.
+/// whose probabilities reach it. seed: of the first text, one more for each other. stop: tokens that end a text.
+/// stream: called with the number of a text and its new token.
 struct Sampling {
   double temperature = 0, top_p = 1;
   uint64_t top_k = 0, seed = 0;
   std::vector<int64_t> stop;
-  std::function<void(int64_t)> stream;
+  std::function<void(size_t, int64_t)> stream;
 };
+
+/// The tokens of several texts at one place; kNone before a text begins.
+using Column = std::vector<int64_t>;
+constexpr int64_t kNone = INT64_MIN;
 
 /// Numbers from 0 to 1 in 53 bits, by SplitMix64.
 class Generator {

@@ -21,7 +21,7 @@ Run an exported bundle through OpenCL. Without --inputs and --prompt-ids, descri
   --inputs FILE        arrays by name (.safetensors): NAME for every step, or K.NAME for step K, from 0
   --outputs FILE       write the outputs of every step, as K.NAME (.safetensors)
   --method NAME        run this one of several methods; default: the first
-  --prompt-ids 1,2,3   print the tokens that follow these, by a language model's bundle
+  --prompt-ids 1,2,3   print the tokens that follow these, by a language model's bundle; repeat it for a batch
   --max-new-tokens N   at most so many of them; default: 64
   --temperature X      draw tokens, above 0; default: 0, the most likely ones
   --top-k N            draw among so many of the most likely
@@ -49,7 +49,8 @@ The OpenCL library is $TORCHEDGE_OPENCL, else libOpenCL.so.1 or the vendors' pla
 
 struct Arguments {
   std::string bundle, inputs, outputs, load, save, device, cache, sha256, method;
-  std::vector<int64_t> prompt, stop;
+  std::vector<int64_t> prompts, stop;
+  std::vector<size_t> counts;  // tokens of each prompt
   double temperature = 0, top_p = 0;
   uint64_t new_tokens = 64, top_k = 0, seed = 0;
   std::vector<std::pair<std::string, double>> settings;
@@ -94,7 +95,7 @@ Result<Arguments> parse(int count, char** words) {
       {"--inputs", &arguments.inputs}, {"--outputs", &arguments.outputs}, {"--load", &arguments.load},   {"--save", &arguments.save},
       {"--device", &arguments.device}, {"--cache", &arguments.cache},     {"--sha256", &arguments.sha256},
       {"--method", &arguments.method}};
-  std::map<std::string, std::vector<int64_t>*> lists = {{"--prompt-ids", &arguments.prompt}, {"--stop", &arguments.stop}};
+  std::map<std::string, std::vector<int64_t>*> lists = {{"--prompt-ids", &arguments.prompts}, {"--stop", &arguments.stop}};
   std::map<std::string, double*> shares = {{"--temperature", &arguments.temperature}, {"--top-p", &arguments.top_p}};
   std::map<std::string, uint64_t*> counts = {{"--steps", &arguments.steps}, {"--memory-limit", &arguments.memory_limit}, {"--times", &arguments.times}, {"--top-k", &arguments.top_k},
                                              {"--max-new-tokens", &arguments.new_tokens}, {"--seed", &arguments.seed}};
@@ -126,7 +127,8 @@ Result<Arguments> parse(int count, char** words) {
       arguments.settings.emplace_back(value.substr(0, equals), setting);
     } else if (lists.count(word)) {
       TE_TRY(numbers, whole_numbers(word, value));
-      *lists[word] = std::move(numbers);
+      if (word == "--prompt-ids") arguments.counts.push_back(numbers.size());
+      lists[word]->insert(lists[word]->end(), numbers.begin(), numbers.end());
     } else if (shares.count(word)) {
       TE_TRY(share, number(word, value, 0, 1e6));
       *shares[word] = share;
@@ -217,20 +219,27 @@ Status run(torchedge_bundle* handle, const Arguments& arguments) {
   return {};
 }
 
-/// Print each token that follows the prompt as soon as it is there.
-Status continue_text(torchedge_bundle* handle, const Arguments& arguments) {
+/// Print the tokens that follow each prompt, a line for each; those of one prompt as soon as they are there.
+Status continue_texts(torchedge_bundle* handle, const Arguments& arguments) {
   bool first = true;
-  auto show = [](void* begins, int64_t token) {
+  auto show = [](void* begins, size_t, int64_t token) {
     std::printf("%s%lld", *static_cast<bool*>(begins) ? "" : ",", static_cast<long long>(token));
     std::fflush(stdout);
     *static_cast<bool*>(begins) = false;
   };
   if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
-  torchedge_sampling how{arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed, arguments.stop.data(), arguments.stop.size(), show, &first};
-  std::vector<int64_t> tokens(arguments.new_tokens);
-  int64_t count = torchedge_generate(handle, arguments.prompt.data(), arguments.prompt.size(), tokens.data(), tokens.size(), &how);
+  const size_t texts = arguments.counts.size(), most = arguments.new_tokens;
+  torchedge_sampling how{arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed, arguments.stop.data(), arguments.stop.size(), nullptr, &first};
+  if (texts == 1) how.stream = show;
+  std::vector<int64_t> tokens(texts * most);
+  std::vector<size_t> made(texts);
+  int code = torchedge_generate(handle, arguments.prompts.data(), arguments.counts.data(), texts, tokens.data(), most, made.data(), &how);
   if (!first) std::printf("\n");
-  TE_CHECK(check(handle, count < 0));
+  TE_CHECK(check(handle, code));
+  for (size_t text = 0; texts > 1 && text < texts; ++text, first = true) {
+    for (size_t k = 0; k < made[text]; ++k) show(&first, text, tokens[text * most + k]);
+    std::printf("\n");
+  }
   if (arguments.figures) std::printf("%s\n", Json::parse(torchedge_describe(handle))["figures"].dump(2).c_str());
   return {};
 }
@@ -290,7 +299,7 @@ int main(int count, char** words) {
       if (result.ok()) right = result.value();
       else status = result.error();
     } else if (status.ok()) {
-      status = chosen.prompt.empty() ? run(handle, chosen) : continue_text(handle, chosen);
+      status = chosen.counts.empty() ? run(handle, chosen) : continue_texts(handle, chosen);
     }
   } catch (const std::bad_alloc&) {
     status = Error{"the host has too little memory"};

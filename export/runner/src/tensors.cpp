@@ -48,7 +48,10 @@ void transpose(const Form& form, const void* from, void* to, bool to_ordered) {
   }
 }
 
+bool in_order(const Layout& layout) { return std::is_sorted(layout.order.begin(), layout.order.end()); }
+
 void transpose(const Form& form, const void* from, void* to, bool to_ordered) {
+  if (in_order(form.layout)) return void(std::memcpy(to, from, form.array_bytes()));
   switch (size_of(form.dtype)) {
     case 1: return transpose<uint8_t>(form, from, to, to_ordered);
     case 2: return transpose<uint16_t>(form, from, to, to_ordered);
@@ -56,8 +59,6 @@ void transpose(const Form& form, const void* from, void* to, bool to_ordered) {
     default: return transpose<uint64_t>(form, from, to, to_ordered);
   }
 }
-
-bool in_order(const Layout& layout) { return std::is_sorted(layout.order.begin(), layout.order.end()); }
 
 /// Call `copy(bytes of the dense order, bytes of the image, count)` for the elements of each texel.
 template <class Copy>
@@ -177,45 +178,22 @@ Shape Form::packed_shape() const {
 bool Form::plain() const { return !layout.image() && in_order(layout); }
 
 void Form::pack(const void* array, void* packed) const {
-  const void* ordered = array;
-  std::string own;
-  if (!in_order(layout)) {
-    void* target = packed;
-    if (layout.image()) {
-      own.resize(array_bytes());
-      target = own.data();
-    }
-    transpose(*this, array, target, true);
-    ordered = target;
-  } else if (!layout.image()) {
-    std::memcpy(packed, array, array_bytes());
-  }
-  if (!layout.image()) return;
+  if (!layout.image()) return transpose(*this, array, packed, true);
+  std::string ordered(array_bytes(), '\0');
+  transpose(*this, array, ordered.data(), true);
   std::memset(packed, 0, packed_bytes());
   each_texel(*this, [&](int64_t dense, int64_t image, int64_t count) {
-    std::memcpy(static_cast<char*>(packed) + image, static_cast<const char*>(ordered) + dense, count);
+    std::memcpy(static_cast<char*>(packed) + image, ordered.data() + dense, count);
   });
 }
 
 void Form::unpack(const void* packed, void* array) const {
-  if (!layout.image()) {
-    if (in_order(layout)) {
-      std::memcpy(array, packed, array_bytes());
-    } else {
-      transpose(*this, packed, array, false);
-    }
-    return;
-  }
-  std::string own;
-  void* ordered = array;
-  if (!in_order(layout)) {
-    own.resize(array_bytes());
-    ordered = own.data();
-  }
+  if (!layout.image()) return transpose(*this, packed, array, false);
+  std::string ordered(array_bytes(), '\0');
   each_texel(*this, [&](int64_t dense, int64_t image, int64_t count) {
-    std::memcpy(static_cast<char*>(ordered) + dense, static_cast<const char*>(packed) + image, count);
+    std::memcpy(ordered.data() + dense, static_cast<const char*>(packed) + image, count);
   });
-  if (ordered != array) transpose(*this, ordered, array, false);
+  transpose(*this, ordered.data(), array, false);
 }
 
 std::string Form::text() const {

@@ -172,19 +172,21 @@ int torchedge_step(torchedge_bundle* handle, const char* method) {
   return call(handle, [&](Executor& executor) { return executor.step(given(method)); });
 }
 
-int64_t torchedge_generate(torchedge_bundle* handle, const int64_t* prompt, size_t count, int64_t* tokens, size_t most,
-                           const torchedge_sampling* how) {
-  int64_t number = -1;
-  call(handle, [&](Executor& executor) -> Status {
+int torchedge_generate(torchedge_bundle* handle, const int64_t* prompts, const size_t* counts, size_t texts, int64_t* tokens, size_t most,
+                       size_t* made, const torchedge_sampling* how) {
+  return call(handle, [&](Executor& executor) -> Status {
     const torchedge_sampling chosen = how == nullptr ? torchedge_sampling{} : *how;
     Sampling sampling{chosen.temperature, chosen.top_p == 0 ? 1 : chosen.top_p, chosen.top_k, chosen.seed, {chosen.stop, chosen.stop + chosen.stops}, nullptr};
-    if (chosen.stream != nullptr) sampling.stream = [chosen](int64_t token) { chosen.stream(chosen.context, token); };
-    TE_TRY(made, executor.generate({prompt, prompt + count}, most, sampling));
-    std::copy(made.begin(), made.end(), tokens);
-    number = static_cast<int64_t>(made.size());
+    if (chosen.stream != nullptr) sampling.stream = [chosen](size_t text, int64_t token) { chosen.stream(chosen.context, text, token); };
+    std::vector<std::vector<int64_t>> given;
+    for (size_t text = 0; text < texts; prompts += counts[text++]) given.emplace_back(prompts, prompts + counts[text]);
+    TE_TRY(continued, executor.generate(given, most, sampling));
+    for (size_t text = 0; text < texts; ++text) {
+      std::copy(continued[text].begin(), continued[text].end(), tokens + text * most);
+      made[text] = continued[text].size();
+    }
     return {};
   });
-  return number;
 }
 
 int torchedge_get_output(torchedge_bundle* handle, const char* name, void* data, size_t nbytes) {

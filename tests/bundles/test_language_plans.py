@@ -1,0 +1,120 @@
+"""Plans of language models: the memory of the bundle to the byte, and times, from shapes alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import torchedge
+from torchedge.cli import main
+from torchedge.errors import InputError, LimitError
+from torchedge.tracing.vision import prepare_torchvision
+
+prepare_torchvision()
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": 120, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+HIDDEN = {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
+
+
+def _config(kind: str):
+    if kind == "gpt2":
+        ends = {"bos_token_id": 0, "eos_token_id": 0}
+        return transformers.GPT2Config(vocab_size=120, n_positions=64, n_embd=32, n_layer=2, n_head=4, **ends)
+    if kind == "t5":
+        sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+        return transformers.T5Config(**sizes, decoder_start_token_id=0)
+    return getattr(transformers, f"{kind.title()}Config")(**SIZES, **HIDDEN)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("form", ["int4", None, "int8"])
+@pytest.mark.parametrize("kind", ["llama", "t5", "gpt2", "qwen2"])
+def test_memory_is_that_of_the_bundle(kind, form, precision, tmp_path):
+    config = _config(kind)
+    options = {"max_length": 32, "chunk": 8, "quantize": form, "precision": precision}
+    plan = torchedge.plan_lm(config, "local-cpu", **options, prompt=20, new_tokens=8)
+    bundle = torchedge.export_lm(config, "local-cpu", out=tmp_path / "bundle", **options)
+    memory = bundle.manifest.memory
+    assert (plan.total_bytes, plan.arena_bytes) == (memory.total_bytes, memory.arena_bytes)
+    assert plan.states_bytes == sum(
+        torch.Size(port.shape).numel() * torch.empty(0, dtype=getattr(torch, port.dtype)).itemsize
+        for port in bundle.states
+    )
+    for method in bundle.methods:
+        assert plan.runs[method].latency == bundle.predict(method=method).latency
+    chunks = 1 if kind == "t5" else 3
+    rest = bundle.predict(method="encode").latency.value if kind == "t5" else 0
+    first = chunks * bundle.predict(method="prefill").latency.value + rest
+    token = bundle.predict(method="decode").latency.value
+    assert plan.first_token.value == pytest.approx(first) and plan.token.value == token
+    assert plan.reply.value == pytest.approx(first + 7 * token)
+    assert plan.tokens_per_s == pytest.approx(1000 / token)
+
+
+def test_memory_of_a_streaming_plan_is_that_of_the_bundle(tmp_path):
+    config = _config("llama")
+    options = {"max_length": 32, "chunk": 8}
+    whole = torchedge.plan_lm(config, "local-cpu", **options, new_tokens=1, prompt=32)
+    with pytest.raises(LimitError) as refused:
+        torchedge.plan_lm(config, "local-cpu", **options, prompt=8, new_tokens=1, memory_limit="100KiB")
+    limit = refused.value.works_bytes / 2**20
+    plan = torchedge.plan_lm(config, "local-cpu", **options, prompt=8, new_tokens=1, memory_limit=limit)
+    bundle = torchedge.export_lm(config, "local-cpu", out=tmp_path / "bundle", **options, memory_limit=limit)
+    assert plan.total_bytes == bundle.manifest.memory.total_bytes <= limit * 2**20 < whole.total_bytes
+    assert plan.streamed_bytes > 0 and plan.token.value > whole.token.value
+    assert plan.token == bundle.predict(method="decode").latency
+
+
+@pytest.mark.parametrize("form", [None, "int4"])
+def test_memory_of_a_training_step_is_that_of_the_trainer(form):
+    peft = pytest.importorskip("peft")
+    config = _config("llama")
+    plan = torchedge.plan_lm(config, "local-cpu", max_length=16, quantize=form, lora=4)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    if form is not None:
+        model = torchedge.quantize(model, form, group=32)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad])
+    ids = torch.zeros(1, 16, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids}
+    with torchedge.Trainer(adapted.train(), batch, optimizer=optimizer) as trainer:
+        assert plan.total_bytes == trainer.memory.total
+    assert plan.step.value > 0 and plan.first_token is None
+    assert plan.tokens_per_s == pytest.approx(16_000 / plan.step.value)
+
+
+def test_a_model_keeps_its_weights():
+    model = transformers.AutoModelForCausalLM.from_config(_config("llama"))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plan = torchedge.plan_lm(model, "local-cpu", max_length=16, prompt=8, new_tokens=4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    shapes = torchedge.plan_lm(model.config, "local-cpu", max_length=16, prompt=8, new_tokens=4)
+    assert plan.to_dict() == shapes.to_dict()
+
+
+def test_the_command_prints_a_table(tmp_path, capsys):
+    _config("llama").save_pretrained(tmp_path)
+    words = ["plan", "lm", f"hf:{tmp_path / 'config.json'}", "--device", "local-cpu", "--max-length", "16,32"]
+    words += ["--prompt", "8", "--new-tokens", "8"]
+    assert main([*words, "--memory-limit", "none,1KiB"]) == 0
+    printed = capsys.readouterr().out
+    assert "does not fit: " in printed and "tokens/s" in printed
+    assert main([*words[:-4], "--prompt", "8", "--new-tokens", "8", "--quantize", "int4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    plans = [
+        torchedge.plan_lm(
+            _config("llama"), "local-cpu", max_length=n, prompt=8, new_tokens=8, quantize="int4"
+        )
+        for n in (16, 32)
+    ]
+    assert [row["total_bytes"] for row in rows] == [plan.total_bytes for plan in plans]
+    assert main([*words, "--memory-limit", "1KiB"]) == 3
+
+
+def test_lengths_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="max_length is 16; expected no more together"):
+        torchedge.plan_lm(_config("llama"), "local-cpu", max_length=16)
