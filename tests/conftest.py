@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,24 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --update-golden."""
-    parser.addoption("--update-golden", action="store_true", help="write golden texts anew")
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Hold a text against tests/golden/NAME, or write it there with --update-golden."""
-
-    def hold(name: str, text: str) -> None:
-        path = CHECKOUT / "tests" / "golden" / name
-        if request.config.getoption("--update-golden"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        assert path.is_file(), f"no golden text {name}: run this test with --update-golden"
-        assert text == path.read_text(), (
-            f"{name} changed: run this test with --update-golden if that is meant"
-        )
-
-    return hold
+    parser.addoption("--update-golden", action="store_true", help="write export/schemas anew")
 
 
 @pytest.fixture(scope="session", autouse=True)
