@@ -42,6 +42,6 @@ def trained(kind, steps, target):
     ],
 )
 def test_longer_sequences_need_no_more_kernels(kind, target):
-    short, long = trained(kind, 4, target), trained(kind, 6, target)
+    short, long = trained(kind, 8, target), trained(kind, 12, target)
     assert len(long.kernels) == len(short.kernels)
     assert len(long.launches) > 1.3 * len(short.launches)
