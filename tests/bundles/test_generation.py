@@ -82,16 +82,21 @@ def test_greedy_tokens_are_those_of_transformers(name, device, tmp_path):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     bundle = torchedge.export_lm(model, device, out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    for length in (1, 2, 5, 7, 8, 9, 13, 16, 17, 21, 24, 27, 30, 33, 36, 41):
+    for length in (1, 7, 8, 9, 17, 33, 41):
         ids = prompt(length)
         wanted = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
         assert bundle.generate(ids[0], 8) == wanted[0, length:].tolist(), length
 
 
-@pytest.mark.parametrize(("form", "group"), [("int8", None), ("int4", 32)])
-def test_quantised_tokens_are_those_of_the_dequantised_model(llama, form, group, tmp_path):
-    bundle = torchedge.export_lm(
-        llama, "local-cpu", out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK, quantize=form
+@pytest.mark.parametrize(
+    ("form", "group"), [pytest.param("int8", None, marks=pytest.mark.slow), ("int4", 32)]
+)
+def test_quantised_tokens_are_those_of_the_dequantised_model(llama, bundle, form, group, tmp_path):
+    floats, bundle = (
+        bundle,
+        torchedge.export_lm(
+            llama, "local-cpu", out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK, quantize=form
+        ),
     )
     dequantised, quantised = copy.deepcopy(llama), torchedge.quantize(llama, form, group=group)
     layers = dict(quantised.named_modules())
@@ -106,7 +111,6 @@ def test_quantised_tokens_are_those_of_the_dequantised_model(llama, form, group,
             ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         assert bundle.generate(ids[0], 8) == wanted[0, length:].tolist(), length
-    floats = torchedge.export_lm(llama, "local-cpu", out=tmp_path / "f", max_length=LENGTH, chunk=CHUNK)
     assert bundle.manifest.memory.resident_bytes < floats.manifest.memory.resident_bytes / 2
 
 

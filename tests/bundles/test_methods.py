@@ -75,7 +75,12 @@ def exported(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("device", "precision"), [("local-cpu", "float32"), ("adreno-740", "float32"), ("adreno-740", "float16")]
+    ("device", "precision"),
+    [
+        ("local-cpu", "float32"),
+        pytest.param("adreno-740", "float32", marks=pytest.mark.slow),
+        ("adreno-740", "float16"),
+    ],
 )
 def test_methods_share_weights_and_states(model, tmp_path, device, precision):
     bundle = torchedge.export(pairs(model), device=device, out=tmp_path / "bundle", precision=precision)
@@ -146,7 +151,7 @@ def own_bytes(runner):
     return sum(sizes.values()) + runner.executor.allocated["staging"]
 
 
-@pytest.mark.parametrize("device", ["local-cpu", "adreno-740"])
+@pytest.mark.parametrize("device", ["local-cpu", pytest.param("adreno-740", marks=pytest.mark.slow)])
 def test_methods_stream_what_a_limit_does_not_hold(tmp_path, device):
     torch.manual_seed(0)
     model = Deep().eval()
@@ -177,7 +182,7 @@ def test_methods_stream_what_a_limit_does_not_hold(tmp_path, device):
 CALLS = [("many", (16, 64)), ("one", (1, 64)), ("one", (1, 64)), ("many", (16, 64)), ("one", (1, 64))]
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_training_bundles_stream_frozen_weights(tmp_path, accumulation):
     torch.manual_seed(0)
     model = Deep()

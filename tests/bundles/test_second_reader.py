@@ -59,10 +59,8 @@ def test_the_reader_imports_nothing_of_torchedge():
     assert len(READER.read_text().splitlines()) <= 300
 
 
-@pytest.mark.parametrize(
-    ("network", "device"),
-    [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] != "cnn")) for pair in NETWORKS.items()],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "device"), NETWORKS.items())
 def test_training_steps_have_the_same_bits(network, device, tmp_path):
     case = drawn(network)
     bundle = torchedge.export(

@@ -12,7 +12,6 @@ from torch import nn
 
 import torchedge
 from torchedge.cli import DOES_NOT_FIT
-from torchedge.errors import ProfileError
 from torchedge.prediction.memory.tape import CATEGORIES
 from torchedge.texts import number, span
 
@@ -121,21 +120,6 @@ def test_names_are_text(tmp_path):
     assert "\x1b" not in page.text
 
 
-def test_the_layers_add_up(tmp_path):
-    """Weights that two modules share count once; FLOPs and parameters are those of the whole graph."""
-    from torchedge.ops.specs import forward_flops
-    from torchedge.prediction.memory.simulation import simulate
-    from torchedge.prediction.pages import _layers
-
-    tied = nn.Linear(6, 6)
-    model = nn.Sequential(tied, nn.ReLU(), tied, nn.LayerNorm(6))
-    graph = torchedge.capture(model, torch.zeros(2, 6))
-    layers = _layers(graph, simulate(graph, 5))
-    assert sum(layer.parameters for layer in layers) == sum(p.numel() for p in model.parameters())
-    c0, c1, c2 = forward_flops(graph)
-    assert sum(layer.flops for layer in layers) == c0 + 5 * c1 + 25 * c2
-
-
 def test_categories_over_the_step_add_up_to_the_peak():
     profile = torchedge.simulate(network(), 8, input_size=(3, 20, 20), optimizer="adam")
     timeline = profile.timeline()
@@ -181,12 +165,6 @@ def test_wrong_use_gives_one_line_and_no_file(words, named, nets, tmp_path, refu
     before = set(tmp_path.iterdir())
     assert named in refused("report", nets, "--input-size", "3x16x16", *words)
     assert {path for path in tmp_path.iterdir() if path.suffix in (".html", ".pdf")} <= before
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    out, options = tmp_path / "none" / "r.html", {"input_size": (3, 20, 20), "device": "jetson-tx2"}
-    with pytest.raises(ProfileError, match=r"r\.html"):
-        torchedge.report(network(), out=out, **options)
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ pytest.importorskip("pyopencl")
 pytest.importorskip("expecttest", reason="PyTorch's operator samples import it")
 
 from oracles.device_checks import run_on_device
-from oracles.operator_samples import all_entries, check_entry, title_of
+from oracles.operator_samples import check_entry, entries
 
 from torchedge.opencl import choose_device
 
-ENTRIES = {title_of(entry): entry for entry in all_entries()}
 FAMILIES = """
 add atan2 clamp where pow nn.functional.gelu nn.functional.mish erfinv lgamma sum var amax argmax cumsum
 logcumsumexp sort topk softmax nn.functional.layer_norm nn.functional.batch_norm nn.functional.group_norm bmm
@@ -23,10 +22,12 @@ nn.functional.pad.reflect nn.functional.interpolate.bilinear
 """.split()  # noqa: SIM905 - read as the list it is
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("title", [title for title in FAMILIES if title in ENTRIES])
+@pytest.mark.slow
+@pytest.mark.parametrize("title", FAMILIES)
 def test_samples_come_out_right(title):
-    tally = check_entry(ENTRIES[title], samples=2)
+    if title not in entries():
+        pytest.skip("this PyTorch has no such entry")
+    tally = check_entry(entries()[title], samples=2)
     assert [o for o in tally.outcomes if o.verdict not in ("passed", "none")] == []
 
 

@@ -108,6 +108,7 @@ def test_weights_that_other_programs_keep_in_images_are_trained_there(pattern, c
     held_against_eager(captured, program, model, optimizer)
 
 
+@pytest.mark.slow
 def test_weights_lie_in_images_where_their_readers_gain_more_than_a_copy():
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

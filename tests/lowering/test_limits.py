@@ -80,20 +80,6 @@ def test_dtypes_that_the_device_lacks_are_named(dtype):
         check_limits(made, limits_of(PHONE))
 
 
-@pytest.mark.parametrize(
-    ("size", "local", "message"),
-    [
-        ((2048,), (2048,), "takes at most 1024"),
-        ((1, 1, 128), (1, 1, 128), r"at most \(1024, 1024, 64\)"),
-        ((1000,), (64,), r"\[1000\].*\[64\]"),
-    ],
-)
-def test_work_groups_that_the_device_does_not_take(size, local, message):
-    made = replace(ADD, launches=(replace(ADD.launches[0], global_size=size, local_size=local),))
-    with pytest.raises(DeviceError, match=f"launch 0, kernel add.*{message}"):
-        check_limits(made, limits_of(PHONE))
-
-
 def test_every_limit_that_a_driver_reports_is_known():
     assert set(limits_of(PHONE).unknown) == {"memory_bytes", "allocation_bytes", "address_bytes"}
     assert "pitch_texels" in limits_of(GPU).unknown

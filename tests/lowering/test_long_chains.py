@@ -9,7 +9,7 @@ from torchedge.graphs.steps import GraphBuilder, Ref
 from torchedge.lowering.assembly import lower
 
 FORM = ((4, 8), "float32")
-LENGTH = 3000
+LENGTH = 1500
 
 
 def chain(*kinds, length=LENGTH):

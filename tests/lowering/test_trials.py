@@ -70,14 +70,14 @@ def test_the_search_begins_with_the_errors_that_a_profile_holds():
 
 
 def test_the_search_finds_the_best_of_many_within_a_few_trials():
-    # True errors are drawn from the process; eight of 200 candidates are timed.
+    # True errors are drawn from the process; eight of 100 candidates are timed.
     generator = np.random.default_rng(3)
     regrets, alone = [], []
-    for _ in range(20):
-        fields = generator.integers(0, 3, (200, 6))
+    for _ in range(12):
+        fields = generator.integers(0, 3, (100, 6))
         differing = (fields[:, None] != fields[None]).sum(-1)
-        errors = generator.multivariate_normal(np.zeros(200), np.exp(-differing / 4.0) * (COMMON + OWN))
-        predicted = np.exp(generator.normal(0, 0.1, 200))
+        errors = generator.multivariate_normal(np.zeros(100), np.exp(-differing / 4.0) * (COMMON + OWN))
+        predicted = np.exp(generator.normal(0, 0.1, 100))
         true = predicted * np.exp(errors)
         kernel = trials(predicted, {}, fields)
         for _ in range(8):

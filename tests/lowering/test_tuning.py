@@ -20,7 +20,7 @@ from torchedge.lowering.schedules import (
     is_legal,
 )
 from torchedge.lowering.targets import TARGETS
-from torchedge.lowering.tuning import LARGEST_OPERANDS, _table, layout_options, score
+from torchedge.lowering.tuning import LARGEST_OPERANDS, layout_options, score
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, evaluate
 from torchedge.profiling.operator_cases import OperatorCase, operator_kernel
 from torchedge.textures.coefficients import NUMBERS, TERM_COUNT, default_coefficients
@@ -282,34 +282,3 @@ def test_a_beam_finds_what_all_combinations_give():
     assert beam.ms.shape[0] == whole.ms.shape[0] and beam.ms.shape[1] < whole.ms.shape[1]
     assert beam.ms.min() <= 1.05 * whole.ms.min()
     assert beam.ms[0, 0] == whole.ms[0, 0]
-
-
-def test_kernels_that_do_the_same_share_scores_only_where_their_tensors_have_the_same_choices():
-    target, coefficients = TARGETS["mobile"], default_coefficients("mobile")
-    kernel = operator_kernel(OperatorCase("MatMul", (64, 64, 64)), target)
-    known = {}
-
-    def table(count):
-        free = {n: layout_options(n, kernel.layouts[n], target)[:count] for n in kernel.group.reads}
-        return _table(kernel.group, kernel.nest, kernel.layouts, free, target, coefficients, known)
-
-    for count in (3, 4, 3):
-        one = table(count)
-        last = dict.fromkeys(one.nodes, count - 1)
-        assert len(one.scores.layouts) == count ** len(one.nodes)
-        assert one.scores.choice(one.best(last)).layouts == one.scores.layouts[one.row(last)]
-
-
-def test_kernels_that_do_the_same_are_searched_by_one_s_scores_over_tensors_of_their_own():
-    target, coefficients = TARGETS["mobile"], default_coefficients("mobile")
-    known = {}
-    tables = []
-    for _ in range(2):
-        kernel = operator_kernel.__wrapped__(OperatorCase("MatMul", (64, 64, 64)), target)
-        free = {n: layout_options(n, kernel.layouts[n], target)[:2] for n in kernel.group.reads}
-        tables.append(_table(kernel.group, kernel.nest, kernel.layouts, free, target, coefficients, known))
-    first, second = tables
-    assert first.scores is second.scores and not set(first.nodes) & set(second.nodes)
-    one, other = (table.trials(dict.fromkeys(table.nodes, 1), target, coefficients, 9) for table in tables)
-    np.testing.assert_array_equal(one.shares, other.shares)
-    assert len(one.shares) == 9

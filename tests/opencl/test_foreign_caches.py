@@ -110,6 +110,7 @@ def test_nothing_of_a_planted_cache_is_executed(bundle, planted, before):
     assert not (home / "executed").exists()
 
 
+@pytest.mark.slow
 def test_random_bytes_in_a_cache_change_nothing(bundle, planted):
     home, cache, expected = planted
     cache.write_bytes(bytes(range(256)) * 16)

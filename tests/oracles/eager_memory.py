@@ -166,7 +166,6 @@ def run_training(
         if isinstance(tensor, torch.Tensor):
             mode.follow(tensor, "input")
     start = 0
-    gc.collect()
     gc.disable()
     try:
         with mode:

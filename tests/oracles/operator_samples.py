@@ -7,6 +7,7 @@ operators) counts with those samples whose graph, forward and backward, has a ru
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from oracles.device_checks import kept_alive, sample_decompositions
 from oracles.nodes import compute
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import TorchedgeError
@@ -112,9 +112,15 @@ class Call:
         return [*outputs, *pull_back(tangents)]
 
 
-def all_entries() -> list[Any]:
-    """Return op_db's entries that have float32 samples."""
-    return [entry for entry in op_db if torch.float32 in entry.dtypes]
+@functools.cache
+def entries() -> dict[str, Any]:
+    """Return op_db's entries that have float32 samples, by title.
+
+    op_db is more objects than all of PyTorch: only where the slow tests run it is imported.
+    """
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {title_of(entry): entry for entry in op_db if torch.float32 in entry.dtypes}
 
 
 def title_of(entry: Any) -> str:

@@ -1,8 +1,11 @@
-"""Latency of kinds of steps: fitted to rows of known times, written, read and chosen."""
+"""Latency of kinds of steps: written, read and chosen."""
 
 from __future__ import annotations
 
 import copy
+import csv
+import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,94 +17,24 @@ from torchedge.devices import Provenance, find_device
 from torchedge.errors import ProfileError
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.intervals import assumed_errors
-from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
-from torchedge.prediction.latency.roofline import (
-    COEFFICIENT_NAMES,
-    named,
-    pack,
-    prior_mean,
-    step_time,
-    work_times,
-)
+from torchedge.prediction.latency.model import LatencyModel
+from torchedge.prediction.latency.roofline import prior_mean
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.profiles import MATRICES, load_models
-from torchedge.profiling import kind_fitting
-from torchedge.profiling.kind_fitting import MeasuredKinds, fit_kinds, read_kind_rows
+from torchedge.profiling.kind_fitting import fit_kinds, read_kind_rows
 from torchedge.profiling.profile_folders import PartFit, write_profile
-from torchedge.profiling.samples import DataSource
+from torchedge.profiling.topologies import build_topology
 
 pytest.importorskip("sklearn")
-TRUE_SHIFT = {"matrix_fwd": -0.8, "matrix_bwd_x": 0.5, "matrix_bwd_w": 0.5}
-
-
-def workloads():
-    """Eight networks of matrix products, each trained whole and with its first layers frozen."""
-    out = []
-    for width in (128, 256, 512, 768):
-        for depth in (4, 8):
-            layers = nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)])
-            for frozen in (0, depth // 2, depth - 1):
-                for place, layer in enumerate(layers):
-                    layer.requires_grad_(place >= frozen)
-                graph = torchedge.capture(layers, torch.zeros(1, 512, width))
-                out.append((f"{width}-{depth}", f"frozen {frozen > 0}", analyse(graph).work))
-    return out
 
 
 @pytest.fixture(scope="module")
-def truth():
+def written(tmp_path_factory):
+    """A profile with a model of its own for steps of matrix products in float32."""
     device = find_device("nvidia-h200")
-    prior = kind_fitting._prior(device, "train", (MATRICES, None))
-    shift = [TRUE_SHIFT.get(name, 0.0) for name in COEFFICIENT_NAMES]
-    return device, prior + np.array(shift)
-
-
-@pytest.fixture(scope="module")
-def rows(truth):
-    _, coefficients = truth
-    table = [(*w, batch, host) for w in workloads() for batch, host in ((4, 1.0), (64, 1.6), (512, 1.0))]
-    family, setting, work, batch, host = (list(column) for column in zip(*table, strict=True))
-    batches, hosts = np.array(batch, dtype=float), np.array(host)
-    p = named(coefficients)
-    times = work_times(pack(work, np.arange(len(work)), batches, calls=True), p)
-    phi = step_time(times.busy, times.launch * hosts, p)
-    thread = times.launch * hosts + np.exp(p["step"])
-    about, names = (np.array(family), np.array(setting)), np.where(hosts > 1, "another host", "")
-    return kind_fitting._Rows(*about, work, batches, phi, np.ones(len(work)), names, thread, True)
-
-
-@pytest.fixture(scope="module")
-def written(truth, rows, tmp_path_factory):
-    device, _ = truth
-    out = tmp_path_factory.mktemp("kinds") / "mine"
-    steps = []
-    measured = MeasuredKinds(
-        DataSource("mine", "0" * 64, Provenance.MEASURED), device, {("train", (MATRICES, None)): rows}
-    )
-    part = fit_kinds(measured, out, lambda: steps.append(1))
-    assert len(steps) == measured.fits
-    return write_profile(out, device, {}, kinds=part)
-
-
-def test_the_profile_predicts_steps_of_matrices_by_their_kind(written, truth):
-    device, coefficients = truth
-    graph = torchedge.capture(
-        nn.Sequential(*[nn.Linear(640, 640) for _ in range(6)]), torch.zeros(1, 512, 640)
-    )
-    work = analyse(graph).work
-    p = named(coefficients)
-    rows = pack([work], np.zeros(1, dtype=np.intp), np.array([256.0]), calls=True)
-    times = work_times(rows, p)
-    expected = float(step_time(times.busy, times.launch, p)[0])
-    predictions = torchedge.Predictor(written).predict_many(
-        [graph, torchedge.capture(nn.Conv2d(3, 8, 3), input_size=(3, 32, 32))], 256
-    )
-    assert predictions.latency[0, 0] == pytest.approx(expected, rel=0.05)
-    alone = torchedge.predict(graph, 256, device=written)
-    assert alone.latency.value == pytest.approx(predictions.latency[0, 0])
-    assert not set(alone.out_of_range) & set(SHARE_NAMES)
-    plain = torchedge.predict(nn.Conv2d(3, 8, 3), 256, input_size=(3, 32, 32), device=device)
-    assert predictions.latency[1, 0] == pytest.approx(plain.latency.value)
+    model = LatencyModel(prior_mean(device, None), assumed_errors(0.3))
+    kinds = PartFit({("train", (MATRICES, None)): model}, {"provenance": "measured"})
+    return write_profile(tmp_path_factory.mktemp("kinds") / "mine", device, {}, kinds=kinds)
 
 
 def test_other_precisions_follow_from_the_measured_one(written):
@@ -112,8 +45,8 @@ def test_other_precisions_follow_from_the_measured_one(written):
     assert load_models(written, "infer").latency.matrices is None
 
 
-def test_convolutions_in_channels_last_have_their_own_times(written, truth, tmp_path):
-    device, _ = truth
+def test_convolutions_in_channels_last_have_their_own_times(written, tmp_path):
+    device = find_device("nvidia-h200")
     slow = LatencyModel(prior_mean(written, None) + np.log(2), assumed_errors(0.3))
     kinds = PartFit({("train", ("channels-last", None)): slow}, {"provenance": "measured"})
     profiled = write_profile(tmp_path / "last", device, {}, kinds=kinds)
@@ -168,3 +101,57 @@ def test_a_campaign_of_plain_training_has_no_kinds(tmp_path):
     )
     with pytest.raises(ProfileError, match="no kind of steps"):
         read_kind_rows(tmp_path, find_device("nvidia-h200"))
+
+
+def layers_of(width, depth):
+    """A job: linear layers on images of 3 x 8 x 8."""
+    sizes = [192, *[width] * depth, 10]
+    nodes = [{"name": "x", "op": "input"}, module("flat", "Flatten", "x")]
+    for place, (inner, outer) in enumerate(pairwise(sizes)):
+        nodes.append(module(f"l{place}", "Linear", nodes[-1]["name"], in_features=inner, out_features=outer))
+    return [*nodes, {"name": "", "op": "output", "args": [{"node": nodes[-1]["name"]}]}]
+
+
+def module(name, kind, reads, **settings):
+    return {"name": name, "op": "module", "type": kind, "kwargs": settings, "args": [{"node": reads}]}
+
+
+def campaign(folder, named):
+    """A folder of steps as long as the H200's profile says, half of them on a host 1.8 times as slow."""
+    folder.mkdir()
+    jobs, rows = [], []
+    for width in (64, 96, 128, 192):
+        for depth in (2, 5, 8):
+            for slow in (1.0, 1.8):
+                name = f"mlp-{width}-{depth}-{slow}"
+                job = {"id": name, "network": f"mlp-{width}", "input_size": [3, 8, 8], "optimizer": "sgd"}
+                job["build"] = {"nodes": layers_of(width, depth)}
+                jobs.append(job | ({"host": "slow"} if named and slow > 1 else {}))
+                device = find_device("nvidia-h200").on_host(5.473 * slow)
+                model = torchedge.predict(
+                    build_topology(job["build"]["nodes"], name), 2, device, input_size=(3, 8, 8)
+                )
+                row = {
+                    "id": name,
+                    "mode": "train",
+                    "batch_size": 2,
+                    "fits": 1,
+                    "memory_mib": 900,
+                    "allocated_mib": 9,
+                }
+                rows.append(row | {"reserved_mib": 20, "latency_ms": model.latency.value, "launch_us": 5.473})
+    (folder / "networks.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    with (folder / "measurements.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def test_the_slowness_of_a_host_that_jobs_name_is_fitted(tmp_path):
+    device, errors = find_device("nvidia-h200"), {}
+    for named in (False, True):
+        measured = read_kind_rows(campaign(tmp_path / str(named), named), device)
+        fit = fit_kinds(measured, tmp_path / "out")
+        errors[named] = fit.described["accuracy"]["matrices float32"]["mean"]
+    assert errors[True] < 0.25 * errors[False]

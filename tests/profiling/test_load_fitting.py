@@ -18,7 +18,6 @@ from torchedge.storage import file_sha256
 from torchedge.streaming.capacities import (
     FILE,
     THRESHOLDS,
-    FittedLoads,
     load_features,
     load_model_of,
     loading_way,
@@ -137,18 +136,6 @@ def test_predictions_never_fall_with_the_load(table, forests):
             assert (
                 np.diff(evaluate(forests[load_class], load_features(case.work, case.alone_ms, extra))) >= 0
             ).all()
-
-
-def test_capacities_follow_the_law(table, forests):
-    model = FittedLoads(forests, "")
-    ratios = []
-    for case in table.of_class("elemental"):
-        if case.work.group_items == 64:
-            moved = case.work.input_bytes + case.work.output_bytes
-            true = COPY_MS * (4 * float(law(case.work.flops, moved, 0)) - 0.004 - moved / BYTES_MS)
-            most = case.extra_bytes[-1]
-            ratios.append(model.most_within(case.work, case.alone_ms, 3.0) / min(true, most))
-    assert 0.8 < np.median(ratios) < 1.2
 
 
 def test_rates_of_kernels_are_found(table):

@@ -24,23 +24,6 @@ def dedicated():
     return replace(find_device("nvidia-h200"), figures={})
 
 
-@pytest.fixture
-def unified():
-    return replace(find_device("jetson-tx2"), figures={})
-
-
-def test_floor_and_ceiling_of_unified_memory_are_found(unified):
-    rows = peaks([50, 100, 200, 300, 1000, 2000, 3000, 4000, 5500, 6000])
-    truth = Process((1000.0, 1100.0), (1500.0, 1630.0), 6200.0, 6000.0)
-    found = adapt_process(rows, truth.base(rows.reserved, rows.linear), BASE, unified)
-    assert found.beside[1] == pytest.approx(1100, abs=2)
-    assert found.floor[1] == pytest.approx(1630, abs=2)
-    assert found.ceiling == pytest.approx(6200, abs=2)
-    assert np.allclose(
-        found.base(rows.reserved, rows.linear), truth.base(rows.reserved, rows.linear), rtol=0.003
-    )
-
-
 def test_dedicated_memory_has_no_floor_whatever_the_rows_say(dedicated):
     rows = peaks([50, 100, 200, 300, 1000, 2000])
     found = adapt_process(rows, np.maximum(rows.reserved + 700, 1500), BASE, dedicated)

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from torchedge.forests.trees import evaluate
-from torchedge.prediction.intervals import GRID, assumed_errors
 from torchedge.profiling.transfer import (
     NOISE,
     OWN_FOREST,
     _left_out,
-    _student,
     choose_points,
     residual_forest,
 )
@@ -37,15 +35,6 @@ def test_left_out_errors_are_those_of_fits_without_the_group(random):
         out = groups == group
         expected[out] = measured[out] - reactions[out] @ fit(~out)
     assert _left_out(errors, reactions, groups) == pytest.approx(expected)
-
-
-def test_few_points_give_wider_quantiles_of_the_same_errors():
-    errors = np.array([0.05, -0.05, 0.04])
-    few = _student(errors, np.ones(3), 3, assumed_errors(0.01))
-    many = _student(np.tile(errors, 3), np.ones(9), 9, assumed_errors(0.01))
-    assert np.interp(0.9, GRID, few.size) > np.interp(0.9, GRID, many.size) > 0.08
-    wide = _student(errors, np.ones(3), 3, assumed_errors(0.5))
-    assert np.interp(0.9, GRID, wide.size) > np.interp(0.9, GRID, few.size)
 
 
 @pytest.fixture

@@ -104,6 +104,7 @@ def test_a_phone_that_does_not_answer_is_one_line(campaign, home, monkeypatch, p
     assert why in campaign(status=2)
 
 
+@pytest.mark.slow
 def test_a_runner_for_another_processor_is_one_line(campaign, home):
     other = home / "other-runner"
     other.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(100))
@@ -111,6 +112,7 @@ def test_a_runner_for_another_processor_is_one_line(campaign, home):
     assert "expected one built for it: correct --runner" in line
 
 
+@pytest.mark.slow
 def test_a_full_phone_is_one_line(campaign, monkeypatch):
     monkeypatch.setenv("FAKE_FAULT", "full")
     assert "No space left on device; make room on the device" in campaign(status=2)

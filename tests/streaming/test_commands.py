@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -204,22 +203,3 @@ def run_all(machine, seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_counts_alone_bring_all_weights_to_their_launches_in_time(seed, by_kernels):
     run_all(machine_of(seed, by_kernels=by_kernels), seed)
-
-
-def _early_reads(loads):
-    return replace(loads, run=tuple([replace(read, after=0) for read in loads.run]))
-
-
-def _early_copies(loads):
-    early = [tuple([replace(copy, after=0) for copy in read.copies]) for read in loads.run]
-    return replace(loads, run=tuple(map(lambda read, own: replace(read, copies=own), loads.run, early)))
-
-
-def _early_launches(loads):
-    return replace(loads, waits=(0,) * len(loads.waits))
-
-
-@pytest.mark.parametrize("changed", [_early_reads, _early_copies, _early_launches])
-def test_without_its_counts_a_run_reads_other_weights(changed):
-    with pytest.raises(AssertionError):
-        run_all(machine_of(4, changed=changed), 4)

@@ -89,24 +89,10 @@ def test_a_gantt_chart_of_all_layers_and_of_some(runs):
     assert begin == runs[0].layers.starts_ms[1] and end == runs[0].layers.ends_ms[3]
 
 
-def test_a_gantt_chart_names_a_few_weights(rates):
-    instance = random_instance(4, "tiny")
-    words = texts(draw_gantt(simulate_plan(instance, always_next(instance), rates)))
-    assert all(w.name in words for w in instance.weights)
-
-
 @pytest.mark.parametrize("layers", [(0, 2), (3, 2), (1, 10**6)])
 def test_layers_that_are_none_are_refused(runs, layers):
     with pytest.raises(InputError, match="layers are"):
         draw_gantt(runs[0], layers=layers)
-
-
-def test_latency_against_memory(runs):
-    figure = draw_tradeoff([(f"M_peak {k}", run) for k, run in enumerate(runs)], title="A sweep")
-    words = texts(figure)
-    for expected in ("A sweep", "M_peak 2", "integrated latency (ms)", "execution latency (ms)"):
-        assert expected in words
-    assert "allocated memory (MiB)" in words
 
 
 def test_strategies_side_by_side(runs):

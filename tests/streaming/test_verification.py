@@ -277,18 +277,3 @@ def test_a_hundred_problems_are_enough():
     problems = verify_plan(INSTANCE, plan).problems
     assert len(problems) == 101 and problems[-1].endswith("problems more")
     assert max(map(len, problems)) < 300
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_loads():
-    """One chunk a layer, all of one weight: every load is looked at."""
-    count = 99_999
-    instance = Instance(
-        CHUNK_BYTES,
-        tuple(layer(n, 1) for n in range(1, count + 2)),
-        (weight(0, count, count + 1, count + 1),),
-        lam=0.5,
-    )
-    loads = tuple(ChunkLoad("w0", n, 1, n - 1) for n in range(1, count + 1))
-    plan = OverlapPlan("OPTIMAL", count / 2, count / 2, (), loads, count)
-    assert check_plan(instance, plan).resident_chunks[-2:] == (count, count)

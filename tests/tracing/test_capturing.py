@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import gc
 import random
 from dataclasses import replace
 
@@ -211,30 +210,6 @@ def test_fused_encoder_path_is_not_taken():
     assert len(graph.parameters) == 24
 
 
-@pytest.mark.parametrize("cells", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("bidirectional", [True, False])
-def test_recurrent_shapes_agree_with_pytorch(cells, batch_first, bidirectional):
-    layer = cells(8, 16, 2, batch_first=batch_first, bidirectional=bidirectional)
-    size = (5, 3, 8)
-    found = [tuple(t.shape) for t in torch.utils._pytree.tree_flatten(layer(torch.zeros(size)))[0]]
-
-    class Swapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(x if batch_first else x.transpose(0, 1))
-
-    graph = capture(
-        Swapped(),
-        torch.zeros(3 if not batch_first else 5, *((5, 8) if not batch_first else (3, 8))),
-        mode="infer",
-    )
-    assert [graph.values[i].at(3 if not batch_first else 5) for i in graph.outputs] == found
-
-
 def test_pytrees_of_inputs():
     example = {
         "batch": {"image": image(8), "ids": torch.zeros(2, dtype=torch.int64)},
@@ -305,15 +280,6 @@ def test_losses():
         capture(SmallNet(), image(3, 8, 8), loss=lambda y: None, method="trace")
 
 
-@pytest.mark.parametrize("method", ["trace", "export"])
-def test_one_graph_serves_every_batch(method):
-    model = networks.Convolutions()
-    graph = capture(model, image(4, 16), mode="infer", method=method)
-    for batch in (1, 3, 16):
-        real = model(torch.zeros(batch, 4, 16))
-        assert graph.values[graph.outputs[0]].at(batch) == tuple(real.shape)
-
-
 def test_patches_are_gone_afterwards():
     before = (nn.Module.__call__, range, torch.jit.ScriptFunction.__call__, nn.functional.has_torch_function)
     applied = networks.Square.apply
@@ -376,15 +342,6 @@ def test_caches_that_keep_stand_ins_are_cleared_and_no_others():
         leaking(torch.empty(2))
     assert forget_cached((FakeTensor,)) == [leaking]
     assert (clean.cache_info().currsize, leaking.cache_info().currsize) == (1, 0)
-    assert forget_cached((FakeTensor,)) == []
-
-
-def test_caches_are_searched_without_a_list_of_the_objects_of_all_threads(monkeypatch):
-    wrapper = functools._lru_cache_wrapper
-    everywhere = {id(o) for o in gc.get_objects() if type(o) is wrapper}
-    assert {id(o) for o in gc.get_referrers(wrapper) if type(o) is wrapper} == everywhere
-    # Such a list refers to tuples that other threads fill, which breaks them.
-    monkeypatch.setattr(gc, "get_objects", lambda *_: pytest.fail("the list was made"))
     assert forget_cached((FakeTensor,)) == []
 
 

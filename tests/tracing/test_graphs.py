@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from tracing.networks import NETWORKS, SmallNet, image
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import Affine, ForwardGraph, Value
+from torchedge.graphs import Affine, Value
 from torchedge.graphs.sizes import BATCH_PRIME, decode_dim, poly, poly_at, symbolic
 from torchedge.tracing.capturing import capture
 
@@ -178,11 +178,6 @@ def test_amounts_are_polynomials():
 def test_an_empty_graph_is_refused():
     with pytest.raises(CaptureError, match="runs no operator"):
         capture(nn.Identity(), image(8), mode="infer", method="trace")
-
-
-def test_repr_is_short():
-    assert repr(capture(SmallNet(), image(3, 8, 8))) == "<ForwardGraph SmallNet: 9 operators, 5 parameters>"
-    assert isinstance(capture(SmallNet(), image(3, 8, 8)), ForwardGraph)
 
 
 def test_the_digest_tells_parameters_that_no_operator_reads():

@@ -11,7 +11,6 @@ from oracles.node_runs import program_of, run_nodes
 from oracles.rule_checks import apply
 
 from torchedge.lowering.building import contraction, elementwise
-from torchedge.lowering.kernel_texts import read_parameters
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.rules.convolution import y_of
 from torchedge.lowering.rules.taps import Taps
@@ -218,45 +217,6 @@ def test_launches_that_are_equal_bit_for_bit():
     nodes, data = apply(ATEN.convolution.default, arguments, {}, [ATEN.convolution(*arguments)])
     first, second = (run_nodes(nodes, data, *SCHEDULES["panel in slices"])[0] for _ in range(2))
     np.testing.assert_array_equal(first, second)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "transposed", "text"),
-    [
-        (("gpu", replace(TILE, block_rows=1, tile_rows=1)), False, "float4 a0_0;"),
-        (SCHEDULES["tiles of twelve rows"], True, "for (int r = 0; r < rows; r += 4)"),
-    ],
-    ids=["one row", "twelve rows"],
-)
-def test_neighbours_in_memory_are_read_by_vectors_whatever_the_tile(schedule, transposed, text):
-    """The rows of a tile need not be a multiple of four, nor a power of two; costs count vectors, too."""
-    a = Stored((48, 24) if transposed else (24, 48), "float32", "a", 0)
-    b = Stored((48, 40), "float32", "b", 1)
-    made = contraction(
-        (24, 40),
-        ("row", "col"),
-        (48,),
-        lambda out, over: a.at(over[0], out[0]) if transposed else a.at(out[0], over[0]),
-        lambda out, over: b.at(over[0], out[1]),
-        "float32",
-    )
-    assert text in program_of([made], *schedule, inputs=[a, b]).kernels[0].source
-
-
-def test_a_table_of_points_is_of_whole_numbers_in_any_precision():
-    x = Stored((60, 3, 5), "float64", "x", 0)
-    w = Stored((3, 5, 24), "float64", "w", 1)
-    made = contraction(
-        (60, 24),
-        ("row", "col"),
-        (3, 5),
-        lambda out, over: x.at(out[0], *over),
-        lambda out, over: w.at(*[2 - over[0], over[1]], out[1]),
-        "float64",
-    )
-    kernel = program_of([made], "gpu", LOCAL).kernels[0]
-    assert "__local int points[2]" in kernel.source
-    read_parameters("the kernel", kernel)
 
 
 @pytest.mark.parametrize("side", [5, 7, 8, 14])

@@ -161,13 +161,6 @@ def test_main_loops_have_a_turn():
     assert replace(loaded, name=kernel.name, source=kernel.source) == kernel
 
 
-def test_a_turn_stores_before_it_fetches():
-    (kernel,) = program_of(softmax(), "gpu").kernels
-    text = with_slot(kernel, "buffer", "gpu").source
-    turn = text[text.index("slot_target[slot_at] = slot_vector") :]
-    assert turn.index("slot_at += slot_step") < turn.index("slot_vector = slot_source[min(slot_at")
-
-
 def test_numbers_out_of_place_are_refused():
     assert slot_numbers(TEXTURE, 160, 480, 4096) == (256, 1, 320, 10)
     assert slot_numbers(BUFFER, 4096, 4124, 0) == (0, 256, 28)

@@ -10,7 +10,7 @@ import torch
 from oracles.small_programs import chain, image_copy
 
 from torchedge.lowering.assembly import lower
-from torchedge.lowering.kernels.offsets import UNIT_BYTES, offset_kernels, with_offsets
+from torchedge.lowering.kernels.offsets import offset_kernels, with_offsets
 from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Kernel
 from torchedge.lowering.rules import all_rules
 from torchedge.runtime import Executor
@@ -26,19 +26,6 @@ KERNEL = Kernel(
     ("write", "read"),
     sizes=1,
 )
-
-
-def test_offsets_follow_the_other_arguments_and_keep_restrict():
-    form = with_offsets(KERNEL, [1])
-    assert form.moved == (1,)
-    assert form.kernel.name != KERNEL.name
-    assert (
-        "(__global float* restrict t0, __global const uchar* t1, const int n0, const uint t1_at) {"
-    ) in form.kernel.source
-    assert (
-        "t1 = (__global const uchar*)((__global const uchar*)t1 + ((ulong)t1_at << 9));" in form.kernel.source
-    )
-    assert UNIT_BYTES == 1 << 9
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,20 @@ import pytest
 
 pytest.importorskip("expecttest", reason="PyTorch's operator samples import it")
 
-from oracles.operator_samples import all_entries, check_entry, is_named, run_in_numpy, title_of
+from oracles.operator_samples import check_entry, entries, is_named, run_in_numpy
 
-ENTRIES = {title_of(entry): entry for entry in all_entries()}
 BEYOND = ("index_put", "scatter_reduce.prod", "index_reduce.prod", "half", "bfloat16")
 """Entries whose sizes values decide (a mask for an index), and dtypes that numpy's nodes do not round to."""
 
 
-@pytest.mark.sampled(60)
-@pytest.mark.parametrize("title", [title for title in ENTRIES if title not in BEYOND])
+def pytest_generate_tests(metafunc):
+    """Name the entries, unless the slow tests are left out."""
+    left_out = metafunc.config.option.markexpr == "not slow"
+    metafunc.parametrize("title", [] if left_out else [title for title in entries() if title not in BEYOND])
+
+
+@pytest.mark.slow
 def test_samples(title):
-    samples = 4 if is_named(ENTRIES[title]) else 2  # the others are made of rules
-    tally = check_entry(ENTRIES[title], samples=samples, run=run_in_numpy)
+    samples = 4 if is_named(entries()[title]) else 2  # the others are made of rules
+    tally = check_entry(entries()[title], samples=samples, run=run_in_numpy)
     assert not tally.count("failed", "refused"), tally.outcomes

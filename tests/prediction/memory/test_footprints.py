@@ -66,7 +66,7 @@ def test_a_step_takes_what_the_profiler_sees(name):
     assert peak_of(graph, ROWS) == pytest.approx(peak, rel=0.02)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["atan2", "addcdiv", "logaddexp", "nn.functional.softplus", "hypot", "lerp", "std"]
 )

@@ -45,6 +45,7 @@ def predicted(model, x, **settings):
     return int(write_tape(graph, StepSettings(backend="cpu", **settings)).peak_bytes([len(x)])[0])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("kind", "options"),

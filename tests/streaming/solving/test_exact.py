@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from oracles.exhaustive_plans import best_plan, smallest_memory
-from oracles.random_instances import CHUNK_BYTES, instances, layer, random_instance, weight
+from oracles.random_instances import instances, random_instance
 
-from torchedge.streaming.instances import Instance
 from torchedge.streaming.solving.planner import solve
 from torchedge.streaming.verification import check_plan
 
@@ -23,15 +22,12 @@ def compare(instance):
     """Hold a solved instance against the best there is."""
     plan, best = solve(instance), best_plan(instance)
     check_plan(instance, plan)
+    assert plan.status == best.status
     if best.status == "INFEASIBLE":
-        assert plan.status == "INFEASIBLE"
         smallest = plan.solver["smallest_memory_chunks"]
         assert best_plan(replace(instance, memory_chunks=smallest)).status == "OPTIMAL"
         return
-    assert plan.lower_bound <= best.objective + 1e-9
-    assert best.objective <= plan.objective + 1e-9
-    if plan.status == "OPTIMAL":
-        assert plan.objective == pytest.approx(best.objective, abs=1e-9)
+    assert plan.objective == pytest.approx(best.objective, abs=1e-9)
 
 
 @pytest.mark.parametrize("block", blocks(20, 4))
@@ -85,28 +81,3 @@ def test_larger_instances_against_the_papers_model(seed):
 
 
 # what the solver is held against ----------------------------------------------------------------------------
-
-
-def test_the_smallest_memory_that_works():
-    """Two weights of two chunks, one chunk a layer: streaming one after the other needs three chunks."""
-    instance = Instance(
-        CHUNK_BYTES, tuple(layer(n, 1) for n in range(1, 6)), (weight(0, 2, 3, 3), weight(1, 2, 5, 5))
-    )
-    assert smallest_memory(instance) == 3
-    assert best_plan(replace(instance, memory_chunks=2)).status == "INFEASIBLE"
-    assert smallest_memory(replace(instance, weights=())) == 0
-
-
-def test_seeded_instances_are_the_same_each_time_and_of_every_kind():
-    drawn = [random_instance(seed) for seed in range(300)]
-    assert drawn[:20] == [random_instance(seed) for seed in range(20)]
-    assert {x.residency for x in drawn} == {"chunks", "weights"}
-    assert {x.distance for x in drawn} == {"layers", "chunks"}
-    for limit in ("m_peak_chunks", "memory_chunks"):
-        assert {getattr(x, limit) is None for x in drawn} == {True, False}
-    assert any(w.last_use > w.first_use for x in drawn for w in x.weights)
-    assert any(w.first_use == 1 for x in drawn for w in x.weights)
-    assert any(y.capacity_chunks == 0 for x in drawn for y in x.layers)
-    plans = [best_plan(x) for x in drawn]
-    assert sum(bool(plan.loads) for plan in plans) > 100
-    assert any(plan.status == "INFEASIBLE" for plan in plans)
