@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torchedge.errors import DeviceError, DeviceMemoryError
 from torchedge.opencl.compiling import compile_kernels
 from torchedge.opencl.contexts import DeviceContext, check_alive, failure, memory_text, translated
+from torchedge.opencl.sharing import keep_in_forks
 
 PAGE_BYTES = 4096
 """Bytes of a page: direct reads from a disk go to whole pages."""
@@ -58,7 +59,7 @@ def allocate_buffer(context: DeviceContext, nbytes: int, what: str) -> Any:
 
 def counted_buffer(context: DeviceContext, flags: int, nbytes: int) -> Any:
     """Return a new buffer that counts as allocated while it lives; raises the driver's errors."""
-    buffer = _counted(context.cl.Buffer)(context.context, flags, nbytes)
+    buffer = keep_in_forks(context.cl.Buffer, context.context, flags, nbytes)
     context.allocated.add(buffer)
     return buffer
 
@@ -78,17 +79,15 @@ def allocate_image(context: DeviceContext, width: int, height: int, dtype: str, 
     description.image_type = cl.mem_object_type.IMAGE2D
     description.shape = (width, height)
     with translated(what, nbytes=nbytes, device=context.device):
-        image = _counted(cl.Image)(
-            context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), desc=description
-        )
+        image = _new_image(context, dtype, what, description)
     context.allocated.add(image)
     return image
 
 
-@cache
-def _counted(kind: type) -> Any:
-    """Return a class of pyopencl's memory objects whose objects can be referred to weakly."""
-    return type(kind.__name__, (kind,), {})
+def _new_image(context: DeviceContext, dtype: str, what: str, description: Any) -> Any:
+    cl = context.cl
+    form = _format(context, dtype, what)
+    return keep_in_forks(cl.Image, context.context, cl.mem_flags.READ_WRITE, form, desc=description)
 
 
 def image_over_buffer(
@@ -124,9 +123,7 @@ def image_over_buffer(
     description.pitches = (pitch * 4 * np.dtype(dtype).itemsize, 0)
     description.buffer = buffer
     with translated(what, device=device):
-        return cl.Image(
-            context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), desc=description
-        )
+        return _new_image(context, dtype, what, description)
 
 
 def sub_buffer(context: DeviceContext, buffer: Any, offset: int, nbytes: int, what: str) -> Any:
