@@ -7,9 +7,9 @@
 Devices are named as in TORCHEDGE_OPENCL_DEVICE. Each has a process of its own; `--before` gives the second
 one the package of another checkout, and a cache of programs of its own. A network is lowered once for each
 device, within its limits. After a step of each that is not timed, the devices step in turn. A line has the
-ratios of the first one's steps to the second one's: of the medians, of the fastest, and of the medians of the
-processor time of all threads, which other programs on the machine disturb least; and how far the losses of
-the first steps are apart. The last lines have the geometric means and the load of the machine.
+ratios of the first one's steps to the second one's: of the medians and of the fastest, by the clock; the same
+by the processor time of all threads ("busy", "least"), which other programs on the machine disturb less; and
+how far the losses of the first steps are apart. The last lines have geometric means and the machine's load.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def train(pipe: Connection, checkout: Path, device: str, cache: str | None) -> N
 
 
 def row(pipes: list[Connection], name: str, rounds: int) -> tuple[tuple[float, ...], float]:
-    """Return the ratios of median, fastest and busy time, and how far the first losses are apart."""
+    """Return the ratios of median, fastest, busy and least time, and how far the first losses are apart."""
 
     def asked(pipe: Connection, question: object) -> object:
         pipe.send(question)
@@ -63,9 +63,8 @@ def row(pipes: list[Connection], name: str, rounds: int) -> tuple[tuple[float, .
     for pipe in pipes:
         pipe.send(0)
     mine, theirs = [list(zip(*device, strict=True)) for device in zip(*times, strict=True)]
-    figures = ((statistics.median, 0), (min, 0), (statistics.median, 1))
-    ratios = tuple([figure(mine[k]) / figure(theirs[k]) for figure, k in figures])
-    return ratios, abs(loss - other) / abs(other)
+    ratios = [figure(mine[k]) / figure(theirs[k]) for k in (0, 1) for figure in (statistics.median, min)]
+    return tuple(ratios), abs(loss - other) / abs(other)
 
 
 def main() -> None:
@@ -84,7 +83,7 @@ def main() -> None:
             context.Process(target=train, args=(other, checkout, device, folder), daemon=True).start()
             other.close()  # so that a process that ends is no endless wait
             pipes.append(pipe)
-        print(f"{'network':18} {'median':>7} {'fastest':>7} {'busy':>7} {'losses apart':>13}")
+        print(f"{'network':18} {'median':>7} {'fastest':>7} {'busy':>7} {'least':>7} {'losses apart':>13}")
         for name in given.networks:
             ratios, apart = row(pipes, name, given.rounds)
             rows.append(ratios)
