@@ -40,7 +40,7 @@ def test_laws_make_kernels_of_gpus_left_out_err_less_than_the_ratio_of_peaks(sha
     after, before = np.mean(list(errors.values()), axis=0)
     assert after < within * before
     if law == "products":  # its power limits a T4, as the P4 and the V100 show
-        assert errors["Tesla T4"][0] < 0.7 * errors["Tesla T4"][1] > 0.3
+        assert errors["Tesla T4"][0] < 0.7 * errors["Tesla T4"][1] > 0.25
     assert {name: pytest.approx(value, rel=0.15) for name, value in fits[None].constants.items()} == shipped
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import warnings
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles.opencl_devices import GPU, PHONE
+from oracles.spoiled_drivers import spoiled
 
 from torchedge.errors import DeviceError, TorchedgeWarning
 from torchedge.opencl import choose_device, choosing, drivers
@@ -23,7 +23,6 @@ from torchedge.opencl.probes import NO_TIMES, remark_of
 cl = pytest.importorskip("pyopencl")
 
 CPU = replace(GPU, index=2, name="pthread-cpu", platform="Portable Computing Language", kind="cpu")
-ORACLES = Path(__file__).parents[1] / "oracles"
 
 
 @pytest.fixture(autouse=True)
@@ -163,20 +162,7 @@ print(probes.fault_of(device) or probes.remark_of(device) or "works")
     ],
 )
 def test_a_driver_that_fails_leaves_this_process_alone(how, fault, tmp_path):
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    # PoCL from pip does not build on every processor, which hides what is spoiled behind the build.
-    libraries = [drivers.installed_runtime(), *Path(cl.__file__).parent.glob(".libs/libpocl*")]
-    libraries = [path for path in libraries if path is not None]
-    if compiler is None or not libraries:
-        pytest.skip("no C compiler, or no driver from pip to spoil")
-    spoiled = tmp_path / "spoiled.so"
-    source = ORACLES / "spoiled_driver.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", spoiled, source, "-ldl"], check=True)
-    (tmp_path / "spoiled.icd").write_text(f"{spoiled}\n")
-    environment = {
-        **os.environ, "SPOILED_DRIVER": str(libraries[0]), "SPOILED": how,
-        "OCL_ICD_VENDORS": str(tmp_path / "spoiled.icd"), "TORCHEDGE_CACHE": str(tmp_path / "cache"),
-    }  # fmt: skip
+    environment = spoiled(how, tmp_path)
     for seconds in ("4", "0") if how == "hang" else ("60", "0"):  # the second verdict is the first one's
         done = subprocess.run(
             [sys.executable, "-c", FAULTS, seconds],

@@ -3,7 +3,7 @@
    SPOILED_DRIVER: the library of the other driver. SPOILED: what happens:
    build    no program builds        hang     building never ends      crash    building ends the process
    wrong    what is read is zero     memory   no buffer is made        lost     events report -9999
-   times    times of commands are counts */
+   times    times of commands are counts       fork   releasing in a fork ends it */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -12,7 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { PLATFORM_INFO = 1, CREATE_BUFFER = 14, BUILD_PROGRAM = 30, BUILD_INFO = 33, EVENT_INFO = 42, EVENT_TIMES = 45,
+enum { PLATFORM_INFO = 1, RELEASE_CONTEXT = 7, RELEASE_QUEUE = 11, RELEASE_MEMORY = 18, RELEASE_PROGRAM = 29,
+       RELEASE_KERNEL = 37, RELEASE_EVENT = 44, CREATE_BUFFER = 14, BUILD_PROGRAM = 30, BUILD_INFO = 33, EVENT_INFO = 42, EVENT_TIMES = 45,
        READ_BUFFER = 48 };
 #define LOG "error: unknown target CPU 'generic'\n"
 
@@ -69,6 +70,19 @@ static int counted(void *event, unsigned what, size_t size, void *value, size_t 
     return 0;
 }
 
+static pid_t first;
+
+#define RELEASE(place)                        \
+    static int (*own_##place)(void *);        \
+    static int in_first_##place(void *object) \
+    {                                         \
+        if (getpid() != first) abort();       \
+        return own_##place(object);           \
+    }
+RELEASE(RELEASE_CONTEXT) RELEASE(RELEASE_QUEUE) RELEASE(RELEASE_MEMORY)
+RELEASE(RELEASE_PROGRAM) RELEASE(RELEASE_KERNEL) RELEASE(RELEASE_EVENT)
+#define HOLD(place) own_##place = (int (*)(void *))table[place], put(table, place, in_first_##place)
+
 static void put(void **table, int place, void *function)
 {
     uintptr_t size = sysconf(_SC_PAGESIZE), page = (uintptr_t)(table + place) & ~(size - 1);
@@ -91,6 +105,11 @@ static void spoil(void **table)
     if (!strcmp(how, "memory")) put(table, CREATE_BUFFER, no_buffer);
     if (!strcmp(how, "lost")) put(table, EVENT_INFO, lost);
     if (!strcmp(how, "times")) put(table, EVENT_TIMES, counted);
+    if (!strcmp(how, "fork")) {
+        first = getpid();
+        HOLD(RELEASE_CONTEXT), HOLD(RELEASE_QUEUE), HOLD(RELEASE_MEMORY);
+        HOLD(RELEASE_PROGRAM), HOLD(RELEASE_KERNEL), HOLD(RELEASE_EVENT);
+    }
 }
 
 int clIcdGetPlatformIDsKHR(unsigned count, void **platforms, unsigned *found)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.crews import THREADS, together
+from oracles.spoiled_drivers import spoiled
 from torch import nn
 from torch.nn import functional as F
 
@@ -196,6 +197,43 @@ def test_a_fork_ends_without_the_driver(checkout):
     )
     assert done.stdout == "7\n", done.stderr
     assert "leak" not in done.stderr
+
+
+FORK_THAT_CLEARS = """
+import gc, os, sys
+sys.path[:0] = sys.argv[1:]
+import torch
+from oracles.small_programs import vector_add
+from runtime.test_threads import trainer_of
+from torchedge.opencl import compile_kernels, open_context
+trainer, model, batch = trainer_of()
+trainer.step(*batch), trainer.predict(batch[0])
+compiled = torch.compile(torch.nn.Conv2d(3, 4, 3), backend="torchedge", dynamic=False)
+picture = torch.randn(2, 5, 7, 3).permute(0, 3, 1, 2)
+for _ in range(2):
+    compiled(picture).sum().backward()
+kernel = compile_kernels(open_context(), {"k": "__kernel void k(__global int *a) { a[0] = 1; }"}).kernel("k")
+child = os.fork()
+if not child:
+    model = compiled = picture = kernel = None
+    gc.collect()
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loader of another system")
+def test_a_fork_releases_nothing_of_the_driver(checkout, tmp_path):
+    """PoCL waited there for the lock of an event that another thread of the parent had."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_THAT_CLEARS, str(checkout), str(checkout / "tests")],
+        env=spoiled("fork", tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "7\n", done.stderr
 
 
 FORK_OF_CAPTURES = """

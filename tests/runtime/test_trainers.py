@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import torchedge
 from torchedge import notices
-from torchedge.errors import InputError, LoweringError, OpenCLError
+from torchedge.errors import CaptureError, InputError, LoweringError, OpenCLError
 from torchedge.runtime import trainers
 
 pytest.importorskip("pyopencl")
@@ -384,18 +384,22 @@ def test_rrelu_draws_its_slopes():
 
 
 def test_what_cannot_be_trained_is_refused():
-    class Sorting(nn.Module):
-        def __init__(self):
+    class Algebra(nn.Module):
+        def __init__(self, call):
             super().__init__()
-            self.linear = nn.Linear(6, 4)
+            self.linear, self.call = nn.Linear(6, 4), call
 
         def forward(self, x):
-            return torch.linalg.qr(self.linear(x))[1]
+            return self.call(self.linear(x))
 
-    model = Sorting()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(LoweringError, match="qr"):
-        torchedge.Trainer(model, torch.randn(8, 6), loss=lambda out: out.sum(), optimizer=optimizer)
+    for call, error, message in (
+        (lambda y: torch.linalg.qr(y)[1], LoweringError, "qr"),
+        (lambda y: torch.linalg.inv(y.T @ y), CaptureError, r"linalg_check_errors.*use torch\.compile"),
+    ):
+        model = Algebra(call)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(error, match=message):
+            torchedge.Trainer(model, torch.randn(8, 6), loss=lambda out: out.sum(), optimizer=optimizer)
     with pytest.raises(InputError, match="ASGD"):
         torchedge.Trainer(
             mlp(), *batches(1)[0], loss=F.cross_entropy, optimizer=torch.optim.ASGD(mlp().parameters())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, prod
+from math import inf, isfinite, prod
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import ZERO, Axis, Fetched, Index, as_index, of, reshape
@@ -158,7 +158,9 @@ class RowBuilder:
         scalar = body(*indices_of(self._loops))
         dtype = "int64" if kind in ("argmax", "argmin") else scalar.dtype
         if not prod(self.domain):
-            return constant(_OF_NOTHING.get(kind, 0), dtype)
+            value = _OF_NOTHING.get(kind, 0)
+            # PyTorch has no extreme of no whole numbers: a check of no indices has nothing to report.
+            return constant(value if isfinite(value) or "int" not in dtype else 0, dtype)
         stage = Stage(f"s{len(self._node.stages)}", kind, scalar, dtype)
         self._node.stages += (stage,)
         return Local(stage.name, stage.dtype)

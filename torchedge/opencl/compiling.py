@@ -15,7 +15,7 @@ from torchedge.opencl.build_processes import TrialRun, build_in_processes, end_w
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.foreign_caches import pocl_cache
 from torchedge.opencl.platforms import ClDevice
-from torchedge.opencl.sharing import check_process
+from torchedge.opencl.sharing import check_process, keep_in_forks
 from torchedge.storage.locks import warnings_ignored
 
 OPTIONS = ("-cl-std=CL1.2",)
@@ -47,7 +47,7 @@ class CompiledKernels:
         if self.context.device.platform in SELF_CACHING:
             hint = f" (if the driver knows no such kernel, its cache is damaged: empty {pocl_cache()})"
         with translated(f"kernel {name}{hint}", device=self.context.device):
-            return self.context.cl.Kernel(self.programs[name], name)
+            return keep_in_forks(self.context.cl.Kernel, self.programs[name], name)
 
 
 def compile_kernels(

@@ -13,7 +13,7 @@ from torchedge.errors import DeviceError, DeviceLostError, DeviceMemoryError, Op
 from torchedge.opencl.choosing import choose_device
 from torchedge.opencl.platforms import ClDevice, handles, load_pyopencl
 from torchedge.opencl.probes import NO_TIMES, remark_of
-from torchedge.opencl.sharing import check_process, kept_in_forks
+from torchedge.opencl.sharing import check_process, keep_in_forks, kept_in_forks
 from torchedge.storage.locks import PROCESS
 
 
@@ -50,7 +50,7 @@ class DeviceContext:
             raise DeviceError(f"{self.device.described}: {NO_TIMES}; use another device")
         properties = self.cl.command_queue_properties.PROFILING_ENABLE if profile else 0
         with translated("a command queue", device=self.device):
-            return self.cl.CommandQueue(self.context, properties=properties)
+            return keep_in_forks(self.cl.CommandQueue, self.context, properties=properties)
 
 
 def clock_offset(context: DeviceContext, queue: Any) -> int:

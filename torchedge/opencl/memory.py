@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torchedge.errors import DeviceError, DeviceMemoryError
 from torchedge.opencl.compiling import compile_kernels
 from torchedge.opencl.contexts import DeviceContext, check_alive, failure, memory_text, translated
+from torchedge.opencl.sharing import keep_in_forks
 
 PAGE_BYTES = 4096
 """Bytes of a page: direct reads from a disk go to whole pages."""
@@ -58,7 +59,7 @@ def allocate_buffer(context: DeviceContext, nbytes: int, what: str) -> Any:
 
 def counted_buffer(context: DeviceContext, flags: int, nbytes: int) -> Any:
     """Return a new buffer that counts as allocated while it lives; raises the driver's errors."""
-    buffer = _counted(context.cl.Buffer)(context.context, flags, nbytes)
+    buffer = keep_in_forks(context.cl.Buffer, context.context, flags, nbytes)
     context.allocated.add(buffer)
     return buffer
 
@@ -74,15 +75,9 @@ def allocate_image(context: DeviceContext, width: int, height: int, dtype: str, 
     nbytes = width * height * 4 * np.dtype(dtype).itemsize
     _check_allocation(context, nbytes, what)
     with translated(what, nbytes=nbytes, device=context.device):
-        image = _image(context, _counted(context.cl.Image), dtype, description, what)
+        image = _image(context, dtype, description, what)
     context.allocated.add(image)
     return image
-
-
-@cache
-def _counted(kind: type) -> Any:
-    """Return a class of pyopencl's memory objects whose objects can be referred to weakly."""
-    return type(kind.__name__, (kind,), {})
 
 
 def image_over_buffer(
@@ -114,7 +109,7 @@ def image_over_buffer(
     description.pitches = (pitch * 4 * np.dtype(dtype).itemsize, 0)
     description.buffer = buffer
     with translated(what, device=device):
-        return _image(context, context.cl.Image, dtype, description, what)
+        return _image(context, dtype, description, what)
 
 
 def sub_buffer(context: DeviceContext, buffer: Any, offset: int, nbytes: int, what: str) -> Any:
@@ -297,12 +292,12 @@ def _described(context: DeviceContext, width: int, height: int, what: str) -> An
     return description
 
 
-def _image(context: DeviceContext, kind: Any, dtype: str, description: Any, what: str) -> Any:
+def _image(context: DeviceContext, dtype: str, description: Any, what: str) -> Any:
     cl = context.cl
     if dtype not in CHANNEL_TYPES or (dtype == "float16" and not context.device.half_images):
         raise DeviceError(f"{what}: {context.device.name} has no images of {dtype}; use a buffer")
     texels = cl.ImageFormat(cl.channel_order.RGBA, getattr(cl.channel_type, CHANNEL_TYPES[dtype]))
-    return kind(context.context, cl.mem_flags.READ_WRITE, texels, desc=description)
+    return keep_in_forks(cl.Image, context.context, cl.mem_flags.READ_WRITE, texels, desc=description)
 
 
 class Transposer:

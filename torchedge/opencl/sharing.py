@@ -18,7 +18,19 @@ _processes: list[int] = []  # the first process that used OpenCL
 
 
 kept_in_forks: WeakSet[Any] = WeakSet()
-"""Objects with memory, events or queues of a driver."""
+"""Objects of a driver, and objects with parts or events of them."""
+
+
+@functools.cache
+def _weak(kind: type) -> Any:
+    return type(kind.__name__, (kind,), {})
+
+
+def keep_in_forks(kind: type, *arguments: Any, **options: Any) -> Any:
+    """Return a new object of one of pyopencl's classes; it can be referred to weakly, and forks keep it."""
+    driven = _weak(kind)(*arguments, **options)
+    kept_in_forks.add(driven)
+    return driven
 
 
 def _leave_drivers_alone() -> None:

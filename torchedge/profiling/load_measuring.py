@@ -44,7 +44,7 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.memory import StagingMemory, drain, upload, upload_call
+from torchedge.opencl.memory import StagingMemory, counted_buffer, drain, upload, upload_call
 from torchedge.runtime.executors import Executor
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
@@ -147,9 +147,7 @@ class LoadBench:
     def __init__(self, context: DeviceContext, target: Target, pool_bytes: int = _POOL_BYTES) -> None:
         self.context, self.target = context, target
         cl, device = context.cl, context.device
-        flags = cl.command_queue_properties.PROFILING_ENABLE
-        self.queue = cl.CommandQueue(context.context, properties=flags)
-        self.second = cl.CommandQueue(context.context, properties=flags)
+        self.queue, self.second = context.new_queue(True), context.new_queue(True)
         self.memory = DeviceMemory(context, self.queue)
         self.pool_bytes = min(pool_bytes, device.allocation_bytes, device.global_bytes // 8)
         image = target.storage == "image" and device.images
@@ -162,7 +160,7 @@ class LoadBench:
         self.texture = "image2d" if image else "buffer"
         with translated("the pool of bytes to load", nbytes=self.pool_bytes, device=device):
             unified = cl.mem_flags.READ_ONLY | cl.mem_flags.ALLOC_HOST_PTR
-            self.pool = cl.Buffer(context.context, unified, self.pool_bytes)
+            self.pool = counted_buffer(context, unified, self.pool_bytes)
         block = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
         upload(context, self.queue, self.pool, np.resize(block, self.pool_bytes // 4))
         self.weight = self.memory.allocate(self.filled)

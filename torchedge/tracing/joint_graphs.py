@@ -412,6 +412,7 @@ class _PlainKernels(TorchFunctionMode):
 def _described(module: GraphModule, count: int) -> JointGraph:
     """Read the descriptors that AOTAutograd leaves at the placeholders and at the output node."""
     from torch._functorch._aot_autograd import descriptors as d
+    from torch._higher_order_ops.effects import with_effects
 
     parameters: dict[Node, str] = {}
     buffers: dict[Node, str] = {}
@@ -431,6 +432,11 @@ def _described(module: GraphModule, count: int) -> JointGraph:
             inputs[desc.idx] = node
         elif isinstance(desc, d.TangentAOTInput):
             tangents[node] = desc.output.idx if isinstance(desc.output, d.PlainAOTOutput) else None
+        elif effects := sorted({str(n.args[1]) for n in module.graph.nodes if n.target is with_effects}):
+            raise CaptureError(
+                f"{', '.join(effects)} prints or raises by values of tensors, which no captured step does; "
+                'leave it out, or use torch.compile(model, backend="torchedge"), which runs it in PyTorch'
+            )
         else:
             raise CaptureError(
                 f"AOTAutograd added the input {desc}; expected parameters, buffers and arguments"
