@@ -1,4 +1,4 @@
-"""Latency on GPUs that nobody measured, scaled from the H200's: the figures of docs/transfer.md.
+"""Latency on GPUs that nobody measured, scaled from the H200's: the figures of docs/unseen-gpus.md.
 
     python benchmarks/accuracy/unseen_gpus.py kernels|share|products|transformers|networks DATA [--rows N]
         [--every N] [--peaks]
