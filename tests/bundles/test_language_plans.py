@@ -69,6 +69,7 @@ def test_memory_of_a_streaming_plan_is_that_of_the_bundle(tmp_path):
     assert plan.token == bundle.predict(method="decode").latency
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [None, "int4"])
 def test_memory_of_a_training_step_is_that_of_the_trainer(form):
     peft = pytest.importorskip("peft")

@@ -172,6 +172,8 @@ CONVOLUTIONS, CHANNELS_LAST, MATRICES = "convolutions", "channels-last", "matric
 Kind = tuple[str, str | None]
 """What most operations of a step are, one of the three above, and the precision of its products."""
 _KIND_NAMES = (*COEFFICIENT_NAMES, *LAYER_NAMES)
+_KIND_HASH = feature_hash((*_KIND_NAMES, "calls"))
+"""Of kinds whose steps of matrices count the calls of views and modules."""
 _UNMEASURED_LAYOUT = "latency in channels_last was not measured: it is that of the default memory format"
 
 
@@ -188,7 +190,7 @@ def read_kinds(device: Device, mode: Mode = "train") -> Mapping[Kind, LatencyMod
 def _read_kinds(folder: Path, digest: str) -> Mapping[tuple[Mode, Kind], LatencyModel]:
     path = profile_file(folder, KINDS_FILE, digest, max_bytes=_MOST_BYTES)
     tensors, metadata = read_tensors(path, max_bytes=_MOST_BYTES)
-    if metadata.get("coefficients") != feature_hash(_KIND_NAMES):
+    if metadata.get("coefficients") != _KIND_HASH:
         raise ProfileError(f"{path} was made for another version of torchedge; {REBUILD}")
     kinds: list[Kind] = [
         (p, precision) for p in (CONVOLUTIONS, CHANNELS_LAST, MATRICES) for precision in (None, *AMP_DTYPES)
@@ -210,7 +212,7 @@ def write_kinds(folder: Path, kinds: Mapping[tuple[Mode, Kind], LatencyModel]) -
     tensors: dict[str, npt.NDArray[np.float64]] = {}
     for (mode, kind), model in kinds.items():
         tensors.update(_latency_tensors(_kind_name(mode, kind), model))
-    write_tensors(folder / KINDS_FILE, tensors, {"coefficients": feature_hash(_KIND_NAMES)})
+    write_tensors(folder / KINDS_FILE, tensors, {"coefficients": _KIND_HASH})
     return file_sha256(folder / KINDS_FILE, max_bytes=_MOST_BYTES)
 
 

@@ -77,7 +77,8 @@ ones come in pairs: it does not separate the two."""
 class _Rows:
     """Rows of one kind: network family, setting, work, batch size, ms, slowness of the host, its name (R,).
 
-    thread: ms of the host's thread, NaN where unknown. calls: as in `LatencyModel`.
+    thread: ms of the host's thread, NaN where unknown. calls: as in `LatencyModel`. starts: kernels start as
+    on a GPU.
     """
 
     family: npt.NDArray[np.str_]
@@ -89,6 +90,7 @@ class _Rows:
     host: npt.NDArray[np.str_]
     thread: FloatArray
     calls: bool
+    starts: bool
 
     def some(self, rows: npt.NDArray[np.bool_]) -> _Rows:
         """Return some of the rows."""
@@ -150,7 +152,7 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     models, accuracy = {}, {}
     for (mode, kind), rows in measured.rows.items():
         prior = _prior(measured.device, mode, kind)
-        if kind[0] == MATRICES and measured.device.kind == "gpu":
+        if rows.starts:
             prior = np.where(_STARTS, np.log(_KERNEL_START_MS), prior)
         if mode == "train":
             prior = _informed(prior, kind, measured.layers)
@@ -214,6 +216,7 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind]
             np.array(host),
             np.array(thread, dtype=float),
             key[1][0] == MATRICES,
+            key[1][0] == MATRICES and device.kind == "gpu",
         )
     return arrays
 
@@ -294,7 +297,7 @@ def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
     spread = prior_spread() * [
         host_spread if name.startswith("launch_") or name == "step" else 1.0 for name in COEFFICIENT_NAMES
     ]
-    if rows.calls:
+    if rows.starts:
         spread = np.where(_STARTS, _START_SPREAD, spread)
     if len(prior) > len(spread):
         spread = np.append(spread, [term.spread for term in LAYER_TERMS])

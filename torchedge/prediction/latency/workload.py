@@ -99,7 +99,7 @@ UpdateCost = tuple[float, float]
 _GRADIENT, _LOOKUP, _SINGLE, _LISTED = 2.0, 0.5, 1.1, 0.23
 """The host's time for a parameter tensor, in launches of a tiny kernel: autograd stores its gradient; the
 optimizer looks up its state; a call on one tensor; its share of a call on a list of tensors. Fitted to the
-updates of 148 steps on one host (`profiles/nvidia-h200/campaign/fine-tuning`)."""
+updates of 148 steps on one host (`2026-11-27-a` of `profiles/nvidia-h200/campaign/settings`)."""
 
 
 def update_cost(settings: StepSettings) -> UpdateCost:
