@@ -40,19 +40,19 @@ def test_anything_else_is_refused(text, wrap):
         bytes_of(wrap(text), "memory_limit")
 
 
-@pytest.mark.parametrize("amount", [0, -1, 0.0, "0MiB", "1025TiB", -float("inf")])
+@pytest.mark.parametrize("amount", [0, -1, 0.0, "0MiB", "1025TiB"])
 def test_amounts_out_of_bounds_are_refused(amount):
     with pytest.raises(InputError, match="expected 1 byte to 1 PiB"):
         bytes_of(amount)
 
 
-@pytest.mark.parametrize("amount", [True, None, float("nan"), 1j])
+@pytest.mark.parametrize("amount", [True, None, float("nan"), float("inf"), -float("inf"), 1j])
 def test_other_types_are_refused(amount):
     with pytest.raises(InputError, match="expected a number of MiB"):
         bytes_of(amount)
 
 
-@pytest.mark.parametrize("amount", [8 * 2**30, str(8 * 2**30), MOST_MIB + 1, float("inf")])
+@pytest.mark.parametrize("amount", [8 * 2**30, str(8 * 2**30), MOST_MIB + 1])
 def test_numbers_of_bytes_are_not_taken_for_mib(amount):
     assert bytes_of(MOST_MIB) == 2**44
     with pytest.raises(InputError, match=r"numbers are MiB\. For bytes write"):
