@@ -821,8 +821,7 @@ def clean(model, device):
         parameter.grad = None
     gc.collect()
     if device == "cuda":
-        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
-            torch._C._cuda_clearCublasWorkspaces()
+        clear_workspaces()
         torch.cuda.empty_cache()
         reset = getattr(torch.cuda, "reset_peak_memory_stats", None)
         if reset is not None:
@@ -831,6 +830,14 @@ def clean(model, device):
         import ctypes  # glibc keeps freed memory, which would count for the next point
 
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def clear_workspaces():
+    """Free the workspaces that cuBLAS keeps for each thread."""
+    import torch
+
+    if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def keep_heap():
@@ -893,6 +900,7 @@ def run_jobs(jobs, device, idle_mib, emit, turn=None, shared=False):
                     row.update({} if limit is None else {"limit_mib": round(limit, 3)})
                 row["launch_us"], row["step_us"] = launches(device), steps(device)
                 if device == "cuda":
+                    clear_workspaces()  # which the step of tiny layers took
                     torch.cuda.empty_cache()
                 row.update(measure(model, job, mode, batch, device, meter))
                 reserved = row["reserved_mib"]
