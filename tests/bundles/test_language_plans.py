@@ -118,4 +118,6 @@ def test_the_command_prints_a_table(tmp_path, capsys):
 
 def test_lengths_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="max_length is 16; expected no more together"):
-        torchedge.plan_lm(_config("llama"), "local-cpu", max_length=16)
+        torchedge.plan_lm(_config("llama"), "local-cpu", max_length=16, prompt=10, new_tokens=8)
+    short = torchedge.plan_lm(_config("llama"), "local-cpu", max_length=16).settings
+    assert (short.prompt, short.new_tokens) == (8, 8)

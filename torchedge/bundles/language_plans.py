@@ -36,7 +36,8 @@ class LanguageSettings:
     """How a language model runs; the names are those of `torchedge.export_lm`.
 
     lora: rank of the adapters that a training step of `batch` texts of `max_length` tokens trains by AdamW;
-    None: it generates. prompt, new_tokens: of the text whose time is predicted.
+    None: it generates. prompt, new_tokens: of the text whose time is predicted; 0: 64, or half of max_length
+    and the rest of it.
     """
 
     max_length: int
@@ -49,12 +50,15 @@ class LanguageSettings:
     memory_limit: Amount | None = None
     precision: Precision = "float32"
     tuner: Tuner | None = None
-    prompt: int = 64
-    new_tokens: int = 64
+    prompt: int = 0
+    new_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "prompt", "new_tokens", "batch"):
-            check_whole(name, getattr(self, name))
+        for name, least in (("max_length", 2), ("batch", 1), ("prompt", 0), ("new_tokens", 0)):
+            check_whole(name, getattr(self, name), least)
+        prompt = self.prompt or min(64, self.max_length // 2)
+        object.__setattr__(self, "prompt", prompt)
+        object.__setattr__(self, "new_tokens", self.new_tokens or max(1, min(64, self.max_length - prompt)))
         if self.lora is not None:
             check_whole("lora", self.lora)
         elif self.prompt + self.new_tokens - 1 > self.max_length and self.encoder_length is None:

@@ -475,8 +475,10 @@ def _weight_format(text: str) -> str:
     "--cache-dtype", type=Choice(["float32", "float16"]), default="float32", help="Of keys and values."
 )
 @options.precision
-@click.option("--prompt", type=whole(), default=64, help="Tokens of the prompt whose time is predicted.")
-@click.option("--new-tokens", type=whole(), default=64, help="Tokens that follow it.")
+@click.option(
+    "--prompt", type=whole(0), default=0, help="Tokens of the prompt whose time is predicted; 0: up to 64."
+)
+@click.option("--new-tokens", type=whole(0), default=0, help="Tokens that follow it; 0: up to 64.")
 def _plan_lm(
     model: str,
     device: str | None,
