@@ -665,8 +665,8 @@ def plan_lm(
     model: as in `export_lm`, or a model's name or file, as for `plan`; only shapes of its weights count, and
     none is computed or copied. lora: the rank of adapters (peft) in all linear layers but the head: planned
     is a training step of them by AdamW, of `batch` texts of max_length tokens, instead of generation.
-    prompt, new_tokens: of the text whose times are predicted (0: up to 64 each). The other arguments are those
-    of `export_lm`.
+    prompt, new_tokens: of the text whose times are predicted (0: up to 64 each). The other arguments are
+    those of `export_lm`.
     Returns a LanguagePlan, memory in bytes and times in ms: `total_bytes`, that of the bundle to the byte,
     `first_token`, `token`, `reply`, `tokens_per_s`, `step`; print it, or `to_dict()`.
     Raises what `export_lm` raises; LimitError names the smallest limit that works, DeviceError a limit of
