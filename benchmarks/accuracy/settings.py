@@ -14,7 +14,6 @@ import os
 import sys
 import warnings
 from collections import defaultdict
-from dataclasses import replace
 from math import isfinite
 from statistics import mean
 
@@ -76,9 +75,6 @@ def main() -> int:
             launch = control if arguments.hosts == "point" else medians[hosts[label]]
             host = device.on_host(launch) if arguments.hosts and isfinite(launch) else device
             prediction = predict_graph(graph, batch_size, host, network.settings)
-            others = network.settings.accumulation - 1  # micro-batches without an update
-            alone = replace(network.settings, accumulation=1, optimizer="none")
-            rest = predict_graph(graph, batch_size, host, alone).latency.value if others else 0.0
         except TorchedgeError as error:
             sys.stderr.write(f"{label}: {error}\n")
             continue
@@ -88,7 +84,6 @@ def main() -> int:
         group["point"] = f"{label}@{batch_size}"
         measured = [float(dataset[name][place]) for name in FIGURES]
         predicted = [getattr(prediction, name).value for name in FIGURES]
-        predicted[-1] += others * rest
         errors[group[arguments.by]].append(
             [100 * (p / m - 1) for p, m in zip(predicted, measured, strict=True)]
         )

@@ -53,7 +53,7 @@ def test_micro_batches_are_the_largest_that_fit_and_cover_the_batch():
     assert needs(model, setting.batch_size, accumulation=setting.accumulation) <= limit
     larger = -(-48 // (setting.accumulation - 1))
     assert needs(model, larger, accumulation=2) > limit
-    options = {"device": "nvidia-h200", "input_size": (3, 64, 64), "accumulation": setting.accumulation}
+    options = {"device": "nvidia-h200", "input_size": (3, 64, 64)}
     passes, step = (
         torchedge.predict(model, setting.batch_size, optimizer=name, **options).latency.value
         for name in ("none", "adamw")

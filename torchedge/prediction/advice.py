@@ -34,7 +34,7 @@ class Setting:
     changes: names of what differs from the request, none for the request itself. batch_size: samples of a
     micro-batch, of which `accumulation` make one update. needed_mib: memory that the run stays below with
     the confidence asked for. update_ms: time of one update: its micro-batches, and the optimizer once.
-    prediction: of the last micro-batch, which updates.
+    prediction: of such an update.
     """
 
     changes: tuple[str, ...]
@@ -209,12 +209,7 @@ def _split(
     ]
 
     def setting(size: int, accumulation: int) -> Setting:
-        chosen = replace(settings, accumulation=accumulation)
-        prediction = predict_graph(variant.graph, size, device, chosen)
-        update_ms = prediction.latency.value
-        if accumulation > 1:  # only the last micro-batch updates
-            without = predict_graph(variant.graph, size, device, replace(chosen, optimizer="none"))
-            update_ms += (accumulation - 1) * without.latency.value
+        prediction = predict_graph(variant.graph, size, device, replace(settings, accumulation=accumulation))
         accumulates = ["accumulation"] if accumulation > asked.accumulation else []
         return Setting(
             (*accumulates, *changes),
@@ -226,7 +221,7 @@ def _split(
             variant.head_only,
             prediction.fits(limit_mib, confidence=confidence),
             prediction.needed_mib(confidence),
-            update_ms,
+            prediction.latency.value,
             prediction,
         )
 

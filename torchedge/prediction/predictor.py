@@ -258,8 +258,6 @@ def _not_timed(analysis: Analysis, settings: StepSettings) -> tuple[str, ...]:
         notes.append(f"products run in several precisions ({shares}): latency is the mean of them")
     if analysis.precision(settings) is None and analysis.dtype != "float32":
         notes.append(f"most weights are {analysis.dtype}: latency is predicted as that of float32")
-    if settings.accumulation > 1:
-        notes.append("latency is that of one micro-batch with its update")
     return tuple(notes)
 
 
@@ -291,7 +289,8 @@ def _predicted_rows(
 ) -> _PredictedRows:
     """Predict graphs whose products run in the same precisions and memory format at batch sizes (B,).
 
-    Latency is the mean of those in each precision, weighted by the shares of the multiply-adds.
+    Latency is the mean of those in each precision, weighted by the shares of the multiply-adds; of a step
+    that accumulates, that of all its micro-batches, the last of which updates.
     """
     graphs = [analysis.graph for analysis in analyses]
     for graph in graphs:
@@ -305,15 +304,21 @@ def _predicted_rows(
     def columns(feature_set: str | None) -> FloatArray | None:
         return None if feature_set is None else feature_rows(graphs, which, batch, feature_set)
 
+    def times_of(step: StepSettings) -> Times:
+        work = [a.work_under(step) for a in analyses]
+        times = models.latency.predict(work, which, batch, columns(models.latency.feature_set))
+        for precision, share in precisions[1:]:
+            other = _models(device, graphs, precision).latency
+            apart = other.predict(work, which, batch, columns(other.feature_set))
+            done = sum(earlier for _, earlier in precisions[: precisions.index((precision, share))])
+            times = times.mixed(apart, share / (done + share))
+        return times
+
     tapes, traits = [a.tape(settings) for a in analyses], [a.traits for a in analyses]
     peaks = simulate_peaks(tapes, traits, which, batch)
-    work = [a.work_under(timed) for a in analyses]
-    times = models.latency.predict(work, which, batch, columns(models.latency.feature_set))
-    for precision, share in precisions[1:]:
-        other = _models(device, graphs, precision).latency
-        apart = other.predict(work, which, batch, columns(other.feature_set))
-        done = sum(earlier for _, earlier in precisions[: precisions.index((precision, share))])
-        times = times.mixed(apart, share / (done + share))
+    times = times_of(timed)
+    if settings.accumulation > 1 and graphs[0].loss is not None:
+        times = times.after(times_of(replace(timed, optimizer="none")), settings.accumulation - 1)
     return _PredictedRows(
         models, peaks, models.memory.predict(peaks, columns(models.memory.feature_set)), times
     )

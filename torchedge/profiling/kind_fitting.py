@@ -188,7 +188,7 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind]
     for row in np.flatnonzero(chosen).tolist():
         network = dataset.networks[str(dataset.id[row])]
         if network.settings.accumulation > 1:
-            continue  # measured whole, predicted by the micro-batch
+            continue  # of several forward and backward passes
         mode: Mode = "train" if dataset.mode[row] == "train" else "infer"
         graph = dataset.graph_of(str(dataset.id[row]), mode)
         analysis = analyse(graph)

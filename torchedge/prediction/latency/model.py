@@ -76,6 +76,14 @@ class Times:
         )
         return replace(self, value=value, low=low, high=high, outside=self.outside | other.outside)
 
+    def after(self, other: Times, count: int) -> Times:
+        """Return the times of the same rows behind `count` others, one after the other."""
+        value, low, high = (
+            own + count * theirs
+            for own, theirs in ((self.value, other.value), (self.low, other.low), (self.high, other.high))
+        )
+        return replace(self, value=value, low=low, high=high, phases=count * other.phases + self.phases)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatencyModel:
