@@ -113,6 +113,7 @@ def test_the_comparison_has_prediction_and_measurement_side_by_side(monkeypatch)
     run.finish()
     (text,) = reports
     assert "batch 2 x 8 on nvidia-h200" in text and "an update" in text and "1,000 ms" in text
+    assert f" {run.prediction.latency.value:.1f} ms " in text  # of both micro-batches
 
 
 def test_whatever_fails_is_a_warning():

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -196,12 +196,9 @@ class TrainingRun:
         """Return the prediction beside what was measured, as a table; "-" where nothing was."""
         assert self.prediction is not None
         p, measured = self.prediction, self.measured()
-        by = self._accumulation
-        latency = replace(
-            p.latency, value=p.latency.value * by, low=p.latency.low * by, high=p.latency.high * by
-        )
-        rows = [("allocated", p.allocated), ("reserved", p.reserved), ("an update", latency)]
-        lines = [f"{p.model}, batch {by} x {p.batch_size} on {p.device}: predicted (90 % interval), measured"]
+        rows = [("allocated", p.allocated), ("reserved", p.reserved), ("an update", p.latency)]
+        batch = f"{self._accumulation} x {p.batch_size}"
+        lines = [f"{p.model}, batch {batch} on {p.device}: predicted (90 % interval), measured"]
         for name, e in rows:
             taken = measured.get(name)
             seen = "-" if taken is None else f"{number(taken)} {e.unit}"

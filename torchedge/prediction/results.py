@@ -54,8 +54,8 @@ class Prediction:
     libraries included. needed: the memory that the run asks for, MiB. Both are equal except on a board that
     takes pages back when memory runs short: Γ stops at a ceiling there, and only `needed` says that a run
     does not fit.
-    latency: Φ or φ in ms: one step, with all micro-batches of an update. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never
-    the same number; on a CPU, which has no such allocator, memory is the resident memory of the process.
+    latency: Φ or φ in ms: one step, an update with all its micro-batches. allocated, reserved: peaks of
+    PyTorch's caching allocator in MiB, never the same number; on a CPU, which has no such allocator, memory is the resident memory of the process.
     breakdown: MiB by category, adding up to `needed.value`. unsupported: operators without an entry in
     `torchedge.ops`; `unsupported_remarks` says how they are counted. out_of_range: features outside the range
     that the profile was fitted on: the figures are extrapolated.
