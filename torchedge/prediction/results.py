@@ -55,7 +55,8 @@ class Prediction:
     takes pages back when memory runs short: Γ stops at a ceiling there, and only `needed` says that a run
     does not fit.
     latency: Φ or φ in ms: one step, an update with all its micro-batches. allocated, reserved: peaks of
-    PyTorch's caching allocator in MiB, never the same number; on a CPU, which has no such allocator, memory is the resident memory of the process.
+    PyTorch's caching allocator in MiB, never the same number; on a CPU, which has no such allocator, memory
+    is the resident memory of the process.
     breakdown: MiB by category, adding up to `needed.value`. unsupported: operators without an entry in
     `torchedge.ops`; `unsupported_remarks` says how they are counted. out_of_range: features outside the range
     that the profile was fitted on: the figures are extrapolated.
