@@ -56,9 +56,8 @@ def main() -> int:
     folder = device.folder / "campaign" / ("fine-tuning" if arguments.device == "nvidia-h100" else name)
     dataset = read_dataset(folder)
     assert dataset.launch_us is not None
-    hosts = {name: str((n.job or {}).get("host", "")) for name, n in dataset.networks.items()}
-    labels = np.array([hosts.get(str(name), "") for name in dataset.id])
-    medians = {host: float(np.nanmedian(dataset.launch_us[labels == host])) for host in set(labels)}
+    hosts = np.array([dataset.networks[str(name)].host for name in dataset.id])
+    medians = {host: float(np.nanmedian(dataset.launch_us[hosts == host])) for host in set(hosts.tolist())}
     errors: dict[str, list[list[float]]] = defaultdict(list)
     for place in np.flatnonzero(dataset["fits"] == 1).tolist():
         label, batch_size = str(dataset.id[place]), int(dataset.batch[place])
@@ -72,7 +71,7 @@ def main() -> int:
         try:
             graph = dataset.graph_of(label, "train" if dataset.mode[place] == "train" else "infer")
             control = float(dataset.launch_us[place])
-            launch = control if arguments.hosts == "point" else medians[hosts[label]]
+            launch = control if arguments.hosts == "point" else medians[network.host]
             host = device.on_host(launch) if arguments.hosts and isfinite(launch) else device
             prediction = predict_graph(graph, batch_size, host, network.settings)
         except TorchedgeError as error:

@@ -89,6 +89,11 @@ class Network:
     job: Mapping[str, Any] | None = None
     setting: str = ""
 
+    @property
+    def host(self) -> str:
+        """The host that its job names, "" for none."""
+        return "" if self.job is None else str(self.job.get("host", ""))
+
 
 @dataclass(frozen=True)
 class Dataset:

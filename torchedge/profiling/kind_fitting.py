@@ -198,7 +198,7 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind]
         kind = (MATRICES if work.of_matrices else convolutions, precision)
         if kind == (CONVOLUTIONS, None) or (work.of_matrices and graph.channels_last):
             continue  # the device's own fit; the same kernels as without
-        about = (network.architecture, network.setting, _host_name(dataset, str(dataset.id[row])), work)
+        about = (network.architecture, network.setting, network.host, work)
         waits = work.launches[:-1].sum() > _QUEUE
         thread = np.nan if waits or dataset.host_ms is None else dataset.host_ms[row]
         figures = (dataset.batch[row], dataset["latency"][row], slowness[row], thread)
@@ -233,14 +233,9 @@ def _median_host(dataset: Dataset) -> float | None:
     """Return the µs of a launch at the median row, without rows of hosts that jobs name; None: unknown."""
     if dataset.launch_us is None:
         return None
-    launches = dataset.launch_us[[not _host_name(dataset, str(name)) for name in dataset.id]]
+    named_hosts = [name for name, network in dataset.networks.items() if network.host]
+    launches = dataset.launch_us[~np.isin(dataset.id, named_hosts)]
     return float(np.nanmedian(launches)) if np.isfinite(launches).any() else None
-
-
-def _host_name(dataset: Dataset, name: str) -> str:
-    """Return the host that a network's job names, "" for none."""
-    network = dataset.networks.get(name)
-    return "" if network is None or network.job is None else str(network.job.get("host", ""))
 
 
 def _on_hosts(rows: _Rows, prior: FloatArray, host_spread: float) -> _Rows:
