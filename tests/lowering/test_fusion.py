@@ -121,7 +121,7 @@ def test_costly_operands_of_many_blocks_are_computed_once():
     costly = Attention(lambda part: part.erf().exp().tan()).eval()
     few, many = (inference(costly, torch.zeros(count, 32)) for count in (16, 1600))
     kinds = [[p.kernels[launch.kernel].kind for launch in p.launches] for p in (few, many)]
-    assert [k.count("pointwise") for k in kinds] == [0, 2]
+    assert [k.count("pointwise") for k in kinds] == [0, 1]  # both in one kernel
 
 
 class Packed(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from oracles.targets import target_here
 from torch import nn
 
+import torchedge
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.joined_rows import LONGEST_ROW
 from torchedge.lowering.rules import all_rules
@@ -110,7 +111,7 @@ def test_a_value_that_waits_for_the_reduction_does_not_join_it():
 
 
 def test_long_rows_are_shared_by_the_whole_device():
-    assert launches(rms_norm, 1, 2 * LONGEST_ROW, target="gpu").count("sum") == 2
+    assert launches(rms_norm, 1, 32 * LONGEST_ROW, target="gpu").count("sum") == 2
 
 
 @pytest.mark.parametrize("function", [rms_norm, fused_rms_norm, softmax, log_softmax])
@@ -125,3 +126,78 @@ def test_a_training_step_computes_pytorchs_gradients(function):
     expected.backward()
     np.testing.assert_allclose(loss, expected.detach(), rtol=1e-5)
     np.testing.assert_allclose(gradient, model.weight.grad, rtol=1e-4)
+
+
+class Projections(nn.Module):
+    """Quantised layers that all read one token: some of the same size, one of another."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        layers = nn.ModuleList([nn.Linear(64, size, bias=False) for size in sizes])
+        self.layers = torchedge.quantize(layers, "int8")
+
+    def forward(self, x):
+        return [layer(x) for layer in self.layers]
+
+
+class Gated(nn.Module):
+    """The feed-forward layer of a Llama: two products of one vector, joined element by element."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = (torchedge.quantize(nn.Linear(64, 48, bias=False), "int4") for _ in range(2))
+
+    def forward(self, x):
+        return nn.functional.silu(self.gate(x)) * self.up(x)
+
+
+class Chained(nn.Module):
+    """Two products of the same size, the second of which needs the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (
+            torchedge.quantize(nn.Linear(64, 64, bias=False), "int8") for _ in range(2)
+        )
+
+    def forward(self, x):
+        return self.second(x + self.first(x).tanh())
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("model", "count"), [(Projections((32, 32, 48, 32)), 2), (Gated(), 1), (Chained(), 2)], ids=str
+)
+def test_products_of_one_vector_with_matrices_of_one_size_are_one_launch(model, count, target):
+    torch.manual_seed(1)
+    x = torch.randn(1, 64)
+    captured = capture_step(model, (x,), keep=KEEP)
+    program = lower(captured.step, target_here(target))
+    names = [launch.reference.partition(" over")[0] for launch in program.launches]
+    assert names.count("matmul") == count
+    with Executor(program) as executor:
+        executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
+        results = executor.run(x.numpy())
+    expected = model(x)
+    for result, tensor in zip(results, expected if isinstance(expected, list) else [expected], strict=True):
+        np.testing.assert_allclose(result, tensor.detach(), rtol=1e-4, atol=1e-5)
+
+
+class Attention(nn.Module):
+    """One token's queries, each with the keys and values of its head."""
+
+    def forward(self, q, k, v):
+        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "mobile"])
+def test_attention_of_one_token_is_reductions_of_rows(target):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 3, 1, 32), torch.randn(1, 3, 70, 32), torch.randn(1, 3, 70, 32)
+    captured = capture_step(Attention().eval(), (q, k, v), keep=KEEP)
+    program = lower(captured.step, target_here(target))
+    assert not [kernel.name for kernel in program.kernels if kernel.name.startswith("contraction")]
+    with Executor(program) as executor:
+        (result,) = executor.run(q.numpy(), k.numpy(), v.numpy())
+    expected = Attention()(q.double(), k.double(), v.double())
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)

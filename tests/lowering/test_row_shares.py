@@ -73,12 +73,12 @@ def test_defaults_are_legal(rows, inner, along, slices):
 
 @pytest.mark.parametrize("channels", [32, 256])
 def test_few_long_rows_fill_a_gpu(channels):
-    """Group norm, channels last: neighbours read neighbouring groups; slices fill the device."""
+    """Group norm, channels last: neighbours read neighbouring groups; slices or large groups fill the GPU."""
     groups, gpu = channels // 4, TARGETS["gpu"]
     extents = RowsExtents((16, groups), (12_544, 4), True, False, (3, 1, 2, 0), True, 12)
     schedule = default_schedule(extents, gpu)
     share = schedule.shares(extents)
-    assert share[1] == 8 and share[2] == gpu.row_group // 8
+    assert share[1] == 8 and share[2] >= gpu.row_group // 8
     items = 16 * groups * schedule.members * schedule.slices
     assert gpu.work_items // 2 <= items <= 2 * gpu.work_items
 

@@ -12,10 +12,11 @@ from torchedge.graphs.steps import Step
 from torchedge.lowering.addressing import beyond_offsets, check_shapes
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.building import full, reduced
+from torchedge.lowering.common_places import share_places
 from torchedge.lowering.copies import copied_updates
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.index_ranges import index_ranges, zero_divisions
-from torchedge.lowering.joined_rows import join_rows
+from torchedge.lowering.joined_rows import join_rows, join_siblings
 from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
 from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.kernels.updates import gather_updates, write_updates
@@ -97,7 +98,9 @@ def lower_step(
     translation = replace(translation, outputs=(*translation.outputs, *checks))
     roots = [*translation.outputs, *[n for _, n in translation.updates]]
     check_nodes(roots)
+    share_places(roots)
     join_rows(roots)
+    join_siblings(roots)
     fused = form_groups(translation, device, _named(translation, apart), [*checks])
     check_shapes(_named_shapes(translation, fused.groups))
     inputs = [translation.stored[i] for i in step.inputs]

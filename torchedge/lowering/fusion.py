@@ -16,7 +16,7 @@ from math import prod
 from typing import TypeGuard
 
 from torchedge.expressions.functions import cost_of
-from torchedge.expressions.indices import Axis, Index, axes_of, inverse, reshape
+from torchedge.expressions.indices import Axis, Index, axes_of, inverse, of, reshape
 from torchedge.expressions.scalars import (
     Apply,
     Guarded,
@@ -59,6 +59,12 @@ MOST_EXTRA_WORK = 24
 """Arithmetic operations an element that may be spent again to spare a tensor its way through memory."""
 OPERAND_BLOCKS: dict[Kind, int] = {"panel": 128, "local": 64, "register": 4}
 """Rows or columns for which a schedule of a contraction reads an element of an operand once."""
+NEAR = 16
+"""Groups of a step among which an element-wise one looks for others over the same elements."""
+MOST_BESIDE = 1 << 20
+"""Elements up to which they share a kernel: of large ones a launch is a small part of the time."""
+LEAST_SHARED = 16
+"""Elements of an operand that both read, at least: not those of a learning rate."""
 ACCUMULATED = "acc"
 """The local under which the followers of a contraction read its result."""
 
@@ -333,6 +339,7 @@ def form_groups(
         if set(group.computed) == {group.host} and group.host not in {*needed, *apart}:
             _join_operand(fuser, group, OPERAND_BLOCKS[target.schedule])
     _drop_unread(fuser, needed)
+    _join_beside(fuser, apart)
     _choose_stores(fuser, set(roots))
     return Fused(tuple(_ordered(fuser, {fuser.maker[node] for node in checks})), outputs)
 
@@ -471,6 +478,48 @@ def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axi
         return moved
     there = reshape(computed.element, host.shape, access.tensor.shape)
     return {a: i for a, i in zip(host.axes, there, strict=True) if a.extent != 1}
+
+
+def _join_beside(fuser: _Fuser, apart: Collection[Node]) -> None:
+    """Merge element-wise groups over the same elements that share an operand: both caches of a layer, say."""
+    order = sorted(
+        (g for g in fuser.groups if _is_small_pointwise(g) and g.host not in apart), key=lambda g: g.place
+    )
+    for number, group in enumerate(order):
+        for other in order[number + 1 : number + NEAR]:
+            if group not in fuser.groups or other not in fuser.groups:
+                continue
+            joined = _beside(group, other)
+            if joined is None or not _may_merge(fuser, group, other, joined):
+                continue
+            if fuser.reaches(fuser.successors(group), other) or fuser.reaches(fuser.successors(other), group):
+                continue
+            _merge(fuser, group, other, joined)
+
+
+def _is_small_pointwise(group: FusionGroup) -> bool:
+    return isinstance(group.host, Pointwise) and 1 < group.host.numel <= MOST_BESIDE
+
+
+def _beside(group: FusionGroup, other: FusionGroup) -> dict[Node, Computed] | None:
+    """Return the tensors of another element-wise group in terms of a group's loops, None if they differ."""
+    host, neighbour = group.host, other.host
+    assert isinstance(host, Pointwise)
+    assert isinstance(neighbour, Pointwise)
+    wide = [[axis for axis in node.axes if axis.extent != 1] for node in (host, neighbour)]
+    shared = group.reads.keys() & other.reads.keys()
+    if [a.extent for a in wide[0]] != [a.extent for a in wide[1]] or host.dtype != neighbour.dtype:
+        return None
+    if not any(node.numel >= LEAST_SHARED for node in shared):
+        return None
+    moved = dict(zip(wide[1], map(of, wide[0]), strict=True))
+    joined = {
+        node: Computed(
+            substitute(item.value, moved), tuple([index.substitute(moved) for index in item.element])
+        )
+        for node, item in other.computed.items()
+    }
+    return joined if _is_within_limits(group, other, joined) else None
 
 
 def _may_merge(

@@ -1,17 +1,29 @@
-"""Joins a reduction and the element-wise work that its result decides: RMS norm becomes one kernel.
+"""Joins reductions: with the element-wise work that they decide, and with others over the same rows.
 
 A value that is computed from a row's reduction at every element of that row (x / sqrt(mean(x²) + eps) · w)
-becomes an output of the reduction, as it is one of softmax and layer norm by their rules.
+becomes an output of the reduction, as it is one of softmax and layer norm by their rules: RMS norm becomes
+one kernel. So do products of one vector with several matrices of the same size: queries, keys and values.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from torchedge.expressions.indices import Axis, axes_of, inverse, of
-from torchedge.expressions.scalars import Read, Scalar, fetched_by, reads_of, substitute
-from torchedge.lowering.fusion import Expander, at_limits, choose_kept
+from torchedge.expressions.indices import Axis, axes_of, inverse, of, rewrite
+from torchedge.expressions.scalars import (
+    Local,
+    Read,
+    Scalar,
+    fetched_by,
+    reads_of,
+    substitute,
+    transform,
+    walk,
+)
+from torchedge.lowering.fusion import Expander, at_limits, choose_kept, is_access
 from torchedge.lowering.nodes import (
     Node,
     Output,
@@ -26,6 +38,10 @@ from torchedge.lowering.nodes import (
 
 LONGEST_ROW = 16_384
 """Elements of a row up to which one work-group computes all of it."""
+MOST_ROWS = 1 << 16
+"""Rows up to which reductions join others: their results are alive a little longer."""
+MOST_STAGES = 4
+"""Reductions that are joined at most: each takes registers of its own."""
 
 
 def join_rows(roots: Sequence[Node]) -> None:
@@ -124,3 +140,89 @@ def _join(host: Rows, node: Pointwise, body: Scalar, place: Mapping[Node, int]) 
     host.outputs = (*host.outputs, Output(output_axes, substitute(body, moved, result), node.dtype))
     element = RowsResult(node.shape, node.dtype, host, len(host.outputs) - 1, scope=node.scope)
     node.body = element.at(*indices_of(node.axes))
+
+
+def join_siblings(roots: Sequence[Node]) -> None:
+    """Make reductions over the same rows that read one operand one node, in place.
+
+    They are of the same form, and none depends on the other.
+    """
+    order = nodes_below(roots)
+    place = {node: number for number, node in enumerate(order)}
+    results: dict[Rows, list[RowsResult]] = defaultdict(list)
+    for node in order:
+        if isinstance(node, RowsResult):
+            results[node.rows].append(node)
+    joined: dict[Any, list[Rows]] = defaultdict(list)
+    for host in order:
+        if not isinstance(host, Rows) or not 0 < host.numel <= MOST_ROWS or not _is_by_row(host):
+            continue
+        for first in joined[_form_of(host)]:
+            fits = len(first.stages) + len(host.stages) <= MOST_STAGES
+            if fits and _sources_of(first) & _sources_of(host) and _is_computable(host, place, place[first]):
+                _append(first, host, results)
+                break
+        else:
+            joined[_form_of(host)].append(host)
+
+
+def _is_by_row(host: Rows) -> bool:
+    """Return whether a node reduces each row once, to numbers, and gives nothing for single elements."""
+    reads = {scalar.name for stage in host.stages for scalar in walk(stage.body) if isinstance(scalar, Local)}
+    plain = all(not stage.kind.startswith("arg") for stage in host.stages)
+    return plain and not reads and all(output.axes == host.outer for output in host.outputs)
+
+
+def _form_of(host: Rows) -> Any:  # noqa: ANN401 - a key
+    """Return what reductions have in common that lie in memory, and are computed, in the same way."""
+    numbered = {axis: of(Axis(f"a{k}", axis.extent)) for k, axis in enumerate((*host.outer, *host.inner))}
+    reads = [
+        (read.tensor.shape, read.tensor.dtype, tuple([i.substitute(numbered) for i in read.indices]))
+        for read in reads_of(*[stage.body for stage in host.stages[:1]])
+    ]
+    kind = [(stage.kind, stage.dtype) for stage in host.stages[:1]]
+    return (*[tuple([a.extent for a in loops]) for loops in (host.outer, host.inner)], *kind, *reads)
+
+
+def _sources_of(host: Rows) -> set[Node]:
+    """Return the nodes that a reduction reads, through views."""
+    sources, waiting = set[Node](), list(host.operands)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Pointwise) and is_access(node.body):
+            waiting += node.operands
+        else:
+            sources.add(node)
+    return sources
+
+
+def _is_computable(host: Rows, place: Mapping[Node, int], before: int) -> bool:
+    """Return whether all that a node reads is there before the node at a place runs."""
+    waiting, seen = list(host.operands), set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or isinstance(node, Stored) or place[node] < before:
+            continue
+        if not isinstance(node, Pointwise):
+            return False
+        seen.add(node)
+        waiting += node.operands
+    return True
+
+
+def _append(first: Rows, host: Rows, results: Mapping[Rows, Sequence[RowsResult]]) -> None:
+    """Add the stages and outputs of a node to another one over the same rows."""
+    moved = dict(zip((*host.outer, *host.inner), indices_of((*first.outer, *first.inner)), strict=True))
+    names = {stage.name: f"s{len(first.stages) + k}" for k, stage in enumerate(host.stages)}
+
+    def renamed(scalar: Scalar) -> Scalar:
+        def local(leaf: Scalar) -> Scalar | None:
+            return replace(leaf, name=names[leaf.name]) if isinstance(leaf, Local) else None
+
+        return transform(substitute(scalar, moved), rewrite, local)
+
+    stages = [replace(stage, name=names[stage.name], body=renamed(stage.body)) for stage in host.stages]
+    outputs = [Output(first.outer, renamed(output.body), output.dtype) for output in host.outputs]
+    for result in results[host]:
+        result.rows, result.position = first, result.position + len(first.outputs)
+    first.stages, first.outputs = (*first.stages, *stages), (*first.outputs, *outputs)

@@ -256,10 +256,20 @@ def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
         vector = 1 if extents.searches else min(target.vector, power_of_two(extents.inner[-1]))
     else:
         vector = width_of(extents.rows[-1], target.vector) if extents.rows and not extents.fetches else 1
+    schedule = _shared_rows(extents, target, vector, target.row_group)
+    if schedule.slices == 1 or schedule.members == 1:
+        return schedule
+    most = min(target.largest_group, 4 * target.group)
+    larger = _shared_rows(extents, target, vector, most)
+    return schedule if larger.slices > 1 else larger  # one that spares the second kernel
+
+
+def _shared_rows(extents: RowsExtents, target: Target, vector: int, most: int) -> RowsSchedule:
+    """Return the schedule whose groups of up to so many work-items share rows."""
     items, rows = extents.items(vector, extents.along), len(extents.rows)
     room = 1
     lanes = extents.sum_bytes * (1 if extents.along else vector)
-    while 2 * room <= target.row_group and 2 * room * lanes <= target.local_bytes // 2:
+    while 2 * room <= most and 2 * room * lanes <= target.local_bytes // 2:
         room *= 2
     room = 1 if extents.searches else room
     least = target.least_group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from math import prod
 from operator import add
 
 from torchedge.expressions.indices import ZERO, Index, flatten, of
@@ -48,7 +49,7 @@ def _product(a: Node, b: Node, dtype: str) -> Node:
 
     if not dtype.startswith("float"):
         return reduction((*shape, inner), (len(shape),), "matmul", term)
-    if (step := _step_of_rows(a, b)) is not None:
+    if (step := 1 if _is_attention_of_one(a, b) else _step_of_rows(a, b)) is not None:
 
         def steps(*indices: Index) -> Scalar:
             *out, over = indices
@@ -64,6 +65,11 @@ def _product(a: Node, b: Node, dtype: str) -> Node:
         lambda out, over: b.at(*out[:-2], over[0], out[-1]),
         dtype,
     )
+
+
+def _is_attention_of_one(a: Node, b: Node) -> bool:
+    """Return whether each of several vectors has a matrix of its own: the queries of one token, by head."""
+    return prod(a.shape[:-2]) > 1 and a.shape[-2] == 1 and b.shape[-1] > 1 and a.shape[-1] >= LEAST_ROW
 
 
 def _step_of_rows(a: Node, b: Node) -> int | None:
