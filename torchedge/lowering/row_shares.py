@@ -20,6 +20,8 @@ UNCUT = 48
 """Most rounds for a work-item whose row is not cut into slices: fewer are done before a second kernel is."""
 WORTH = 1024
 """Fewest vectors that a launch reads for its rows to be cut into slices."""
+LARGE = 256
+"""Work-items of a group above which more of them share a row rather than a whole line of memory."""
 UNLIMITED = 1 << 30
 
 
@@ -85,8 +87,14 @@ def fitting_shares(items: Sizes, rows: int, memory: Sizes, room: int, fill: int,
     members, across = min(prod(line[rows:]), room), min(prod(line[:rows]), room)
     while members * across > room:
         across //= 2
-    while whole * members < fill and count // members >= 2 * ROUNDS and 2 * members * across <= room:
-        members *= 2
+    narrow = min(across, LINE // 2)
+    while whole * members < fill and count // members >= 2 * ROUNDS:
+        if 2 * members * across <= room:
+            members *= 2
+        elif across > narrow and room > LARGE:
+            across //= 2
+        else:
+            break
     if members == 1:
         return (1,) * len(items)
     return shares_of(items, rows, memory, members, max(across, least // members))

@@ -256,16 +256,17 @@ def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
         vector = 1 if extents.searches else min(target.vector, power_of_two(extents.inner[-1]))
     else:
         vector = width_of(extents.rows[-1], target.vector) if extents.rows and not extents.fetches else 1
-    schedule = _shared_rows(extents, target, vector, target.row_group)
-    if schedule.slices == 1 or schedule.members == 1:
+    items, rows = extents.items(vector, extents.along), len(extents.rows)
+    schedule = _shared_rows(extents, target, vector, target.row_group, target.work_items)
+    filled = prod(items[:rows]) * schedule.members >= target.work_items
+    if schedule.members == 1 or (filled and schedule.slices == 1):
         return schedule
-    most = min(target.largest_group, 4 * target.group)
-    larger = _shared_rows(extents, target, vector, most)
-    return schedule if larger.slices > 1 else larger  # one that spares the second kernel
+    larger = _shared_rows(extents, target, vector, target.largest_row_group, 2 * target.work_items)
+    return schedule if larger.slices > 1 else larger
 
 
-def _shared_rows(extents: RowsExtents, target: Target, vector: int, most: int) -> RowsSchedule:
-    """Return the schedule whose groups of up to so many work-items share rows."""
+def _shared_rows(extents: RowsExtents, target: Target, vector: int, most: int, fill: int) -> RowsSchedule:
+    """Return the schedule in which groups of up to so many work-items share rows, until `fill` have work."""
     items, rows = extents.items(vector, extents.along), len(extents.rows)
     room = 1
     lanes = extents.sum_bytes * (1 if extents.along else vector)
@@ -274,8 +275,8 @@ def _shared_rows(extents: RowsExtents, target: Target, vector: int, most: int) -
     room = 1 if extents.searches else room
     least = target.least_group
     while True:
-        share = fitting_shares(items, rows, extents.order, room, target.work_items, least)
-        slices = fitting_slices(items, rows, share, target.work_items) if extents.slices else 1
+        share = fitting_shares(items, rows, extents.order, room, fill, least)
+        slices = fitting_slices(items, rows, share, fill) if extents.slices else 1
         members = prod(share[rows:])
         group = (prod(share),) if members > 1 else default_group(items[:rows], target)
         schedule = RowsSchedule(vector, extents.along, members, group, slices=slices)

@@ -97,7 +97,8 @@ class Target:
     """A device class.
 
     vector: widest useful vector of floats. work_items: number that fills the device. group, least_group:
-    largest and smallest work-group. row_group: work-items that share a long row (1: none share). schedule:
+    largest and smallest work-group. row_group: work-items that share long rows (1: none share);
+    largest_row_group: the same where more are needed to fill the device. schedule:
     kind of contractions. storage: preferred storage of tensors; pattern: the access pattern of images.
     image_width, image_height: largest image in texels, 0 without images; half_images: images may hold half
     floats. pitch: rows of images made from buffers are a multiple of so many texels. shared_pitch: the same
@@ -117,6 +118,7 @@ class Target:
     work_items: int
     group: int
     row_group: int
+    largest_row_group: int
     schedule: Kind = "local"
     least_group: int = 64
     storage: Storage = "buffer"
@@ -152,16 +154,32 @@ TARGETS = {
         work_items=8,
         group=256,
         row_group=1,
+        largest_row_group=1,
         schedule="panel",
         least_group=1,
         serial=True,
         local_bytes=2 << 20,
     ),
     # A server or desktop GPU: 128-bit accesses; a hundred processors with over a thousand items each.
-    "gpu": Target("gpu", vector=4, work_items=65_536, group=256, row_group=128, local_bytes=48 << 10),
+    "gpu": Target(
+        "gpu",
+        vector=4,
+        work_items=65_536,
+        group=256,
+        row_group=128,
+        largest_row_group=1024,
+        local_bytes=48 << 10,
+    ),
     # A phone's GPU: RGBA texels; few shader cores with sixteen waves each.
     "mobile": Target(
-        "mobile", vector=4, work_items=8_192, group=128, row_group=64, schedule="register", storage="image"
+        "mobile",
+        vector=4,
+        work_items=8_192,
+        group=128,
+        row_group=64,
+        largest_row_group=64,
+        schedule="register",
+        storage="image",
     ),
 }
 """By device class."""
@@ -220,6 +238,7 @@ def bounded(target: Target, limits: Limits) -> Target:
         group=min(target.group, most),
         least_group=min(target.least_group, most),
         row_group=min(target.row_group, 1 << (largest.bit_length() - 1)),
+        largest_row_group=min(target.largest_row_group, 1 << (largest.bit_length() - 1)),
         image_width=width,
         image_height=height,
         storage=target.storage if width else "buffer",
