@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -285,8 +286,35 @@ def test_read_only_members_of_c_structures_are_state_and_are_left_as_they_are():
     model = OfLine()
     state = PythonState({"model": model})
     state.restore()
-    assert (
-        not state.changes() and state.text is not None and state.text == PythonState({"model": OfLine()}).text
-    )
+    assert state.same() and not state.changes()
+    assert state.text is not None and state.text == PythonState({"model": OfLine()}).text
     model.code = model.code.replace(co_firstlineno=2000)
     assert PythonState({"model": model}).text != state.text
+
+
+class OfAnyName(nn.Module):
+    """Reads a function's attribute by a computed name, and one that a module may have."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.part = module, functools.partial(torch.add, torch.ones(1))
+
+    def forward(self, x):
+        return getattr(self, "".join(["pa", "rt"]))(x) * getattr(self.module, "scale", 1.0)
+
+
+def test_a_name_that_a_module_gets_later_is_a_change():
+    module = types.ModuleType("settings")
+    model = OfAnyName(module)
+    state = PythonState({"model": model})
+    assert state.same()
+    module.unrelated = 1
+    module.scale = 3.0
+    state = PythonState({"model": model})
+    del module.scale
+    assert not state.same() and "scale" in str(state.changes()[0])
+    state = PythonState({"model": model})
+    module.scale = 2.0
+    assert not state.same() and "scale" in [c.path.rpartition(".")[2] for c in state.changes()]
+    state.restore()
+    assert not hasattr(module, "scale") and state.same()

@@ -174,9 +174,10 @@ def _shown(item: Any) -> str:
 
 @dataclass
 class _Watched:
-    """Places of values, and the values there."""
+    """Places of values, and the values there; missing: names that mappings do not have."""
 
     values: list[tuple[Mapping[str, Any], str, Any, str]] = field(default_factory=list)
+    missing: list[tuple[dict[str, Any], frozenset[str], str]] = field(default_factory=list)
     homes: list[tuple[Mapping[str, Any], frozenset[str], str]] = field(default_factory=list)
     boxes: list[tuple[Any, list[Any], str]] = field(default_factory=list)
     keyed: list[tuple[dict[Any, Any], list[Any], list[Any] | None, str]] = field(default_factory=list)
@@ -222,6 +223,7 @@ class PythonState:
         present = [entry[:3] for entry in seen.values if entry[2] is not _ABSENT]
         self._maps, self._keys, self._values = _columns(present)
         self._absent_maps, self._absent_keys, _ = _columns([e[:3] for e in seen.values if e[2] is _ABSENT])
+        self._missing = [(home, names, len(home)) for home, names, _ in seen.missing]
         self._sized: list[Any] = [*[entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]]
         self._sizes = [*map(len, self._sized)]
         self._lists = [box for box, _, _ in seen.boxes if not isinstance(box, set)]
@@ -238,6 +240,7 @@ class PythonState:
             return (
                 all(map(is_, map(getitem, self._maps, self._keys), self._values))
                 and not any(map(contains, self._absent_maps, self._absent_keys))
+                and all([len(home) == n or names.isdisjoint(home) for home, names, n in self._missing])
                 and [*map(len, self._sized)] == self._sizes
                 and all(map(is_, chain.from_iterable(self._lists), self._listed))
                 and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._held))
@@ -261,6 +264,8 @@ class PythonState:
             for key in home.keys() - names:
                 if key in self._names or self._everything:
                     found.append(Change(_joined(path, key), _ABSENT, home[key]))
+        for home, names, path in seen.missing:
+            found += [Change(_joined(path, key), _ABSENT, home[key]) for key in sorted(names & home.keys())]
         for box, items, path in seen.boxes:
             now = [*box]
             same = set(now) == set(items) if isinstance(box, set) else _equal_lists(now, items)
@@ -299,6 +304,9 @@ class PythonState:
             if isinstance(home, dict):
                 for key in home.keys() - names:
                     del home[key]
+        for home, names, _ in seen.missing:
+            for key in names & home.keys():
+                del home[key]
         for box, items, _ in seen.boxes:
             if isinstance(box, set):
                 box.intersection_update(items)
@@ -643,7 +651,10 @@ class _Walk:
                 if name not in skipped and self._wanted(name)
             ]
         for name in filter(self._wanted, _slots_of(type(item))):
-            value = self._watch(_Slots(item), name, path)
+            slots = _Slots(item)
+            value = slots.get(name, _ABSENT)
+            if slots.get(name, _ABSENT) is value:  # C structures make a number anew each time
+                self._watch(slots, name, path)
             texts.append((name, "absent" if value is _ABSENT else self.of(value, _joined(path, name))))
         return str(texts) if texts else ""
 
@@ -799,8 +810,7 @@ class _Walk:
         if module.__name__ in _CLOCKS and not self._in_library:
             self.clocks.append(module.__name__)
         if not self._in_library:
-            for name in sorted(set(read) - home.keys() - _SWITCHED):
-                self._watch(home, name, path)
+            self.watched.missing.append((home, frozenset(read) - home.keys() - _SWITCHED, path))
         for name in sorted(home.keys() & set(read)):
             if name in _SWITCHED or (id(module), name) in self._seen:
                 texts.append((name, ""))
@@ -867,16 +877,25 @@ class _Slots(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
+_slots: WeakKeyDictionary[type, list[str]] = WeakKeyDictionary()
+
+
 def _slots_of(kind: type) -> list[str]:
     """Return the names of a class's slots, those of its bases among them."""
-    members = types.MemberDescriptorType
-    return [name for base in kind.__mro__ for name, slot in vars(base).items() if isinstance(slot, members)]
+    known = _slots.get(kind)
+    if known is None:
+        members = types.MemberDescriptorType
+        known = _slots[kind] = [
+            name for base in kind.__mro__ for name, slot in vars(base).items() if isinstance(slot, members)
+        ]
+    return known
 
 
 def _columns(rows: list[Any]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
 
 
+@functools.lru_cache(1 << 16)
 def _room(name: object) -> str:
     return str(name).partition(".")[0]
 
