@@ -54,6 +54,8 @@ WORDS = "te_words"
 """The parameter of kernels with checks."""
 ITEMS_PER_ELEMENT = 64
 """Work-items that a launch may have for each element of its tensors: far more than any schedule takes."""
+ITEMS_ANYWAY = 1 << 18
+"""Work-items that any launch may have: few numbers may be the bounds of a long sum, as of a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,8 @@ def check_arguments(
         )
     items = prod([whole - part + 1 for whole, part in zip(launch.global_size, group, strict=True)])
     most = ITEMS_PER_ELEMENT * sum([max(1, prod(tensor.shape)) for tensor in tensors])
-    if items > most:
+    if items > max(most, ITEMS_ANYWAY):
         raise InputError(
-            f"{where}: global_size is {list(launch.global_size)}; expected at most {most} work-items for "
-            "tensors of these sizes"
+            f"{where}: global_size is {list(launch.global_size)}; expected at most "
+            f"{max(most, ITEMS_ANYWAY)} work-items for tensors of these sizes"
         )
