@@ -15,8 +15,6 @@ double now_ms() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-constexpr size_t kTogether = 16;  // launches that are handed to the device at once
-
 /// Call a function with a number of a dtype's type; of booleans with a byte. Half has none.
 template <class Function>
 auto with_type(DType dtype, Function function) {
@@ -658,7 +656,6 @@ Status Executor::enqueue(const Placed& placed, const std::function<Status(int64_
       TE_CHECK(observe(position));
       continue;
     }
-    if (position % kTogether == kTogether - 1) cl_.Flush(queue_);  // a driver may wait for that before it runs any
     // The launches that update weights come later, and do not run where a flag is set.
     if (static_cast<int64_t>(position) == placed.last_flag) {
       Status status = check_flags(placed);
