@@ -21,6 +21,7 @@ from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import checked_batches, feature_rows
 from torchedge.prediction.latency.lanes import StepTimeline, walk
 from torchedge.prediction.latency.model import Times
+from torchedge.prediction.latency.rates import compiled_rates
 from torchedge.prediction.lengths import analyse_length
 from torchedge.prediction.memory.model import PredictedMemory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
@@ -96,21 +97,29 @@ def _predicted(
         unsupported=graph.unsupported,
         out_of_range=outside,
         provenance=models.provenance,
-        notes=(*_notes(analysis, device, models, settings), *_host_bound(timeline, device, settings)),
+        notes=(*_notes(analysis, device, models, settings), *_host_bound(timeline, graph, device, settings)),
         demand=_demand(analysis, device, settings, models, family),
         timeline=timeline,
     )
 
 
-def _host_bound(timeline: StepTimeline, device: Device, settings: StepSettings) -> tuple[str, ...]:
+def _host_bound(
+    timeline: StepTimeline, graph: ForwardGraph, device: Device, settings: StepSettings
+) -> tuple[str, ...]:
     """Return a note with advice where a GPU waits for its host for long."""
     if device.kind != "gpu" or timeline.waits < _HOST_BOUND:
         return ()
     trains = any(span.phase == "update" for span in timeline.spans)
     fused = trains and str(settings.optimizer) != "none" and not getattr(settings.optimizer, "fused", False)
+    recorded = graph.partition is not None and graph.partition.recorded
+    ways = ["a larger batch", "a fused optimizer", "torch.compile", "CUDA graphs"]
+    helps = [
+        way for way, open_ in zip(ways, (True, fused, not graph.compiled, not recorded), strict=True) if open_
+    ]
+    listed = " or ".join([text for text in (", ".join(helps[:-1]), helps[-1]) if text])
     return (
-        f"this step waits for the host {100 * timeline.waits:.0f} % of the time: a larger batch, "
-        f"{'a fused optimizer, ' * fused}torch.compile or CUDA graphs shorten it, a faster GPU does not",
+        f"this step waits for the host {100 * timeline.waits:.0f} % of the time: {listed} "
+        f"shorten{'s' * (len(helps) == 1)} it, a faster GPU does not",
     )
 
 
@@ -169,7 +178,7 @@ def _predicted_many(
     if not analyses:
         raise InputError("models is empty; expected at least one")
     alike = {
-        (a.precisions(settings), a.graph.channels_last, a.graph.compiled, a.graph.partition is None)
+        (a.precisions(settings), _in_channels_last(a.graph), a.graph.compiled, a.graph.partition is None)
         for a in analyses
     }
     if len(alike) > 1:
@@ -270,9 +279,16 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
         )
     mode: Mode = "train" if training == {True} else "infer"
     precision = precision if precision in device.native_dtypes else None
-    models = load_models(device, mode, precision, graphs[0].channels_last)
     graph = graphs[0]
-    return models.of_compiled(graph.partition is not None) if graph.compiled else models
+    models = load_models(device, mode, precision, _in_channels_last(graph))
+    if not graph.compiled:
+        return models
+    return models.of_compiled(None if graph.partition is None else compiled_rates(device))
+
+
+def _in_channels_last(graph: ForwardGraph) -> bool:
+    """Whether convolutions run in that memory format."""
+    return graph.channels_last or (graph.partition is not None and graph.partition.channels_last)
 
 
 class _PredictedRows(NamedTuple):
@@ -356,8 +372,8 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
     alive = tape.alive_after(int(live.argmax()) if len(live) else -1)
     parts = np.bincount(tape.category, weights=sizes[:, 0] * alive, minlength=len(CATEGORIES)) / _MIB
     whole, exact = parts.sum(), parts[: len(_EXACT)].sum()
-    if tape.scale != 1 and whole > exact:
-        parts[len(_EXACT) :] *= max(tape.scale * whole - exact, 0) / (whole - exact)
+    if tape.scales[0] != 1 and whole > exact:
+        parts[len(_EXACT) :] *= max(tape.scales[0] * whole - exact, 0) / (whole - exact)
     return parts
 
 
