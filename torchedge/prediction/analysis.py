@@ -52,7 +52,7 @@ class Analysis:
             works[(*under, None)] = count_work(lowered, tiled=settings.backend == "cuda")
         if (*under, cost) not in works:
             work, partition = updated_at(works[(*under, None)], cost), self.graph.partition
-            if partition is not None and partition.amp == settings.amp:
+            if partition is not None:
                 work = compiled_work(work, partition)
             works[(*under, cost)] = work
         return works[(*under, cost)]
@@ -90,7 +90,7 @@ class Analysis:
         tape = self._results.tapes.get(settings)
         if tape is None:
             tape, partition = write_tape(self.graph, settings), self.graph.partition
-            if partition is not None and partition.amp == settings.amp:
+            if partition is not None:
                 tape = replace(tape, scales=compiled_scales(partition, tape))
             self._results.tapes[settings] = tape
         return tape

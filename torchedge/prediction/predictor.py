@@ -43,7 +43,15 @@ def predict_graph(
     graph: ForwardGraph, batch_size: int, device: Device, settings: StepSettings | None = None
 ) -> Prediction:
     """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result."""
-    return _predicted(analyse(graph), batch_size, device, device_settings(device, settings))
+    settings = device_settings(device, settings)
+    return _predicted(_analysed(graph, settings), batch_size, device, settings)
+
+
+def _analysed(graph: ForwardGraph, settings: StepSettings) -> Analysis:
+    """Return the analysis of a graph, without the graphs of a step compiled under another autocast."""
+    if graph.partition is not None and graph.partition.amp != settings.amp:
+        graph = replace(graph, partition=None)
+    return analyse(graph)
 
 
 def predict_length(
@@ -146,7 +154,7 @@ def predict_graphs(
 ) -> Predictions:
     """Predict every graph at every batch size: (G,) graphs, (B,) batch sizes give (G, B) arrays."""
     settings = device_settings(device, settings)
-    return _predicted_many([analyse(graph) for graph in graphs], batch_sizes, device, settings)
+    return _predicted_many([_analysed(graph, settings) for graph in graphs], batch_sizes, device, settings)
 
 
 def predict_lengths(
@@ -214,6 +222,13 @@ def _predicted_many(
         unsupported=tuple(analysis.graph.unsupported for analysis in analyses),
         notes=tuple(_notes(a, device, models, settings) for a in analyses),
     )
+
+
+def joined_batches(tables: Sequence[Predictions]) -> Predictions:
+    """Return the predictions of the same graphs at several batch sizes as one table (G, B)."""
+    batches = np.concatenate([table.batch_sizes for table in tables])
+    joined = _combined(tables, partial(np.concatenate, axis=1))
+    return replace(tables[0], **joined, batch_sizes=batches)
 
 
 def _combined(tables: Sequence[Predictions], join: Callable[[list[Any]], Any]) -> dict[str, Any]:
