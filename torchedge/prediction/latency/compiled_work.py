@@ -37,13 +37,12 @@ def compiled_work(work: Workload, partition: Partition) -> Workload:
     launches[parameter] = work.launches[parameter]
     table = dict.fromkeys(FUSED_COLUMNS, np.zeros(len(STEP_PHASES)))
     moved, generated, called = np.array([_fused(partition.forward), _fused(partition.backward), (0, 0, 0)]).T
-    graphs = np.array([1.0, 1.0, 0.0])
     table |= {"moved": moved / partition.batch_size, "generated": generated}
-    table["fixed"] = update_bytes(work) * (1 - graphs)
-    if partition.recorded:
-        table["replays"] = graphs
-    else:
-        table |= {"launches": generated + called, "calls": graphs}
+    table["fixed"] = np.array([0, 0, update_bytes(work)])
+    arguments = sum(op.role == "input" for op in partition.forward.ops)
+    table["replayed" if partition.recorded else "arguments"] = np.array([arguments, 0, 0])
+    if not partition.recorded:
+        table["launches"] = generated + called
     fused = np.column_stack([*table.values()])
     return replace(work, passes=np.zeros_like(work.passes), launches=launches, fused=fused)
 
@@ -95,9 +94,8 @@ def with_fused(rows: WorkRows, times: WorkTimes, rates: CompiledRates) -> WorkTi
     amounts = dict(zip(FUSED_COLUMNS, np.moveaxis(rows.fused, 2, 0), strict=True))
     moved = amounts["moved"] * rows.batch[:, None] + amounts["fixed"]
     device = rates.byte * moved + rates.kernel * amounts["generated"]
-    host = (
-        rates.launch * amounts["launches"] + rates.call * amounts["calls"] + rates.replay * amounts["replays"]
-    )
+    host = rates.launch * amounts["launches"] + rates.argument * amounts["arguments"]
+    host = host + rates.replayed * amounts["replayed"]
     return replace(
         times,
         busy=times.busy + device.sum(axis=1),

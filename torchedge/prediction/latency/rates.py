@@ -38,10 +38,10 @@ FUSED_BANDWIDTH, FUSED_KERNEL_US = 0.85, 2.0
 """The part of the bandwidth that kernels of Inductor and optimizers on lists reach, and the µs of a kernel
 beside: 0.8 on an NVIDIA H200 by a profile of 14 steps, 0.9 on an H100 by the times of whole steps."""
 
-COMPILED_LAUNCH, COMPILED_CALL, REPLAY_CALL = 2.8, 210.0, 100.0
-"""The host's time for a kernel that a compiled graph launches, for the call of a graph (guards, arguments,
-autograd's node), and for one that CUDA replays, in launches of a tiny kernel. By the host's time of 28 steps
-on an H200, divided by that of tiny steps (`step_us`) just before."""
+COMPILED_LAUNCH, COMPILED_ARGUMENT, REPLAYED_ARGUMENT = 2.7, 2.4, 0.9
+"""The host's time for a kernel that a compiled graph launches, and for an argument of the model's graph
+(guards, AOTAutograd's prologue), launched and replayed by CUDA, in launches of a tiny kernel. By the host's
+time of 28 steps on an H200, divided by that of tiny steps (`step_us`) just before."""
 
 COMPILED_OVERLAP = 2.0
 """The coefficient `overlap` of compiled steps: the longer of host and device decides sharply."""
@@ -92,15 +92,15 @@ def figure_of(device: Device, name: str, default: float) -> float:
 class CompiledRates:
     """What the graphs of a compiled step cost, in ms.
 
-    byte, kernel: of generated kernels, on the device. launch, call, replay: of the host, for a kernel, a
-    graph and one that CUDA replays. overlap: as the coefficient of that name.
+    byte, kernel: of generated kernels, on the device. launch, argument, replayed: of the host, for a kernel,
+    and for an argument of a graph, launched or replayed. overlap: as the coefficient of that name.
     """
 
     byte: float
     kernel: float
     launch: float
-    call: float
-    replay: float
+    argument: float
+    replayed: float
     overlap: float = COMPILED_OVERLAP
 
 
@@ -111,6 +111,6 @@ def compiled_rates(device: Device) -> CompiledRates:
         1e-6 / (FUSED_BANDWIDTH * figure_of(device, "bandwidth_gb_s", REFERENCE_GB_S)),
         1e-3 * FUSED_KERNEL_US,
         COMPILED_LAUNCH * unit,
-        COMPILED_CALL * unit,
-        REPLAY_CALL * unit,
+        COMPILED_ARGUMENT * unit,
+        REPLAYED_ARGUMENT * unit,
     )

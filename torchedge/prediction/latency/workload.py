@@ -58,10 +58,10 @@ the batch, groups, whether it is a plain product of matrices rather than a convo
 of the second factor (the weight) is computed, forward runs a step (2: the backward pass runs it again)."""
 
 STEP_PHASES = ("forward", "backward", "update")
-FUSED_COLUMNS = ("moved", "fixed", "generated", "launches", "calls", "replays")
+FUSED_COLUMNS = ("moved", "fixed", "generated", "launches", "arguments", "replayed")
 """Of the phases of a compiled step: bytes that generated kernels and the optimizer's read and write, for a
-sample and whatever the batch size; generated kernels; kernels that the host launches; calls of compiled
-graphs, and of graphs that CUDA replays."""
+sample and whatever the batch size; generated kernels; kernels that the host launches; arguments of the
+model's graph that it launches, or that CUDA replays."""
 
 DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count", "weight_grad", "runs")
 
