@@ -298,7 +298,8 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
     models = load_models(device, mode, precision, _in_channels_last(graph))
     if not graph.compiled:
         return models
-    return models.of_compiled(None if graph.partition is None else compiled_rates(device))
+    rates = None if graph.partition is None else compiled_rates(device)
+    return models.of_compiled(rates, host_known="eager_operator_us" in device.figures)
 
 
 def _in_channels_last(graph: ForwardGraph) -> bool:

@@ -52,9 +52,10 @@ much as reserved memory does."""
 _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED = 0.11, 0.20
 """The same around figures from the compiled step's own graphs: of 24 steps that these were not made
 with (`--fresh`)."""
-_COMPILED_LATENCY, _PARTITIONED_LATENCY = 0.84, 0.5
+_COMPILED_LATENCY, _PARTITIONED_LATENCY = 0.84, (0.90, 0.34)
 """The same of times around `COMPILED_PACE` of eager ones, networks left out, and around those from the
-compiled step's own graphs."""
+compiled step's own graphs: on a host half as fast as the profile's, and where its speed is known (`--steps blind`).
+"""
 _PROCESSOR_LATENCY = 0.25
 """The same of times around those that a processor's fit describes: real networks differ more from drawn ones
 than these do from one another, and a shared processor's speed moves by a fifth within minutes."""
@@ -79,16 +80,17 @@ class StepModels:
     latency_provenance: Provenance
     notes: tuple[str, ...] = ()
 
-    def of_compiled(self, rates: CompiledRates | None) -> StepModels:
+    def of_compiled(self, rates: CompiledRates | None, *, host_known: bool) -> StepModels:
         """Return the models of steps under torch.compile: those of eager ones, with wider intervals.
 
         rates: of a step whose own graphs are known: its memory is simulated from them, its work counted.
+        host_known: the speed of the host is that of the device (`Device.on_host`).
         """
         allocated, reserved = _COMPILED_ALLOCATED, _COMPILED_RESERVED
         changes: dict[str, Any] = {"spread": _COMPILED_LATENCY, "pace": COMPILED_PACE}
         if rates is not None:
             allocated, reserved = _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED
-            changes = {"spread": _PARTITIONED_LATENCY, "compiled": rates, "forest": None, "scale": None}
+            changes = {"spread": _PARTITIONED_LATENCY[host_known], "compiled": rates, "forest": None, "scale": None}
         memory = replace(
             self.memory,
             errors=joined_errors(self.memory.errors, reserved),

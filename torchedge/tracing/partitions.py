@@ -212,16 +212,18 @@ def _attention(
     """Compute scaled_dot_product_attention by the kernel that PyTorch selects on CUDA.
 
     A mask excludes flash attention; one whose last dimension is not dense excludes the memory-efficient
-    kernel.
+    kernel. Keys of fewer heads, which meet those of queries by broadcasting, exclude both.
     """
     aten = torch.ops.aten
     tensors = [t for t in (query, key, value, attn_mask) if t is not None]
     dense = all(t.dim() == 4 and t.stride(-1) == 1 for t in tensors)
     flash = attn_mask is None and query.dtype in _LOW and query.shape[-1] <= 256
     attn_mask = additive_mask(attn_mask, query.dtype)
-    grouped = enable_gqa and query.shape[-3] != key.shape[-3]
+    few_heads = query.dim() > 2 and query.shape[-3] != key.shape[-3]
+    grouped, broadcast = few_heads and enable_gqa, few_heads and not enable_gqa
     result: torch.Tensor
-    if not dense or query.shape[-1] % 8 or query.shape[-1] != value.shape[-1] or (grouped and not flash):
+    narrow = query.shape[-1] % 8 or query.shape[-1] != value.shape[-1]
+    if not dense or narrow or broadcast or (grouped and not flash):
         result = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
