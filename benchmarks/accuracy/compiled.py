@@ -10,17 +10,22 @@ For each step: allocated and reserved memory and the time, measured, and the err
 percent; beside them those of eager PyTorch's allocated memory. Times are predicted for the profile's host,
 and for that of the campaign, by the time of its tiny steps (`operator_us`). Then, for both hosts: the error
 of the eager step's own prediction, and of a flat 0.81 of it. The half-widths in log within which nine of ten
-further steps lie are conformal. The steps were measured with transformers 5.17.0 and timm 1.0.29; other
-releases run other operators.
+further steps lie are conformal. At the end, measured figures of compiled steps over those of eager ones;
+where kernels were profiled (`kernels.jsonl.gz`), a last line has the errors of the number of generated ones.
+The steps were measured with transformers 5.17.0 and timm 1.0.29; other releases run other operators.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +37,9 @@ from torchedge.errors import TorchedgeError
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.training_steps import TrainingStep
 from torchedge.ops import COMPILED_PACE
-from torchedge.prediction.predictor import predict_graph
+from torchedge.prediction.analysis import analyse
+from torchedge.prediction.latency.workload import FUSED_COLUMNS
+from torchedge.prediction.predictor import device_settings, predict_graph
 from torchedge.prediction.results import Prediction
 from torchedge.profiling.datasets import Dataset, read_dataset
 from torchedge.profiling.topologies import build_network
@@ -49,12 +56,16 @@ HEAD = "allocated  off  eager's  reserved  off        ms   off  on host |  eager
 
 
 class Predicted(NamedTuple):
-    """A step's predictions: compiled, and the same in eager PyTorch, for the profile's host and another."""
+    """A step's predictions: compiled, and the same in eager PyTorch, for the profile's host and another.
+
+    generated: kernels of Inductor.
+    """
 
     compiled: Prediction
     eager: Prediction
     compiled_there: Prediction
     eager_there: Prediction
+    generated: float
 
 
 def main() -> int:
@@ -71,7 +82,8 @@ def main() -> int:
     operator_us = float(np.nanmedian(dataset.launch_us))
     print(f"{len(places)} rows on {device.name}, whose host takes {operator_us:.1f} us an operator")
     print(f"{'':38}{HEAD}")
-    rows, names = list[tuple[float, ...]](), list[str]()
+    rows, names, generated = list[tuple[float, ...]](), list[str](), list[float]()
+    profiled = generated_kernels(device.folder / "campaign" / STEPS[given.steps][1] / "kernels.jsonl.gz")
     for name, place in places.items():
         eager = name.replace("-compiled", "").replace("-graphs", "")
         if eager == name or given.only not in name:
@@ -83,13 +95,45 @@ def main() -> int:
             continue
         rows.append(errors(dataset, place, places[eager], predicted))
         names.append(name)
+        if name in profiled and "-compiled" in name:
+            generated.append(predicted.generated / profiled[name] - 1)
         figures = [dataset[figure][place] for figure in ("allocated", "reserved", "latency")]
         print(line(name, figures, rows[-1]), flush=True)
     for word in ("-compiled", "-graphs"):
         some = np.array([row for row, name in zip(rows, names, strict=True) if word in name])
         if len(some):
             summarise(word[1:], some)
+    print_ratios(dataset, places)
+    if generated:
+        off = 100 * np.abs(generated)
+        print(f"\ngenerated kernels of {len(off)} steps: {off.mean():.1f} % off, {off.max():.1f} at most")
     return 0
+
+
+def print_ratios(dataset: Dataset, places: Mapping[str, int]) -> None:
+    """Print figures of compiled steps over eager ones, and half-widths around one and the median ratio."""
+    compiled = {name: place for name, place in places.items() if "-compiled" in name}
+    pairs = {name: (place, places[name.replace("-compiled", "")]) for name, place in compiled.items()}
+    networks = np.array([name.partition("-compiled")[0] for name in pairs])
+    print("\ncompiled over eager    least  median    most  nine of ten within  around the median")
+    for figure in ("allocated", "reserved", "memory", "latency"):
+        ratios = np.log([dataset[figure][c] / dataset[figure][e] for c, e in pairs.values()])
+        least, median, most = np.exp(np.quantile(ratios, (0.0, 0.5, 1.0)))
+        around = [r - np.median(ratios[networks != n]) for r, n in zip(ratios, networks, strict=True)]
+        widths = f"{half_width(ratios):20.2f}{half_width(np.array(around)):19.2f}"
+        print(f"{figure:18}{least:10.2f}{median:8.2f}{most:8.2f}{widths}")
+
+
+def generated_kernels(path: Path) -> dict[str, float]:
+    """Return the number of generated kernels of each profiled step."""
+    if not path.exists():
+        return {}
+    with gzip.open(path, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    return {
+        row["id"]: sum(count for name, count, _ in row["kernels"] if name.startswith("triton_"))
+        for row in rows
+    }
 
 
 def predictions(
@@ -120,7 +164,9 @@ def predictions(
         plain = replace(graph, partition=None, compiled=False)
         hosts = (device, device.on_host(operator_us))
         there = [predict_graph(g, batch_size, d, network.settings) for d in hosts for g in (graph, plain)]
-        return Predicted(*there)
+        fused = analyse(graph).work_under(device_settings(device, network.settings)).fused
+        column = FUSED_COLUMNS.index("generated")
+        return Predicted(*there, generated=0.0 if fused is None else float(fused[:, column].sum()))
 
     return use_graph(request_of(request, step), both)
 

@@ -51,11 +51,11 @@ As `python benchmarks/accuracy/compiled.py` prints them: 28 steps of 14 networks
 much as reserved memory does."""
 _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED = 0.11, 0.20
 """The same around figures from the compiled step's own graphs: of 24 steps that these were not made
-with (`--fresh`)."""
+with (`--steps fresh`)."""
 _COMPILED_LATENCY, _PARTITIONED_LATENCY = 0.84, (0.90, 0.34)
 """The same of times around `COMPILED_PACE` of eager ones, networks left out, and around those from the
-compiled step's own graphs: on a host half as fast as the profile's, and where its speed is known (`--steps blind`).
-"""
+compiled step's own graphs: on a host half as fast as the profile's, and where its speed is known
+(`--steps blind`)."""
 _PROCESSOR_LATENCY = 0.25
 """The same of times around those that a processor's fit describes: real networks differ more from drawn ones
 than these do from one another, and a shared processor's speed moves by a fifth within minutes."""
@@ -90,7 +90,12 @@ class StepModels:
         changes: dict[str, Any] = {"spread": _COMPILED_LATENCY, "pace": COMPILED_PACE}
         if rates is not None:
             allocated, reserved = _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED
-            changes = {"spread": _PARTITIONED_LATENCY[host_known], "compiled": rates, "forest": None, "scale": None}
+            changes = {
+                "spread": _PARTITIONED_LATENCY[host_known],
+                "compiled": rates,
+                "forest": None,
+                "scale": None,
+            }
         memory = replace(
             self.memory,
             errors=joined_errors(self.memory.errors, reserved),
