@@ -189,6 +189,15 @@ def test_compiled_steps_take_the_host_less_time_and_recorded_ones_least():
     assert not any("CUDA graphs shorten" in note for note in advice[2])
 
 
+def test_a_slower_host_takes_longer_and_a_known_one_narrows_the_interval():
+    usual, slow = (
+        torchedge.predict(transformer(), compile=True, **OPTIONS | {"device": device})
+        for device in (H200, H200.on_host(11.0))
+    )
+    assert slow.latency.value > 1.5 * usual.latency.value
+    assert slow.latency.high / slow.latency.low < usual.latency.high / usual.latency.low
+
+
 def test_a_mode_of_torch_compile_with_cuda_graphs_is_recognised():
     asked = torchedge.predict(transformer(), compile="reduce-overhead", **OPTIONS)
     wrapped = torch.compile(transformer(), mode="reduce-overhead")

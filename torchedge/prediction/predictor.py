@@ -186,8 +186,9 @@ def _predicted_many(
     if not analyses:
         raise InputError("models is empty; expected at least one")
     alike = {
-        (a.precisions(settings), _in_channels_last(a.graph), a.graph.compiled, a.graph.partition is None)
+        (a.precisions(settings), _in_channels_last(a.graph), a.graph.compiled, part and part.recorded)
         for a in analyses
+        for part in [a.graph.partition]
     }
     if len(alike) > 1:
         tables = [_predicted_many([analysis], batches, device, settings) for analysis in analyses]
@@ -298,8 +299,10 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
     models = load_models(device, mode, precision, _in_channels_last(graph))
     if not graph.compiled:
         return models
-    rates = None if graph.partition is None else compiled_rates(device)
-    return models.of_compiled(rates, host_known="eager_operator_us" in device.figures)
+    if graph.partition is None:
+        return models.of_compiled(None)
+    host_known = graph.partition.recorded or "eager_operator_us" in device.figures
+    return models.of_compiled(compiled_rates(device), host_known=host_known)
 
 
 def _in_channels_last(graph: ForwardGraph) -> bool:
