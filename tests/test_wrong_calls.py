@@ -440,7 +440,7 @@ WRONG = {
     "a function for a switch": (
         lambda: predict(compile=torch.compile),
         InputError,
-        "compile is a function; expected True or False",
+        "compile is a function; expected True, False or 'reduce-overhead'",
     ),
     "a path for a switch": (lambda: export(onnx="x.onnx"), InputError, "onnx is 'x.onnx'; expected True or"),
     "a word for a switch": (

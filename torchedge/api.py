@@ -34,11 +34,12 @@ from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.training_steps import STEP_FIELDS, StepOptions, TrainingStep
 from torchedge.notices import noticed, stage
-from torchedge.prediction.feature_sets import features
+from torchedge.prediction.feature_sets import checked_batches, features
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import MemoryProfile
 from torchedge.prediction.predictor import (
     device_settings,
+    joined_batches,
     predict_graph,
     predict_graphs,
     predict_length,
@@ -232,8 +233,8 @@ class Predictor:
         """Predict every model (or graph) at every batch size: G models, B batch sizes give arrays (G, B).
 
         seq_len: S lengths of the example's sequences give arrays (G, B, S). The other arguments are those of
-        `predict`; each is the same for all models. The result has what was assumed and what is unknown of
-        each graph in `notes` and `unsupported`.
+        `predict`; each is the same for all models. A step under torch.compile is traced at each batch size.
+        The result has what was assumed and what is unknown of each graph in `notes` and `unsupported`.
         """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is {described(models)}; expected a list of modules or graphs")
@@ -243,8 +244,18 @@ class Predictor:
         asked = CaptureRequest(None, None, mode, example, input_size, batch_dim=batch_dim, device=self.device)
         requests = [request_of(replace(asked, model=m), chosen) for m in models]
         if seq_len is None:
-            graphs = [capture_request(request) for request in requests]
-            return predict_graphs(graphs, batch_sizes, self.device, settings)
+
+            def predicted(sizes: Any, batch_size: int | None = None) -> Predictions:  # noqa: ANN401
+                each = [
+                    replace(r, batch_size=batch_size, partitioned=batch_size is not None) for r in requests
+                ]
+                graphs = [capture_request(request) for request in each]
+                return predict_graphs(graphs, sizes, self.device, settings)
+
+            if not any(request.compiled for request in requests):
+                return predicted(batch_sizes)
+            sizes = np.atleast_1d(checked_batches(batch_sizes)).tolist()
+            return joined_batches([predicted(size, size) for size in sizes])
         lengths = np.atleast_1d(seq_len).tolist()
         if not lengths:
             raise InputError("seq_len is empty; expected a sequence length, or several")
@@ -273,9 +284,10 @@ def advise(
 ) -> Advice:
     """Return the settings under which updates of `batch_size` samples fit a device, with memory and time.
 
-    Combined are gradient accumulation, autocast, optimizers with less state, activation
-    checkpointing (models of transformers) and training the last layer alone. memory_limit: in MiB, or a text
-    such as "4GiB"; by default the device's memory. The other arguments and the errors are those of `predict`.
+    Combined are gradient accumulation, autocast, optimizers with less state, torch.compile on GPUs that
+    have it, activation checkpointing (models of transformers) and training the last layer alone.
+    memory_limit: in MiB, or a text such as "4GiB"; by default the device's memory. The other arguments and
+    the errors are those of `predict`.
     """
     from torchedge.prediction.advice import advise_settings
 

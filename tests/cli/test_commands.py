@@ -125,15 +125,24 @@ def test_the_answer_is_that_of_the_library(run):
     assert out["needed_mib"] == found.needed_mib()
 
 
-def test_a_compiled_step_is_that_of_the_library(run, small):
+@pytest.mark.parametrize(("flag", "how"), [("--compile", True), ("--reduce-overhead", "reduce-overhead")])
+def test_a_compiled_step_is_that_of_the_library(run, small, flag, how):
     import torchedge
     from torchedge.tracing.sources import load_model
 
-    compiled = ("-d", "nvidia-h200", "--input-size", "3x16x16", "--compile", "--json")
+    compiled = ("-d", "nvidia-h200", "--input-size", "3x16x16", flag, "--json")
     out, model = json.loads(run("predict", small, "-b", "64", *compiled)), load_model(small)[0]
-    found = torchedge.predict(model, 64, "nvidia-h200", input_size=(3, 16, 16), compile=True)
+    found = torchedge.predict(model, 64, "nvidia-h200", input_size=(3, 16, 16), compile=how)
     assert (out["allocated"], out["unsupported"]) == (asdict(found.allocated), [])
+    assert out["latency"] == asdict(found.latency)
     assert any(note.startswith("torch.compile: memory") for note in out["notes"])
+
+
+def test_compiled_steps_are_traced_at_each_batch_size(run, small):
+    options = ("-d", "nvidia-h200", "--input-size", "3x16x16", "--compile", "--json")
+    several = json.loads(run("predict", small, "-b", "8,64", *options))
+    for size, found in zip((8, 64), several, strict=True):
+        assert found["allocated"] == json.loads(run("predict", small, "-b", str(size), *options))["allocated"]
 
 
 def test_a_run_that_does_not_fit_has_its_own_exit_status(run, small):

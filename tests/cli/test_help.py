@@ -116,7 +116,7 @@ PYTHON = {
 DEFAULTS = {"optimizer", "mode", "amp", "accumulation", "precision", "fusion", "effort", "lam", "seed"}
 LIMITS = {"training_memory", "inference_memory", "training_latency", "inference_latency"}
 ONLY_SHELL = {
-    "predict": {"memory_limit", "confidence", "max_batch_size", "operator_us", "trace"},
+    "predict": {"memory_limit", "confidence", "max_batch_size", "operator_us", "trace", "reduce_overhead"},
     "simulate": {"plot"},
     "features": set(),
     "search": {"image_sizes", "input_size", "round_to", "out", "resume", *LIMITS},

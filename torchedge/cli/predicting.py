@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _OF_THE_STEP = (
     "batch_size", "mode", "input_size", "seq_len", "optimizer", "amp", "accumulation", "compile",
+    "reduce_overhead",
 )  # fmt: skip
 """Options that a script or a bundle decides itself."""
 _COLUMNS = 5
@@ -62,6 +63,7 @@ _LEAST_MIB = 0.05
 @options.operator_us
 @options.step
 @click.option("--compile", is_flag=True, help="The step runs under torch.compile.")
+@click.option("--reduce-overhead", is_flag=True, help="The same in this mode, with CUDA graphs.")
 @options.fit
 @click.option("--max-batch-size", is_flag=True, help="Also print the largest batch size that fits.")
 @click.option(
@@ -82,6 +84,7 @@ def predict(
     confidence: float,
     max_batch_size: bool,
     trace: Path | None,
+    reduce_overhead: bool,
     **step: Any,  # noqa: ANN401 - optimizer, amp, accumulation, compile
 ) -> int:
     """Predict memory and latency of a training step or an inference.
@@ -99,7 +102,7 @@ def predict(
     from torchedge.tracing.capturing import CaptureRequest, capture_each
     from torchedge.tracing.sequence_lengths import LengthFamily
 
-    compiled = step.pop("compile")
+    compiled = step.pop("compile") or reduce_overhead
     if (Path(models[0]) / "manifest.json").is_file():
         others = (*_OF_THE_STEP, "max_batch_size", "operator_us", "confidence", "trace")
         options.refuse_given(others, "with a bundle, whose step is as it was exported; leave it out")
@@ -124,7 +127,12 @@ def predict(
     for place, text in enumerate(models):
         graphs: Sequence[Any]
         request = CaptureRequest(
-            text, mode=mode, input_size=input_size, device=predictor.device, compiled=compiled
+            text,
+            mode=mode,
+            input_size=input_size,
+            device=predictor.device,
+            compiled=compiled,
+            recorded=reduce_overhead,
         )
         if seq_len is None:  # one graph serves all batch sizes, unless the model needs one for each
             request = replace(request, amp=step["amp"], partitioned=True)

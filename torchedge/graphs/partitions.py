@@ -18,7 +18,7 @@ class PartOp:
     role: an argument of the graph, a view of a buffer, element-wise work or a reduction (which fuse), or a
     kernel of a library. reads: the buffers it reads, views resolved. sizes: bytes of each result.
     elements: the elements that it iterates over; rows: those of its first result. inner: a reduction runs
-    over the last dimension.
+    over the last dimension. split: a reduction to few results, computed by two kernels, one after the other.
     """
 
     role: PartRole
@@ -27,6 +27,7 @@ class PartOp:
     elements: int = 1
     rows: int = 1
     inner: bool = True
+    split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class Partition:
     saved: for each input of the backward graph that the forward graph computes, the input and the buffer.
     tangents: bytes of the gradients that the backward graph gets, by its input. lent: inputs of
     the backward graph that others hold too, so that no output takes their place. apart: bytes that a loss
-    outside of the compiled model keeps.
+    outside of the compiled model keeps. channels_last: convolutions run in that memory format. recorded: both
+    graphs are replayed as CUDA graphs.
     """
 
     batch_size: int
@@ -55,3 +57,5 @@ class Partition:
     tangents: tuple[tuple[Buffer, int], ...]
     lent: frozenset[Buffer]
     apart: int
+    channels_last: bool = False
+    recorded: bool = False

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
-from torchedge.errors import InputError, check_choice, check_whole, checked_call, described, did_you_mean
+from torchedge.errors import (
+    InputError,
+    check_choice,
+    check_whole,
+    checked_call,
+    described,
+    did_you_mean,
+    shown,
+)
 
 OPTIMIZERS = (
     "none", "sgd", "sgd-momentum", "adam", "adamw", "adafactor", "adagrad", "adadelta", "adamax",
@@ -16,6 +24,9 @@ OPTIMIZERS = (
 AMP_DTYPES = ("bfloat16", "float16")
 DTYPES = ("float32", *AMP_DTYPES)
 _WORDS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+CUDA_GRAPHS = "reduce-overhead"
+"""The mode of torch.compile in which CUDA graphs replay the kernels of a step."""
 
 Loss = Callable[..., Any] | Literal["default", "model"]
 
@@ -36,7 +47,7 @@ class TrainerOptions(TypedDict, total=False):
     accumulation: int
     dtype: Any
     checkpointing: bool
-    compile: bool
+    compile: bool | str
 
 
 class StepOptions(TrainerOptions, total=False):
@@ -58,7 +69,7 @@ class TrainingStep:
     only shapes and dtypes count; without targets, those of PyTorch's own losses follow from the outputs.
     amp: "bfloat16" or "float16" autocast. accumulation: batches to an update. dtype: of parameters and
     inputs, None: as the model is. checkpointing: the model's own activation checkpointing is on. compile: the
-    step runs under torch.compile.
+    step runs under torch.compile; "reduce-overhead": in that mode, with CUDA graphs.
     `Trainer` and `export` refuse by name what they cannot do. Raises InputError for a setting that is none.
     """
 
@@ -69,7 +80,7 @@ class TrainingStep:
     accumulation: int = 1
     dtype: str | None = None
     checkpointing: bool = False
-    compile: bool = False
+    compile: bool | str = False
 
     def __post_init__(self) -> None:
         """Raise InputError for wrong settings; words for data types become their names."""
@@ -81,6 +92,10 @@ class TrainingStep:
                 check_choice(name, value, choices)
             object.__setattr__(self, name, value)
         check_whole("accumulation", self.accumulation)
+        if self.compile != CUDA_GRAPHS and type(self.compile).__name__ not in ("bool", "bool_"):
+            raise InputError(
+                f"compile is {shown(self.compile)}; expected True, False or {CUDA_GRAPHS!r}, a mode of it"
+            )
         object.__setattr__(self, "targets", _as_tuple(self.targets))
 
     @classmethod

@@ -253,9 +253,10 @@ def unsupported_remark(kind: str) -> str:
     """Return how figures count what is in a graph's `unsupported`."""
     if kind == COMPILED:
         return (
-            f"{kind}: not modelled; memory is that of the same step in eager PyTorch, time {COMPILED_PACE} "
-            "of its time; intervals are as wide as steps were measured around eager ones (0.71 to 1.45 times "
-            "the memory, 0.35 to 1.27 times the time)"
+            f"{kind}: its graphs are not known (predict, predict_many, advise and report trace those of a "
+            "training step on a GPU, without seq_len); memory is that of the same step in eager PyTorch, "
+            f"time {COMPILED_PACE} of its time; intervals are as wide as steps were measured around eager "
+            "ones (0.71 to 1.45 times the memory, 0.35 to 1.27 times the time)"
         )
     return f"{kind}: unknown operator, counted as element-wise; training keeps its inputs"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import torch
 from torchedge.devices import Device
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph
+from torchedge.prediction.latency.rates import figure_of
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
 from torchedge.prediction.results import CONFIDENCE, Prediction
@@ -23,6 +24,8 @@ from torchedge.tracing.model_variants import checkpointing_switch, varied
 
 _CHEAPER = {"adam": ("sgd-momentum", "sgd"), "adamw": ("sgd-momentum", "sgd"), "sgd-momentum": ("sgd",)}
 """Optimizers with less state than another one."""
+_TRITON = 7.0
+"""The least compute capability that Triton, and so torch.compile, has kernels for."""
 _HEAD_SHARE = 0.2
 """A last layer with at most this share of the parameters counts as a head that can be trained alone."""
 
@@ -44,6 +47,7 @@ class Setting:
     amp: str | None
     checkpointing: bool
     head_only: bool
+    compile: bool
     fits: bool
     needed_mib: float
     update_ms: float
@@ -94,11 +98,16 @@ class Advice:
 
 
 class _Variant(NamedTuple):
-    """A graph of the model with changes that need a capture of their own."""
+    """A graph of the model with changes that need a capture of their own.
+
+    request: of a graph under torch.compile, which holds for its batch size and autocast alone.
+    """
 
     graph: ForwardGraph
-    checkpointing: bool
-    head_only: bool
+    checkpointing: bool = False
+    head_only: bool = False
+    compiled: bool = False
+    request: CaptureRequest | None = None
 
 
 def advise_settings(
@@ -113,8 +122,9 @@ def advise_settings(
     """Return the settings under which updates of `request.batch_size` samples fit within a limit.
 
     Tried together: gradient accumulation, autocast where the device has matrix units for it, optimizers with
-    less state, activation checkpointing where the model has a switch for it, and training the last layer
-    alone. limit_mib: by default the device's memory. progress: called with each variant before its capture.
+    less state, activation checkpointing where the model has a switch for it, training the last layer alone,
+    and torch.compile where Triton has the device and PyTorch traces the step as one graph. limit_mib: by
+    default the device's memory. progress: called with each variant before its capture.
 
     Raises:
         InputError: the batch size is missing, or no limit is known. CaptureError: the model itself cannot be
@@ -122,13 +132,18 @@ def advise_settings(
     """
     batch_size = check_whole("batch_size", request.batch_size)
     request = request.loaded()
+    amps = dict.fromkeys((settings.amp, *_autocasts(device)))
     variants, notes = _variants(request, progress)
+    if request.compiled or figure_of(device, "compute_capability", 0.0) >= _TRITON:
+        compiled, untried = _compiled(request, amps, progress)
+        own = variants[:1] if not (request.compiled and compiled) else []
+        variants, notes = [*own, *compiled, *variants[1:]], [*notes, *untried]
     candidates: list[Setting] = []
     for variant, amp, optimizer in product(
-        variants,
-        dict.fromkeys((settings.amp, *_autocasts(device))),
-        (settings.optimizer, *_CHEAPER.get(str(settings.optimizer), ())),
+        variants, amps, (settings.optimizer, *_CHEAPER.get(str(settings.optimizer), ()))
     ):
+        if variant.request is not None and variant.request.amp != amp:
+            continue
         changed = replace(settings, amp=amp, optimizer=optimizer)
         candidates += _split(variant, device, changed, settings, batch_size, limit_mib, confidence)
     fitting = [candidate for candidate in candidates if candidate.fits]
@@ -155,7 +170,7 @@ def _autocasts(device: Device) -> list[str]:
 def _variants(request: CaptureRequest, progress: Callable[[str], object]) -> tuple[list[_Variant], list[str]]:
     """Return the graphs of the model and of its variants, the model's own first; and which failed."""
     progress("the model")
-    variants, notes = [_Variant(capture_request(request), False, False)], list[str]()
+    variants, notes = [_Variant(capture_request(request))], list[str]()
     if not isinstance(request.model, torch.nn.Module):
         return variants, notes
     for checkpointing, head_only in ((True, False), (False, True)):
@@ -169,6 +184,23 @@ def _variants(request: CaptureRequest, progress: Callable[[str], object]) -> tup
         except Exception as error:  # a copy of a foreign module may fail in any way
             notes.append(f"{name} was not tried: {type(error).__name__}: {error}")
     return variants, notes
+
+
+def _compiled(
+    request: CaptureRequest, amps: Iterable[str | None], progress: Callable[[str], object]
+) -> tuple[list[_Variant], list[str]]:
+    """Return the graphs of the model under torch.compile, one for each autocast; and why there are none."""
+    if not isinstance(request.model, torch.nn.Module):
+        return [], []
+    variants = list[_Variant]()
+    for amp in amps:
+        progress(f"torch.compile{f' under {amp}' if amp else ''}")
+        asked = replace(request, compiled=True, partitioned=True, amp=amp)
+        graph = capture_request(asked)
+        if graph.partition is None:
+            return [], ["compile was not tried: PyTorch does not trace the step as one graph for this device"]
+        variants.append(_Variant(graph, compiled=not request.compiled, request=asked))
+    return variants, []
 
 
 def _changed(model: torch.nn.Module, checkpointing: bool, head_only: bool) -> torch.nn.Module | None:
@@ -202,6 +234,7 @@ def _split(
 ) -> Iterator[Setting]:
     """Yield the setting with the whole batch, and the one with the largest micro-batches that fit."""
     changes = [
+        *(["compile"] if variant.compiled else []),
         *(["checkpointing"] if variant.checkpointing else []),
         *(["head only"] if variant.head_only else []),
         *([settings.amp or "no autocast"] if settings.amp != asked.amp else []),
@@ -209,7 +242,10 @@ def _split(
     ]
 
     def setting(size: int, accumulation: int) -> Setting:
-        prediction = predict_graph(variant.graph, size, device, replace(settings, accumulation=accumulation))
+        graph = variant.graph
+        if variant.request is not None and size != batch_size:
+            graph = capture_request(replace(variant.request, batch_size=size))
+        prediction = predict_graph(graph, size, device, replace(settings, accumulation=accumulation))
         accumulates = ["accumulation"] if accumulation > asked.accumulation else []
         return Setting(
             (*accumulates, *changes),
@@ -219,6 +255,7 @@ def _split(
             settings.amp,
             variant.checkpointing,
             variant.head_only,
+            variant.request is not None,
             prediction.fits(limit_mib, confidence=confidence),
             prediction.needed_mib(confidence),
             prediction.latency.value,

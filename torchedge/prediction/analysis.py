@@ -7,9 +7,10 @@ from weakref import WeakKeyDictionary
 
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.training_steps import AMP_DTYPES
+from torchedge.prediction.latency.compiled_work import compiled_work
 from torchedge.prediction.latency.workload import UpdateCost, Workload, count_work, update_cost, updated_at
 from torchedge.prediction.memory.autocast import lower_precision
-from torchedge.prediction.memory.compiled_steps import compiled_scale
+from torchedge.prediction.memory.compiled_steps import compiled_scales
 from torchedge.prediction.memory.peaks import GraphTraits, graph_traits
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
@@ -50,7 +51,10 @@ class Analysis:
             lowered = lower_precision(self.graph, StepSettings(amp=settings.amp, backend=settings.backend))
             works[(*under, None)] = count_work(lowered, tiled=settings.backend == "cuda")
         if (*under, cost) not in works:
-            works[(*under, cost)] = updated_at(works[(*under, None)], cost)
+            work, partition = updated_at(works[(*under, None)], cost), self.graph.partition
+            if partition is not None:
+                work = compiled_work(work, partition)
+            works[(*under, cost)] = work
         return works[(*under, cost)]
 
     @property
@@ -86,8 +90,8 @@ class Analysis:
         tape = self._results.tapes.get(settings)
         if tape is None:
             tape, partition = write_tape(self.graph, settings), self.graph.partition
-            if partition is not None and partition.amp == settings.amp:
-                tape = replace(tape, scale=compiled_scale(partition, tape))
+            if partition is not None:
+                tape = replace(tape, scales=compiled_scales(partition, tape))
             self._results.tapes[settings] = tape
         return tape
 

@@ -135,7 +135,7 @@ class Demand:
 
     def _least(self, tape: Tape, batch_sizes: IntArray, confidence: float) -> FloatArray:
         """Return MiB (B,) below which `required` never lies, from the live tensors of a tape alone."""
-        live: FloatArray = tape.scale * (tape.peak_bytes(batch_sizes) / _MIB)
+        live: FloatArray = tape.scales[1] * (tape.peak_bytes(batch_sizes) / _MIB)
         count = len(batch_sizes)
         linear = np.full(count, self.traits.multiplies)
         peaks = Peaks(

@@ -95,7 +95,8 @@ class ReportData:
     """All that a report shows of one step on one device; memory in MiB.
 
     curve: the same step at other batch sizes. largest: the largest batch size that fits, None for a graph of
-    one batch size. advice: None for an inference and where `no_advice` says why.
+    one batch size. advice: None for an inference and where `no_advice` says why. compiled: the step runs
+    under torch.compile, whose tensors are not known one by one: `profile` is that of the eager step.
     """
 
     prediction: Prediction
@@ -108,6 +109,7 @@ class ReportData:
     settings: StepSettings
     advice: Advice | None = None
     no_advice: str = ""
+    compiled: bool = False
 
 
 def collect_report(
@@ -127,7 +129,7 @@ def collect_report(
     assert request.batch_size is not None
     batch_size, request = request.batch_size, request.loaded()
     family = None if seq_len is None else LengthFamily(request)
-    sized = request if family is None or seq_len is None else family.at(seq_len)
+    sized = replace(request, partitioned=True) if family is None or seq_len is None else family.at(seq_len)
 
     def predicted(graph: ForwardGraph) -> ReportData:
         progress("prediction")
@@ -150,7 +152,8 @@ def collect_report(
             curve = predict_lengths([family], several, [seq_len], device, settings)
         profile = simulate(graph, batch_size, device_settings(device, settings))
         layers = _layers(graph, profile)
-        return ReportData(prediction, profile, curve, layers, largest, limit, confidence, settings)
+        figures = (prediction, profile, curve, layers, largest, limit, confidence, settings)
+        return ReportData(*figures, compiled=graph.compiled)
 
     data = use_graph(sized, predicted)
     if request.mode != "train":
@@ -204,11 +207,13 @@ def render_report(data: ReportData) -> str:
         about += [str(settings.optimizer)]
         about += [f"accumulation {settings.accumulation}"] * (settings.accumulation > 1)
     about += [f"amp {settings.amp}"] if settings.amp else []
+    about += ["torch.compile"] * data.compiled
+    eager = " in eager PyTorch" * data.compiled
     title, subtitle = _text(p.model), _text(", ".join(about))
     body = [
         f'<h1>{title}</h1>\n<p class="dim">{subtitle}</p>\n{_verdict(data)}',
         _prediction_part(data),
-        f"<h2>Memory over the step</h2>\n{_memory_picture(data.profile, data.prediction.device_kind)}",
+        f"<h2>Memory over the step{eager}</h2>\n{_memory_picture(data.profile, data.prediction.device_kind)}",
         f"<h2>Memory by batch size</h2>\n{_batch_picture(data)}",
         *_time_part(p),
         *_advice_part(data),

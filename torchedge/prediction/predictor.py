@@ -21,6 +21,7 @@ from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import checked_batches, feature_rows
 from torchedge.prediction.latency.lanes import StepTimeline, walk
 from torchedge.prediction.latency.model import Times
+from torchedge.prediction.latency.rates import compiled_rates
 from torchedge.prediction.lengths import analyse_length
 from torchedge.prediction.memory.model import PredictedMemory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
@@ -42,7 +43,15 @@ def predict_graph(
     graph: ForwardGraph, batch_size: int, device: Device, settings: StepSettings | None = None
 ) -> Prediction:
     """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result."""
-    return _predicted(analyse(graph), batch_size, device, device_settings(device, settings))
+    settings = device_settings(device, settings)
+    return _predicted(_analysed(graph, settings), batch_size, device, settings)
+
+
+def _analysed(graph: ForwardGraph, settings: StepSettings) -> Analysis:
+    """Return the analysis of a graph, without the graphs of a step compiled under another autocast."""
+    if graph.partition is not None and graph.partition.amp != settings.amp:
+        graph = replace(graph, partition=None)
+    return analyse(graph)
 
 
 def predict_length(
@@ -96,21 +105,29 @@ def _predicted(
         unsupported=graph.unsupported,
         out_of_range=outside,
         provenance=models.provenance,
-        notes=(*_notes(analysis, device, models, settings), *_host_bound(timeline, device, settings)),
+        notes=(*_notes(analysis, device, models, settings), *_host_bound(timeline, graph, device, settings)),
         demand=_demand(analysis, device, settings, models, family),
         timeline=timeline,
     )
 
 
-def _host_bound(timeline: StepTimeline, device: Device, settings: StepSettings) -> tuple[str, ...]:
+def _host_bound(
+    timeline: StepTimeline, graph: ForwardGraph, device: Device, settings: StepSettings
+) -> tuple[str, ...]:
     """Return a note with advice where a GPU waits for its host for long."""
     if device.kind != "gpu" or timeline.waits < _HOST_BOUND:
         return ()
     trains = any(span.phase == "update" for span in timeline.spans)
     fused = trains and str(settings.optimizer) != "none" and not getattr(settings.optimizer, "fused", False)
+    recorded = graph.partition is not None and graph.partition.recorded
+    ways = ["a larger batch", "a fused optimizer", "torch.compile", "CUDA graphs"]
+    helps = [
+        way for way, open_ in zip(ways, (True, fused, not graph.compiled, not recorded), strict=True) if open_
+    ]
+    listed = " or ".join([text for text in (", ".join(helps[:-1]), helps[-1]) if text])
     return (
-        f"this step waits for the host {100 * timeline.waits:.0f} % of the time: a larger batch, "
-        f"{'a fused optimizer, ' * fused}torch.compile or CUDA graphs shorten it, a faster GPU does not",
+        f"this step waits for the host {100 * timeline.waits:.0f} % of the time: {listed} "
+        f"shorten{'s' * (len(helps) == 1)} it, a faster GPU does not",
     )
 
 
@@ -137,7 +154,7 @@ def predict_graphs(
 ) -> Predictions:
     """Predict every graph at every batch size: (G,) graphs, (B,) batch sizes give (G, B) arrays."""
     settings = device_settings(device, settings)
-    return _predicted_many([analyse(graph) for graph in graphs], batch_sizes, device, settings)
+    return _predicted_many([_analysed(graph, settings) for graph in graphs], batch_sizes, device, settings)
 
 
 def predict_lengths(
@@ -169,8 +186,9 @@ def _predicted_many(
     if not analyses:
         raise InputError("models is empty; expected at least one")
     alike = {
-        (a.precisions(settings), a.graph.channels_last, a.graph.compiled, a.graph.partition is None)
+        (a.precisions(settings), _in_channels_last(a.graph), a.graph.compiled, part and part.recorded)
         for a in analyses
+        for part in [a.graph.partition]
     }
     if len(alike) > 1:
         tables = [_predicted_many([analysis], batches, device, settings) for analysis in analyses]
@@ -205,6 +223,13 @@ def _predicted_many(
         unsupported=tuple(analysis.graph.unsupported for analysis in analyses),
         notes=tuple(_notes(a, device, models, settings) for a in analyses),
     )
+
+
+def joined_batches(tables: Sequence[Predictions]) -> Predictions:
+    """Return the predictions of the same graphs at several batch sizes as one table (G, B)."""
+    batches = np.concatenate([table.batch_sizes for table in tables])
+    joined = _combined(tables, partial(np.concatenate, axis=1))
+    return replace(tables[0], **joined, batch_sizes=batches)
 
 
 def _combined(tables: Sequence[Predictions], join: Callable[[list[Any]], Any]) -> dict[str, Any]:
@@ -270,9 +295,19 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
         )
     mode: Mode = "train" if training == {True} else "infer"
     precision = precision if precision in device.native_dtypes else None
-    models = load_models(device, mode, precision, graphs[0].channels_last)
     graph = graphs[0]
-    return models.of_compiled(graph.partition is not None) if graph.compiled else models
+    models = load_models(device, mode, precision, _in_channels_last(graph))
+    if not graph.compiled:
+        return models
+    if graph.partition is None:
+        return models.of_compiled(None)
+    host_known = graph.partition.recorded or "eager_operator_us" in device.figures
+    return models.of_compiled(compiled_rates(device), host_known=host_known)
+
+
+def _in_channels_last(graph: ForwardGraph) -> bool:
+    """Whether convolutions run in that memory format."""
+    return graph.channels_last or (graph.partition is not None and graph.partition.channels_last)
 
 
 class _PredictedRows(NamedTuple):
@@ -356,8 +391,8 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
     alive = tape.alive_after(int(live.argmax()) if len(live) else -1)
     parts = np.bincount(tape.category, weights=sizes[:, 0] * alive, minlength=len(CATEGORIES)) / _MIB
     whole, exact = parts.sum(), parts[: len(_EXACT)].sum()
-    if tape.scale != 1 and whole > exact:
-        parts[len(_EXACT) :] *= max(tape.scale * whole - exact, 0) / (whole - exact)
+    if tape.scales[0] != 1 and whole > exact:
+        parts[len(_EXACT) :] *= max(tape.scales[0] * whole - exact, 0) / (whole - exact)
     return parts
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,6 +26,7 @@ from torchedge.ops import COMPILED_PACE
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors, joined_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
+from torchedge.prediction.latency.rates import CompiledRates
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
 from torchedge.storage import REBUILD, file_sha256, profile_file
@@ -49,9 +51,11 @@ As `python benchmarks/accuracy/compiled.py` prints them: 28 steps of 14 networks
 much as reserved memory does."""
 _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED = 0.11, 0.20
 """The same around figures from the compiled step's own graphs: of 24 steps that these were not made
-with (`--fresh`)."""
-_COMPILED_LATENCY = 0.84
-"""The same of times around `COMPILED_PACE` of eager ones, networks left out."""
+with (`--steps fresh`)."""
+_COMPILED_LATENCY, _PARTITIONED_LATENCY = 0.84, (1.00, 0.36)
+"""The same of times around `COMPILED_PACE` of eager ones, networks left out, and around those from the
+compiled step's own graphs: on a host half as fast as the profile's, and where its speed is known
+(`--steps blind`)."""
 _PROCESSOR_LATENCY = 0.25
 """The same of times around those that a processor's fit describes: real networks differ more from drawn ones
 than these do from one another, and a shared processor's speed moves by a fifth within minutes."""
@@ -76,24 +80,31 @@ class StepModels:
     latency_provenance: Provenance
     notes: tuple[str, ...] = ()
 
-    def of_compiled(self, partitioned: bool) -> StepModels:
+    def of_compiled(self, rates: CompiledRates | None, *, host_known: bool = False) -> StepModels:
         """Return the models of steps under torch.compile: those of eager ones, with wider intervals.
 
-        partitioned: the simulated memory is that of the compiled step.
+        rates: of a step whose own graphs are known: its memory is simulated from them, its work counted.
+        host_known: the speed of the host is that of the device (`Device.on_host`), or hardly counts.
         """
         allocated, reserved = _COMPILED_ALLOCATED, _COMPILED_RESERVED
-        if partitioned:
+        changes: dict[str, Any] = {"spread": _COMPILED_LATENCY, "pace": COMPILED_PACE}
+        if rates is not None:
             allocated, reserved = _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED
+            changes = {
+                "spread": _PARTITIONED_LATENCY[host_known],
+                "compiled": rates,
+                "forest": None,
+                "scale": None,
+            }
         memory = replace(
             self.memory,
             errors=joined_errors(self.memory.errors, reserved),
             reserved_errors=joined_errors(self.memory.reserved_errors, reserved),
             allocated_errors=joined_errors(self.memory.allocated_errors, allocated),
         )
-        times, matrices = self.latency, self.latency.matrices
-        if matrices is not None:
-            matrices = replace(matrices, spread=_COMPILED_LATENCY, pace=COMPILED_PACE)
-        times = replace(times, spread=_COMPILED_LATENCY, pace=COMPILED_PACE, matrices=matrices)
+        matrices = self.latency.matrices
+        matrices = None if matrices is None else replace(matrices, **changes)
+        times = replace(self.latency, matrices=matrices, **changes)
         return replace(self, memory=memory, latency=times)
 
     @property

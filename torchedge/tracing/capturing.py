@@ -28,7 +28,6 @@ from torchedge.graphs.partitions import Partition
 from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
 from torchedge.graphs.training_steps import Loss, check_loss
 from torchedge.notices import noticed
-from torchedge.ops import COMPILED_PACE
 from torchedge.tracing.device_answers import Accelerator
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
@@ -81,8 +80,8 @@ class CaptureRequest:
     model: an nn.Module, a ForwardGraph (captured already), or text that `load_model` understands.
     batch_size: the batch size that the graph is for; None: every.
     device: the one that the model seems to run on; None: a CPU. compiled: it runs under torch.compile, as a
-    model that is compiled does; partitioned: split such a step into its graphs, as under autocast to `amp`.
-    The other fields are those of `capture`.
+    model that is compiled does; recorded: with CUDA graphs. partitioned: split such a step into its graphs,
+    as under autocast to `amp`. The other fields are those of `capture`.
     """
 
     model: Any
@@ -97,6 +96,7 @@ class CaptureRequest:
     device: Device | None = None
     targets: tuple[Any, ...] = ()
     compiled: bool = False
+    recorded: bool = False
     amp: str | None = None
     partitioned: bool = False
 
@@ -201,12 +201,19 @@ def _marked(graph: ForwardGraph, request: CaptureRequest) -> ForwardGraph:
     partition = _partition_of(graph, request)
     if partition is None:
         return replace(graph, compiled=True)
-    return replace(graph, compiled=True, partition=partition, notes=(*graph.notes, _PARTITIONED))
+    notes = (*graph.notes, _PARTITIONED, *([_RECORDED] if partition.recorded else []))
+    return replace(graph, compiled=True, partition=partition, notes=notes)
 
 
 _PARTITIONED = (
-    "torch.compile: memory is simulated from the two graphs that PyTorch splits the step into; time is "
-    f"{COMPILED_PACE} of eager PyTorch's, the median of measured steps"
+    "torch.compile: memory and time follow from the two graphs that PyTorch splits the step into, and from "
+    "the kernels that Inductor fuses"
+)
+
+
+_RECORDED = (
+    "CUDA graphs: allocated memory is that of the steps that are recorded; later ones show what lies outside "
+    "of the graphs' pool alone"
 )
 
 
@@ -225,7 +232,8 @@ def _partition_of(graph: ForwardGraph, request: CaptureRequest) -> Partition | N
     try:
         with noticed("splitting the compiled step as PyTorch does"):
             own_loss = isinstance(request.loss, str)
-            return partition(call.model, args, kwargs, request.batch_size, request.amp, own_loss=own_loss)
+            parts = partition(call.model, args, kwargs, request.batch_size, request.amp, own_loss=own_loss)
+            return replace(parts, recorded=request.recorded)
     except CaptureError:
         return None
 
@@ -235,6 +243,15 @@ def is_wholly_compiled(model: object) -> bool:
     return isinstance(model, torch.nn.Module) and (
         hasattr(model, "_orig_mod") or model._compiled_call_impl is not None
     )
+
+
+def records_graphs(model: object) -> bool:
+    """Whether torch.compile has a module's kernels replayed as CUDA graphs (mode "reduce-overhead")."""
+    for compiled in (model, getattr(model, "_compiled_call_impl", None)):
+        configuration = getattr(compiled, "get_compiler_config", lambda: None)()
+        if isinstance(configuration, Mapping) and configuration.get("triton.cudagraphs"):
+            return True
+    return False
 
 
 def _is_compiled(model: object) -> bool:
@@ -298,7 +315,12 @@ def capture_each(request: CaptureRequest, batch_sizes: Sequence[int]) -> list[Fo
     """Return a graph for each batch size: the same graph for all if it is valid for every batch size."""
     request, graphs = request.loaded(), list[ForwardGraph]()
     for batch_size in batch_sizes:
-        holds_for_every = bool(graphs) and graphs[0].fixed_batch is None and not graphs[0].reads_batch
+        holds_for_every = (
+            bool(graphs)
+            and graphs[0].fixed_batch is None
+            and not graphs[0].reads_batch
+            and graphs[0].partition is None
+        )
         graphs.append(
             graphs[0] if holds_for_every else capture_request(replace(request, batch_size=batch_size))
         )

@@ -11,8 +11,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torchedge.errors import InputError
-from torchedge.graphs.training_steps import TrainingStep
-from torchedge.tracing.capturing import CaptureRequest, checked_model, is_wholly_compiled
+from torchedge.graphs.training_steps import CUDA_GRAPHS, TrainingStep
+from torchedge.tracing.capturing import CaptureRequest, checked_model, is_wholly_compiled, records_graphs
 
 _SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
 """Names of the switch of transformers' models, the newest release's first."""
@@ -61,7 +61,8 @@ def request_of(request: CaptureRequest, step: TrainingStep) -> CaptureRequest:
         request,
         loss=step.loss,
         targets=step.targets,
-        compiled=step.compile or request.compiled or is_wholly_compiled(request.model),
+        compiled=bool(step.compile) or request.compiled or is_wholly_compiled(request.model),
+        recorded=step.compile == CUDA_GRAPHS or request.recorded or records_graphs(request.model),
         amp=step.amp,
     )
     if step.dtype is None and not step.checkpointing:

@@ -100,9 +100,21 @@ def _partition(objective: Objective, batch_size: int, amp: str | None, own_loss:
             )
         with V.set_fake_mode(mode), torch.no_grad():
             forward, backward, count = _split(joint)
-    return _described(
-        forward, backward, count, batch_size, amp, own_loss and "loss" in objective.output_names
-    )
+            channels_last = _is_channels_last(forward)
+    own_loss = own_loss and "loss" in objective.output_names
+    return _described(forward, backward, count, batch_size, amp, own_loss, channels_last)
+
+
+def _is_channels_last(forward: GraphModule) -> bool:
+    """Return whether Inductor lays out images in channels_last on CUDA."""
+    from torch._inductor.graph import GraphLowering
+
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # with it, it always would on a CPU
+    try:
+        return bool(GraphLowering.decide_layout_opt(forward, is_inference=False))
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def _split(joint: Any) -> tuple[GraphModule, GraphModule, int]:
@@ -200,16 +212,18 @@ def _attention(
     """Compute scaled_dot_product_attention by the kernel that PyTorch selects on CUDA.
 
     A mask excludes flash attention; one whose last dimension is not dense excludes the memory-efficient
-    kernel.
+    kernel. Keys of fewer heads, which meet those of queries by broadcasting, exclude both.
     """
     aten = torch.ops.aten
     tensors = [t for t in (query, key, value, attn_mask) if t is not None]
     dense = all(t.dim() == 4 and t.stride(-1) == 1 for t in tensors)
     flash = attn_mask is None and query.dtype in _LOW and query.shape[-1] <= 256
     attn_mask = additive_mask(attn_mask, query.dtype)
-    grouped = enable_gqa and query.shape[-3] != key.shape[-3]
+    few_heads = query.dim() > 2 and query.shape[-3] != key.shape[-3]
+    grouped, broadcast = few_heads and enable_gqa, few_heads and not enable_gqa
     result: torch.Tensor
-    if not dense or query.shape[-1] % 8 or query.shape[-1] != value.shape[-1] or (grouped and not flash):
+    narrow = query.shape[-1] % 8 or query.shape[-1] != value.shape[-1]
+    if not dense or narrow or broadcast or (grouped and not flash):
         result = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
@@ -233,9 +247,15 @@ def _attention(
 
 
 def _described(
-    forward: GraphModule, backward: GraphModule, count: int, batch_size: int, amp: str | None, own_loss: bool
+    forward: GraphModule,
+    backward: GraphModule,
+    count: int,
+    batch_size: int,
+    amp: str | None,
+    own_loss: bool,
+    channels_last: bool,
 ) -> Partition:
-    ahead, behind = _Reader(forward), _Reader(backward)
+    ahead, behind = _Reader(forward, channels_last), _Reader(backward, channels_last)
     names = {node.name: node for node in forward.graph.nodes}
     last: Any = next(iter(forward.graph.find_nodes(op="output"))).args[0]
     returned = {ahead.buffers[node] for node in last[:count] if isinstance(node, Node)}
@@ -260,13 +280,15 @@ def _described(
         tuple(tangents),
         frozenset(lent),
         outside,
+        channels_last,
     )
 
 
 class _Reader:
     """Reads a graph of ATen operators; places: the position of each node, buffers: where its tensor lies."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, channels_last: bool) -> None:
+        self.channels_last = channels_last
         self.places: dict[Node, int] = {}
         self.buffers: dict[Node, Buffer] = {}
         self.ops: list[PartOp] = []
@@ -303,14 +325,18 @@ class _Reader:
         value = node.meta.get("val")
         listed = value if isinstance(value, (tuple, list)) else [value]
         results, read = _tensors(node), [t for source in sources for t in _tensors(source)[:1]]
-        elements = max([t.numel() for t in (read if role == "reduction" else results)], default=1)
+        reduces = role == "reduction"
+        elements = max([t.numel() for t in (read if reduces else results)], default=1)
+        rows = results[0].numel() if results else 1
+        dense = 1 if self.channels_last and reduces and read[0].dim() == 4 else -1
         return PartOp(
             role,
             tuple(dict.fromkeys(self.buffers[source] for source in sources)),
             tuple([_bytes(t) if isinstance(t, torch.Tensor) else 0 for t in listed]),
             elements,
-            results[0].numel() if results else 1,
-            role != "reduction" or _is_inner(node, read[0].dim()),
+            rows,
+            not reduces or _reduces(node, read[0].dim(), -1),
+            reduces and _is_split(elements, rows, _reduces(node, read[0].dim(), dense)),
         )
 
 
@@ -334,9 +360,20 @@ def _bytes(tensor: torch.Tensor) -> int:
     return -(-(last + 1) * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
 
 
-def _is_inner(node: Node, rank: int) -> bool:
+def _reduces(node: Node, rank: int, dim: int) -> bool:
+    """Whether a reduction runs over a dimension of its input."""
     dims = node.args[1] if len(node.args) > 1 else None
     if not isinstance(dims, (int, tuple, list)):
         return True
     listed = [dims] if isinstance(dims, int) else dims
-    return rank == 0 or any(isinstance(d, int) and d % rank == rank - 1 for d in listed)
+    return rank == 0 or any(isinstance(d, int) and d % rank == dim % rank for d in listed)
+
+
+_SPLIT_ROWS, _SPLIT_LENGTH = (8448, 264), (32, 8192)
+"""Inductor splits a reduction to fewer results of more elements each: over an outer and over the densest
+dimension, on a GPU of 132 multiprocessors."""
+
+
+def _is_split(elements: int, rows: int, dense: bool) -> bool:
+    """Whether Inductor computes a reduction in two kernels; dense: it runs over the densest dimension."""
+    return rows < _SPLIT_ROWS[dense] and elements > _SPLIT_LENGTH[dense] * rows

@@ -87,6 +87,22 @@ def test_a_mask_whose_rows_are_not_dense_keeps_the_probabilities():
     assert rows >= probabilities + 4 * x.numel()
 
 
+def test_keys_of_one_head_for_all_queries_keep_the_probabilities():
+    class OneHead(nn.Module):
+        def __init__(self, heads):
+            super().__init__()
+            self.project, self.heads = nn.Linear(64, 64), heads
+
+        def forward(self, x):
+            x = self.project(x)
+            keys = x[:, : self.heads]
+            return F.scaled_dot_product_attention(x, keys, keys)
+
+    x = torch.empty(8, 4, 64, 64)
+    probabilities = 4 * 8 * 4 * 64 * 64
+    assert saved_bytes(OneHead(1), x) > saved_bytes(OneHead(4), x) + probabilities
+
+
 def test_tied_weights_are_one_argument():
     class Tied(nn.Module):
         def __init__(self):

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from torchedge.forests.trees import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.intervals import DistanceScale, ErrorModel
+from torchedge.prediction.latency.compiled_work import with_fused
 from torchedge.prediction.latency.lanes import Phase
+from torchedge.prediction.latency.rates import CompiledRates
 from torchedge.prediction.latency.roofline import (
     KINDS,
     PHASES,
@@ -96,8 +98,9 @@ class LatencyModel:
     the coefficients say that a launch takes on the host in use. matrices: the model of steps that mostly
     multiply matrices (transformers), where one was fitted apart. spread: half-width in log of the
     interval in which the predicted steps lie around the described ones (compiled ones around eager ones);
-    pace: the time of the predicted steps over that of the described ones. calls: whether calls of views and
-    modules take the host's time, as in fits of networks of matrices.
+    pace: the time of the predicted steps over that of the described ones. compiled: what the graphs of
+    compiled steps cost, where those are known. calls: whether calls of views and modules take the host's
+    time, as in fits of networks of matrices.
     """
 
     coefficients: FloatArray
@@ -112,6 +115,7 @@ class LatencyModel:
     spread: float = 0.0
     pace: float = 1.0
     calls: bool = False
+    compiled: CompiledRates | None = None
 
     @property
     def feature_set(self) -> str | None:
@@ -139,6 +143,8 @@ class LatencyModel:
             if terms is None:
                 terms = self.known[work[0]] = product_terms(rows, p, np)
         times = work_times(rows, p, terms=terms)
+        if rows.fused is not None and self.compiled is not None:
+            times, p = with_fused(rows, times, self.compiled), p | {"overlap": self.compiled.overlap}
         described = self.forest is not None or self.scale is not None
         features = time_shares(rows, times) if described else np.zeros((rows.count, 0))
         value = np.asarray(step_time(times.busy, times.launch * self.host, p))

@@ -11,6 +11,7 @@ Three laws, fitted to single kernels of five GPUs in float32, each GPU left out 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from torchedge.devices import Device
@@ -29,6 +30,21 @@ instructions issue between two multiply-adds, here they take the place of one.""
 WATT_GFLOPS = 750.0
 """Peak GFLOP/s that one watt sustains, times the nanometres of the process: the clock falls under the load of
 products where the board's power does not suffice for its peak."""
+
+REFERENCE_GB_S, REFERENCE_LAUNCH_US = 59.7, 10.0
+"""The Jetson TX2's figures, for which the prior means of coefficients were chosen; others scale them."""
+
+FUSED_BANDWIDTH, FUSED_KERNEL_US = 0.85, 2.0
+"""The part of the bandwidth that kernels of Inductor and optimizers on lists reach, and the µs of a kernel
+beside: 0.8 on an NVIDIA H200 by a profile of 14 steps, 0.9 on an H100 by the times of whole steps."""
+
+COMPILED_LAUNCH, COMPILED_ARGUMENT, REPLAYED_ARGUMENT = 2.7, 2.4, 0.9
+"""The host's time for a kernel that a compiled graph launches, and for an argument of the model's graph
+(guards, AOTAutograd's prologue), launched and replayed by CUDA, in launches of a tiny kernel. By the host's
+time of 28 steps on an H200, divided by that of tiny steps (`step_us`) just before."""
+
+COMPILED_OVERLAP = 2.0
+"""The coefficient `overlap` of compiled steps: the longer of host and device decides sharply."""
 
 _GENERATIONS: Mapping[float, tuple[float, int]] = MappingProxyType(
     {6.0: (16, 32), 6.1: (16, 32), 7.0: (12, 16), 7.5: (12, 16), 8.0: (7, 16), 8.6: (8, 32), 8.9: (4, 32),
@@ -70,3 +86,31 @@ def figure_of(device: Device, name: str, default: float) -> float:
     """Return a figure of a device, or the default where its profile has none."""
     figure = device.figures.get(name)
     return figure.value if figure is not None else default
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRates:
+    """What the graphs of a compiled step cost, in ms.
+
+    byte, kernel: of generated kernels, on the device. launch, argument, replayed: of the host, for a kernel,
+    and for an argument of a graph, launched or replayed. overlap: as the coefficient of that name.
+    """
+
+    byte: float
+    kernel: float
+    launch: float
+    argument: float
+    replayed: float
+    overlap: float = COMPILED_OVERLAP
+
+
+def compiled_rates(device: Device) -> CompiledRates:
+    """Return the rates of compiled steps on a device, by its bandwidth and the time of a launch."""
+    unit = 1e-3 * figure_of(device, "launch_overhead_us", REFERENCE_LAUNCH_US)
+    return CompiledRates(
+        1e-6 / (FUSED_BANDWIDTH * figure_of(device, "bandwidth_gb_s", REFERENCE_GB_S)),
+        1e-3 * FUSED_KERNEL_US,
+        COMPILED_LAUNCH * unit,
+        COMPILED_ARGUMENT * unit,
+        REPLAYED_ARGUMENT * unit,
+    )

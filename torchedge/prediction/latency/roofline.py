@@ -16,8 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.prediction.latency.rates import REFERENCE_GFLOPS, figure_of, product_rates
-from torchedge.prediction.latency.workload import CALL_LAUNCHES, FORWARD_SHARE, LAUNCHES, PASSES, Workload
+from torchedge.prediction.latency.rates import (
+    REFERENCE_GB_S,
+    REFERENCE_GFLOPS,
+    REFERENCE_LAUNCH_US,
+    figure_of,
+    product_rates,
+)
+from torchedge.prediction.latency.workload import (
+    CALL_LAUNCHES,
+    FORWARD_SHARE,
+    FUSED_COLUMNS,
+    LAUNCHES,
+    PASSES,
+    STEP_PHASES,
+    Workload,
+)
 
 PHASES = ("fwd", "bwd_x", "bwd_w")
 KINDS = ("1x1", "3x3", "other")
@@ -28,8 +42,6 @@ _SPECIAL = ("grouped", "matrix")
 
 _TILES = (64, 32, 16)
 _ALIGNMENT = 4
-_REFERENCE_GB_S, _REFERENCE_LAUNCH_US = 59.7, 10.0
-"""The Jetson TX2's figures, for which the prior means below were chosen; another device scales them."""
 
 _STEP_CALL = 5.0
 """How many tiny operators a call within a step costs a processor: autograd's nodes, the start of threads."""
@@ -155,11 +167,11 @@ def matrix_excess(device: Device, precision: str | None = None) -> float:
 def _vector_units_mean(device: Device) -> npt.NDArray[np.float64]:
     """Return (K,) for products on the units of single precision."""
     ratio = log(figure_of(device, "step_time_ratio", 1.0))
-    launch = figure_of(device, "launch_overhead_us", _REFERENCE_LAUNCH_US)
+    launch = figure_of(device, "launch_overhead_us", REFERENCE_LAUNCH_US)
     shift = {
         "compute": -log(figure_of(device, "peak_fp32_gflops", REFERENCE_GFLOPS) / REFERENCE_GFLOPS),
-        "bandwidth": -log(figure_of(device, "bandwidth_gb_s", _REFERENCE_GB_S) / _REFERENCE_GB_S),
-        "launch": log(figure_of(device, "eager_operator_us", launch) / _REFERENCE_LAUNCH_US)
+        "bandwidth": -log(figure_of(device, "bandwidth_gb_s", REFERENCE_GB_S) / REFERENCE_GB_S),
+        "launch": log(figure_of(device, "eager_operator_us", launch) / REFERENCE_LAUNCH_US)
         + (log(_STEP_CALL) if device.kind == "cpu" else 0.0),
         "": 0.0,
     }
@@ -179,7 +191,8 @@ class WorkRows:
     """Work of R (graph, batch size) pairs: tables of distinct work, and which line belongs to which row.
 
     products (U, 13) and depthwise (V, 9) are tables; `product_line` (L,) and `product_row` (L,) say that row
-    `product_row[i]` runs line `product_line[i]`, and likewise for depthwise convolutions.
+    `product_row[i]` runs line `product_line[i]`, and likewise for depthwise convolutions. fused: (R, 3, 6) of
+    compiled steps, None where all are eager.
     """
 
     count: int
@@ -194,10 +207,11 @@ class WorkRows:
     launches: Array
     training: bool
     tiled: bool = True
+    fused: Array | None = None
 
     def mapped(self, convert: Callable[[Any], Array]) -> WorkRows:
         """Return the same rows with every array passed through `convert`."""
-        names = [f.name for f in fields(self) if f.name not in ("count", "training", "tiled")]
+        names = [f.name for f in fields(self) if f.name not in ("count", "training", "tiled", "fused")]
         return replace(self, **{name: convert(getattr(self, name)) for name in names})
 
 
@@ -215,6 +229,7 @@ def pack(
     launches = np.stack([w.launches for w in workloads])
     if calls:
         launches[:, LAUNCHES.index("pass_fwd")] += CALL_LAUNCHES * launches[:, -1]
+    compiled = any(w.fused is not None for w in workloads)
     batch, passes = np.asarray(batch, dtype=float), np.stack([w.passes for w in workloads])[which]
     return WorkRows(
         len(which),
@@ -227,7 +242,13 @@ def pack(
         launches[which, :-1],
         all(w.training for w in workloads),
         all(w.tiled for w in workloads),
+        np.stack([_NOT_FUSED if w.fused is None else w.fused for w in workloads])[which]
+        if compiled
+        else None,
     )
+
+
+_NOT_FUSED = np.zeros((len(STEP_PHASES), len(FUSED_COLUMNS)))
 
 
 def _lines(
@@ -404,7 +425,8 @@ def pass_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> list[Array]:  #
 class WorkTimes:
     """Where the time of rows goes, ms: products (L,) and depthwise (D,) by phase; passes, busy, launch (R,).
 
-    depthwise: empty without such convolutions.
+    depthwise: empty without such convolutions. fused: (R, 3, 2) by `STEP_PHASES` of compiled steps: what
+    they add to the time of the device, and of the host.
     """
 
     products: dict[str, Array]
@@ -412,6 +434,7 @@ class WorkTimes:
     passes: list[Array]
     busy: Array
     launch: Array
+    fused: Array | None = None
 
 
 def work_times(
@@ -454,10 +477,13 @@ def phase_times(rows: WorkRows, times: WorkTimes, p: Mapping[str, Any]) -> list[
             if name.endswith(ending)
         )
 
-    phases = [("forward", launched("fwd"), computed("fwd") + forward * swept)]
+    fused = np.zeros((rows.count, len(STEP_PHASES), 2)) if times.fused is None else times.fused
+    device, host = computed("fwd") + forward * swept, launched("fwd")
+    phases = [("forward", host + fused[:, 0, 1], device + fused[:, 0, 0])]
     if rows.training:
-        backward = computed("bwd_x", "bwd_w") + (1 - forward) * swept + summed
-        phases += [("backward", launched("bwd"), backward), ("update", launched("parameter"), updates)]
+        device, host = computed("bwd_x", "bwd_w") + (1 - forward) * swept + summed, launched("bwd")
+        phases.append(("backward", host + fused[:, 1, 1], device + fused[:, 1, 0]))
+        phases.append(("update", launched("parameter") + fused[:, 2, 1], updates + fused[:, 2, 0]))
     return phases
 
 

@@ -57,6 +57,12 @@ the gradient of the input is computed, how many such products (times groups), wh
 the batch, groups, whether it is a plain product of matrices rather than a convolution, whether the gradient
 of the second factor (the weight) is computed, forward runs a step (2: the backward pass runs it again)."""
 
+STEP_PHASES = ("forward", "backward", "update")
+FUSED_COLUMNS = ("moved", "fixed", "generated", "launches", "arguments", "replayed")
+"""Of the phases of a compiled step: bytes that generated kernels and the optimizer's read and write, for a
+sample and whatever the batch size; generated kernels; kernels that the host launches; arguments of the
+model's graph that it launches, or that CUDA replays."""
+
 DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count", "weight_grad", "runs")
 
 Array = npt.NDArray[np.float64]
@@ -74,7 +80,7 @@ class Workload:
     launches: by `LAUNCHES`, then calls of views and modules. passes: elements a sample, and elements whatever
     the batch size (parameters and their casts). precisions: the share of multiply-adds by dtype ("float32"
     for all but half precision), at a batch size of 32. tiled: whether products compute positions in tiles,
-    as kernels of GPUs do.
+    as kernels of GPUs do. fused: (3, 6) of a compiled step, by `STEP_PHASES` and `FUSED_COLUMNS`.
     """
 
     products: Array
@@ -84,6 +90,7 @@ class Workload:
     training: bool
     precisions: Mapping[str, float] = field(default_factory=dict)
     tiled: bool = True
+    fused: Array | None = None
 
     @property
     def of_matrices(self) -> bool:
@@ -92,6 +99,9 @@ class Workload:
         operations = m * n * k * op * count
         return float((operations * matrix).sum()) > 0.5 * float(operations.sum())
 
+
+_USUAL, _ITEM = "sgd-momentum", 4
+"""The optimizer that updates are counted in, and the bytes of its elements."""
 
 UpdateCost = tuple[float, float]
 """What an optimizer costs relative to SGD with momentum: memory accesses and the host's time."""
@@ -104,11 +114,17 @@ updates of 148 steps on one host (`2026-11-27-a` of `profiles/nvidia-h200/campai
 
 def update_cost(settings: StepSettings) -> UpdateCost:
     """Return the cost of the optimizer of a step by its code's calls; a named one decays weights."""
-    usual, usual_time = _update_cost("sgd-momentum", settings.foreach)
+    usual, usual_time = _update_cost(_USUAL, settings.foreach)
     if settings.optimizer == "none":
         return 0.0, _GRADIENT / usual_time
     accesses, time = _update_cost(settings.optimizer, settings.foreach)
     return accesses / usual, time / usual_time
+
+
+def update_bytes(work: Workload) -> float:
+    """Return the bytes that the optimizer's calls on lists of parameters move in a step."""
+    elements = work.passes[PASSES.index("update")].sum()
+    return float(_ITEM * _update_cost(_USUAL, foreach=True)[0] * elements)
 
 
 def _update_cost(optimizer: str | OptimizerReplay, foreach: bool) -> UpdateCost:

@@ -13,9 +13,10 @@ import heapq
 from collections.abc import Collection, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from torchedge.graphs.partitions import Buffer, PartGraph, Partition
-from torchedge.prediction.memory.tape import Tape
+from torchedge.prediction.memory.tape import CATEGORIES, Tape
 
 _MOST_READS, _MOST_REUSED_READS, _MOST_REUSED_OPS = 8, 4, 30
 """Inductor's `realize_acc_reads_threshold`, `realize_reads_threshold` and `realize_opcount_threshold`."""
@@ -24,20 +25,31 @@ _UPDATE = 2
 """The phase of a tape's events in the optimizer."""
 
 
-def compiled_scale(partition: Partition, tape: Tape) -> float:
-    """Return the allocated memory of a compiled step over that of the same step in eager PyTorch.
+def compiled_scales(partition: Partition, tape: Tape) -> tuple[float, float]:
+    """Return the allocated and the reserved memory of a compiled step over those of the eager step.
 
     tape: of the eager step. What is there before the step, the update, and the libraries' workspaces at the
-    peak are those of the eager step.
+    peak are those of the eager step. CUDA graphs keep the memory of forward and backward pass, gradients too,
+    in a pool of their own, which the update cannot use.
     """
-    batch = np.array([partition.batch_size])
     plain = tape.without_scratch
-    sizes = plain.bytes_at(batch)
-    before = int(sizes[plain.persistent].sum())
-    live = plain.live_of(sizes)[:, 0]
-    update = int(live[plain.phases == _UPDATE].max(initial=before))
-    eager = max(int(live.max(initial=before)), before)
-    return max(before + step_bytes(partition), update) / eager
+    sizes = plain.bytes_at(np.array([partition.batch_size]))
+    before, update, eager = _live_peaks(plain, sizes)
+    graphs = step_bytes(partition)
+    allocated = max(before + graphs, update)
+    if not partition.recorded:
+        return allocated / eager, allocated / eager
+    sizes[plain.category == CATEGORIES.index("gradients")] = 0
+    outside = _live_peaks(plain, sizes)[1]
+    return allocated / eager, (outside + graphs) / eager
+
+
+def _live_peaks(tape: Tape, sizes: npt.NDArray[np.int64]) -> tuple[int, int, int]:
+    """Return the bytes before a step, and the most in its update and in all of it."""
+    before = int(sizes[tape.persistent].sum())
+    live = tape.live_of(sizes)[:, 0]
+    update = int(live[tape.phases == _UPDATE].max(initial=before))
+    return before, update, int(live.max(initial=before))
 
 
 def step_bytes(partition: Partition) -> int:
@@ -57,17 +69,17 @@ def step_bytes(partition: Partition) -> int:
 
 
 class FusedGraph:
-    """A graph as kernels. last: the last kernel that reads a buffer."""
+    """A graph as kernels. reads: the buffers that each operator reads. last: the last kernel to read each."""
 
     def __init__(self, graph: PartGraph) -> None:
         self.graph, self.results = graph, frozenset(graph.results)
-        self._reads, self._allocated = _inlined(graph)
+        self.reads, self._allocated = _inlined(graph)
         self.kernels = self._fused()
         self.last = {
             buffer: place
             for place, kernel in enumerate(self.kernels)
             for position in kernel
-            for buffer in self._reads[position]
+            for buffer in self.reads[position]
         }
 
     def peak(self, arguments: Mapping[Buffer, int], lent: Collection[Buffer] = ()) -> int:
@@ -84,10 +96,10 @@ class FusedGraph:
                 (position, number): size
                 for position in kernel
                 for number, size in enumerate(ops[position].sizes)
-                if library or (position, number) in results or last.get((position, number), -1) > place
+                if library or self.is_stored((position, number), place)
             }
             dying = [
-                b for b in {b for position in kernel for b in self._reads[position]}
+                b for b in {b for position in kernel for b in self.reads[position]}
                 if last[b] == place and b in alive and b not in results
             ]  # fmt: skip
             reused = 0
@@ -103,9 +115,13 @@ class FusedGraph:
             live -= sum(alive.pop(b) for b in (*dying, *unused))
         return most
 
+    def is_stored(self, buffer: Buffer, place: int) -> bool:
+        """Whether a generated kernel writes a buffer that it computes; place: of the kernel."""
+        return buffer in self.results or self.last.get(buffer, -1) > place
+
     def _fused(self) -> list[list[int]]:
         """Return the kernels in the order in which they run, each as its operators that write buffers."""
-        ops, reads = self.graph.ops, self._reads
+        ops, reads = self.graph.ops, self.reads
         group = list(range(len(ops)))
 
         def head(position: int) -> int:
@@ -151,7 +167,7 @@ class FusedGraph:
         """Return kernels so that each runs as late as its last operator and after those it reads."""
         owner = {position: k for k, kernel in enumerate(kernels) for position in kernel}
         before = [
-            {owner[source] for position in kernel for source, _ in self._reads[position] if source in owner}
+            {owner[source] for position in kernel for source, _ in self.reads[position] if source in owner}
             - {k}
             for k, kernel in enumerate(kernels)
         ]

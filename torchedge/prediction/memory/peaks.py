@@ -96,7 +96,7 @@ def simulate_peaks(
 def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return the allocated and the reserved peak in MiB, (B,) each, at batch sizes (B,)."""
     allocated, reserved = _event_peaks(tape, batch)
-    return tape.scale * allocated, tape.scale * reserved
+    return tape.scales[0] * allocated, tape.scales[1] * reserved
 
 
 def _event_peaks(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:

@@ -45,8 +45,8 @@ class Tape:
     persistent: storages alive before the first event. remaining: storages alive after the last, in the order
     in which the next steady-state step lists them as persistent. scratch: storages whose size follows from
     the device's library instead of `sizes`. first: the very first step, where this step's peaks depend on it;
-    since_first: its events and then this one's, whose storages come after those of the first. scale: the
-    peaks of the step as it runs over those of these events (`compiled_steps`).
+    since_first: its events and then this one's, whose storages come after those of the first. scales: the
+    allocated and the reserved peak of the step as it runs over those of these events (`compiled_steps`).
     """
 
     sizes: npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ class Tape:
     scratch: Scratch | None = None
     first: Tape | None = None
     since_first: npt.NDArray[np.int32] | None = None
-    scale: float = 1.0
+    scales: tuple[float, float] = (1.0, 1.0)
 
     def after(self, first: Tape) -> Tape:
         """Return the tape as that of a step after the very first one."""
