@@ -29,8 +29,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import IOBase
-from itertools import chain
-from operator import attrgetter, contains, getitem, is_
+from itertools import chain, compress
+from operator import attrgetter, contains, getitem, is_, not_
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -107,6 +107,14 @@ def _precision(flag: Callable[[], Any]) -> Any:
         return type(error).__name__
 
 
+def _backend(path: str) -> Any:
+    """Return a module of torch.backends, which answers faster than by its path; None where it is absent."""
+    try:
+        return attrgetter(path)(torch.backends)
+    except AttributeError:
+        return None
+
+
 _backends = torch.backends
 _FLAGS: list[Callable[[], Any]] = [
     torch.get_default_dtype,
@@ -123,7 +131,7 @@ _FLAGS: list[Callable[[], Any]] = [
     _backends.cuda.math_sdp_enabled,
     _backends.cuda.cudnn_sdp_enabled,
     _backends.mha.get_fastpath_enabled,
-    lambda: (_backends.opt_einsum.enabled, _backends.opt_einsum.strategy),
+    functools.partial(attrgetter("enabled", "strategy"), _backend("opt_einsum.m") or _backends.opt_einsum),
     lambda: (_backends.mkldnn.enabled, _backends.mkldnn.deterministic, _backends.cudnn.enabled),
     lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic),
     torch._C._len_torch_function_stack,
@@ -136,7 +144,7 @@ _PRECISIONS: list[Callable[[], Any]] = [
     lambda: _backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
     functools.partial(attrgetter("fp32_precision"), _backends),
     *[
-        functools.partial(attrgetter(f"{name}.fp32_precision"), _backends)
+        functools.partial(attrgetter("fp32_precision"), _backend(name))
         for name in ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn")
     ],
 ]
@@ -222,15 +230,21 @@ class PythonState:
         present = [entry[:3] for entry in seen.values if entry[2] is not _ABSENT]
         self._maps, self._keys, self._values = _columns(present)
         self._absent_maps, self._absent_keys, _ = _columns([e[:3] for e in seen.values if e[2] is _ABSENT])
-        self._sized: list[Any] = [*[entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]]
+        sized: list[Any] = [entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]
+        # Nearly all are the empty hooks of modules: whether they are true is known faster than their sizes.
+        plain = [not len(box) and not hasattr(type(box), "__bool__") for box in sized]
+        self._empty: list[Any] = [*compress(sized, plain)]
+        self._sized: list[Any] = [*compress(sized, map(not_, plain))]
         self._sizes = [*map(len, self._sized)]
-        self._lists = [box for box, _, _ in seen.boxes if not isinstance(box, set)]
-        self._listed = [item for box, items, _ in seen.boxes if not isinstance(box, set) for item in items]
-        self._sets = [(box, items) for box, items, _ in seen.boxes if isinstance(box, set)]
-        self._dicts = [box for box, _, _, _ in seen.keyed]
-        self._dict_keys = [key for _, keys, _, _ in seen.keyed for key in keys]
-        self._full = [box for box, _, items, _ in seen.keyed if items is not None]
-        self._held = [item for _, _, items, _ in seen.keyed if items is not None for item in items]
+        boxes = [(box, items) for box, items, _ in seen.boxes if items]
+        self._lists = [box for box, _ in boxes if not isinstance(box, set)]
+        self._listed = [item for box, items in boxes if not isinstance(box, set) for item in items]
+        self._sets = [(box, items) for box, items in boxes if isinstance(box, set)]
+        keyed = [(box, keys, items) for box, keys, items, _ in seen.keyed if keys]
+        self._dicts = [box for box, _, _ in keyed]
+        self._dict_keys = [key for _, keys, _ in keyed for key in keys]
+        self._full = [box for box, _, items in keyed if items is not None]
+        self._held = [item for _, _, items in keyed if items is not None for item in items]
 
     def same(self) -> bool:
         """Return whether nothing has changed, by identity: an equal value in place of another is a change."""
@@ -238,6 +252,7 @@ class PythonState:
             return (
                 all(map(is_, map(getitem, self._maps, self._keys), self._values))
                 and not any(map(contains, self._absent_maps, self._absent_keys))
+                and not any(self._empty)
                 and [*map(len, self._sized)] == self._sizes
                 and all(map(is_, chain.from_iterable(self._lists), self._listed))
                 and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._held))
