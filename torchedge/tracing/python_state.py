@@ -30,7 +30,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import IOBase
 from itertools import chain, compress
-from operator import attrgetter, contains, getitem, is_, not_
+from operator import attrgetter, contains, getitem, is_, itemgetter, not_
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -88,6 +88,11 @@ _UNCALLED = frozenset(
 )  # fmt: skip
 _MOST = 200_000
 """Objects of a state; what lies beyond is not compared."""
+_HOOKS = (
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks",
+)  # fmt: skip
+_hooks_of: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*_HOOKS)
 _ABSENT = object()
 _FUNCTIONS = (
     FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
@@ -182,9 +187,10 @@ def _shown(item: Any) -> str:
 
 @dataclass
 class _Watched:
-    """Places of values, and the values there."""
+    """Places of values, and the values there; attributes of modules that have no hooks."""
 
     values: list[tuple[Mapping[str, Any], str, Any, str]] = field(default_factory=list)
+    unhooked: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     homes: list[tuple[Mapping[str, Any], frozenset[str], str]] = field(default_factory=list)
     boxes: list[tuple[Any, list[Any], str]] = field(default_factory=list)
     keyed: list[tuple[dict[Any, Any], list[Any], list[Any] | None, str]] = field(default_factory=list)
@@ -230,8 +236,9 @@ class PythonState:
         present = [entry[:3] for entry in seen.values if entry[2] is not _ABSENT]
         self._maps, self._keys, self._values = _columns(present)
         self._absent_maps, self._absent_keys, _ = _columns([e[:3] for e in seen.values if e[2] is _ABSENT])
+        self._unhooked = [attributes for attributes, _ in seen.unhooked]
         sized: list[Any] = [entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]
-        # Nearly all are the empty hooks of modules: whether they are true is known faster than their sizes.
+        # Most are empty, such as the children of layers: whether they are true is known faster than a size.
         plain = [not len(box) and not hasattr(type(box), "__bool__") for box in sized]
         self._empty: list[Any] = [*compress(sized, plain)]
         self._sized: list[Any] = [*compress(sized, map(not_, plain))]
@@ -252,6 +259,7 @@ class PythonState:
             return (
                 all(map(is_, map(getitem, self._maps, self._keys), self._values))
                 and not any(map(contains, self._absent_maps, self._absent_keys))
+                and not any(chain.from_iterable(map(_hooks_of, self._unhooked)))
                 and not any(self._empty)
                 and [*map(len, self._sized)] == self._sizes
                 and all(map(is_, chain.from_iterable(self._lists), self._listed))
@@ -272,6 +280,8 @@ class PythonState:
             now = home.get(key, _ABSENT)
             if now is not value and not _equal(now, value):
                 found.append(Change(_joined(path, key), value, now))
+        for attributes, path in seen.unhooked:
+            found += [Change(_joined(path, k), {}, attributes[k]) for k in _HOOKS if attributes[k]]
         for home, names, path in seen.homes:
             for key in home.keys() - names:
                 if key in self._names or self._everything:
@@ -310,6 +320,9 @@ class PythonState:
                     delattr(kind, key)
                 else:
                     setattr(kind, key, value)
+        for attributes, _ in seen.unhooked:
+            for hooks in _hooks_of(attributes):
+                hooks.clear()
         for home, names, _ in seen.homes:
             if isinstance(home, dict):
                 for key in home.keys() - names:
@@ -687,6 +700,9 @@ class _Walk:
         skipped = frozenset(("_parameters", "_buffers", "_modules", "training"))
         if self.tracing:  # recurrent layers keep their weights here too
             skipped |= {"_flat_weights", "_flat_weight_refs"}
+        if not any(own.get(name, True) for name in _HOOKS):
+            self.watched.unhooked.append((own, path))
+            skipped |= {*_HOOKS}
         kind_text = self.of(type(module), type(module).__qualname__)
         return f"module {kind_text} {mode} {weights} {children} {self._attributes(module, path, skipped)}"
 
