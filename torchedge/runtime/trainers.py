@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from torchedge.errors import (
     DivisionError,
@@ -579,9 +579,10 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     Raises:
         InputError: there is no tensor in it.
     """
-    inputs, targets = tree_map(
-        lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, (inputs, targets)
-    )
+    if any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((inputs, targets))):
+        inputs, targets = tree_map(
+            lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, (inputs, targets)
+        )
     check_tensors(as_tuple(inputs), "input")
     check_tensors(as_tuple(targets), "target")
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
