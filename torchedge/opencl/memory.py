@@ -132,10 +132,10 @@ def wait(context: DeviceContext, queue: Any) -> None:
     try:
         marker = context.cl.enqueue_marker(queue)
         queue.flush()
-        begun = time.perf_counter()
+        begun, short = time.perf_counter(), _SHORT if context.device.kind == "cpu" else 5 * _SHORT
         while (status := marker.command_execution_status) > context.cl.command_execution_status.COMPLETE:
             waited = time.perf_counter() - begun
-            if waited < _SHORT:  # a pause takes longer than asked for
+            if waited < short:  # a pause takes longer than asked for
                 _give_way()
             else:
                 time.sleep(min(0.01, waited / 50))
@@ -145,9 +145,9 @@ def wait(context: DeviceContext, queue: Any) -> None:
         raise failure(context, queue, status)
 
 
-_SHORT = 5e-4
+_SHORT = 1e-4
+"""Seconds of waiting without a pause: about what a pause takes. A processor's own threads miss this one."""
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""Seconds of waiting without a pause, in which other threads, such as a driver's own, run first."""
 
 
 def drain(context: DeviceContext, *queues: Any) -> None:

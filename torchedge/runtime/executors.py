@@ -381,8 +381,7 @@ class Executor:
         for tensor, array in zip(self._fed, inputs, strict=True):
             self.memory.write(tensor, array, later=True)
         self._enqueue()
-        self.memory.settle()
-        return [self.memory.read(tensor) for tensor in self._returned]
+        return self.memory.read_all(self._returned)
 
     @serialised
     def place(self, name: str, memory: Any) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +177,18 @@ class DeviceMemory:
         packed = _empty(source.tensor)
         download(self.context, self.queue, source.memory, packed)
         return source.tensor.layout.unpack(packed, source.tensor.shape)
+
+    def read_all(self, sources: Sequence[DeviceTensor]) -> list[Array]:
+        """Return the contents of tensors after one wait; raises the errors of `settle`."""
+        packed = [_empty(source.tensor) for source in sources]
+        try:
+            for source, array in zip(sources, packed, strict=True):
+                download(self.context, self.queue, source.memory, array, self._pending)
+        finally:  # where a copy cannot be enqueued, an earlier launch that failed is the reason
+            self.settle()
+        return [
+            s.tensor.layout.unpack(array, s.tensor.shape) for s, array in zip(sources, packed, strict=True)
+        ]
 
 
 def _empty(tensor: StoredTensor) -> Array:

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from torchedge.lowering.programs import StoredTensor
@@ -23,6 +24,8 @@ from torchedge.textures.layouts import Layout
 _ATTRIBUTE = "torchedge_memory"
 _ROWS = (1021, 1019)
 """Words that a fingerprint keeps apart: primes, so that parts of tensors that change places do not cancel."""
+_FEW = 1 << 15
+"""Bytes that are hashed faster than summed."""
 _Key = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -187,24 +190,34 @@ _OF_NUMPY = (torch.float16, torch.float32, torch.float64)
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """Return a number that changes with the data, all of which is read, as fast as memory allows.
+    """Return a number that changes with the data, all of which is read, as fast as memory allows."""
+    return fingerprint_of(bytes_of(tensor))
 
-    It is made of sums of 64-bit words by their place modulo two primes. A change goes unseen only if every
-    changed word shares both of its sums with others that change by the opposite amounts: four words at least.
-    """
+
+def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return a tensor's bytes in memory; a copy of them where its elements are not in order there."""
     plain = tensor.detach().resolve_neg()
     if plain.dtype.is_floating_point and plain.dtype not in _OF_NUMPY:
         plain = plain.view(torch.int16 if plain.itemsize == 2 else torch.uint8)
     if not plain.is_contiguous():
         plain = plain.permute(memory_order(plain)).contiguous()
-    dense = plain.numpy()
-    raw = dense.reshape(-1).view(np.uint8)
+    return plain.numpy().reshape(-1).view(np.uint8)
+
+
+def fingerprint_of(raw: npt.NDArray[np.uint8]) -> int:
+    """Return the fingerprint of bytes: a hash of few ones; of many, one of sums.
+
+    Those are sums of 64-bit words by their place modulo two primes. A change goes unseen only if every
+    changed word shares both of its sums with others that change by the opposite amounts: four words at least.
+    """
+    if raw.size <= _FEW:
+        return hash(raw.tobytes())
     words = raw[: raw.size // 8 * 8].view(np.uint64)
     parts = [raw[8 * words.size :].tobytes()]
-    for row in _ROWS if words.size > _ROWS[0] else ():
+    for row in _ROWS:
         whole = words.size // row * row
         parts += [words[:whole].reshape(-1, row).sum(0, dtype=np.uint64).tobytes(), words[whole:].tobytes()]
-    return hash(tuple(parts if len(parts) > 1 else [*parts, words.tobytes()]))
+    return hash(tuple(parts))
 
 
 def _key(tensor: torch.Tensor) -> _Key:

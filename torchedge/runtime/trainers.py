@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from torchedge.errors import (
     DivisionError,
@@ -438,15 +439,18 @@ class Trainer:
 
     def _mark(self) -> None:
         """Note the model's and the optimizer's tensors in main memory: device and host agree now."""
-        self._held, self._kept = self._named_weights(), self._kept_states()
-        self._marks = HostMarks({**self._held, **self._kept})
+        self._held = self._named_weights()
+        states = {
+            f"the optimizer's {kind} of parameter {number}": tensor
+            for number, kind, tensor in self._kept_states()
+        }
+        self._kept = [*states.values()]
+        self._marks = HostMarks({**self._held, **states})
 
     def _check_host(self) -> None:
         """Raise InputError where code has written to tensors in main memory since `_mark`."""
-        states = self._kept_states()
-        replaced = len(states) != len(self._kept) or any(
-            tensor is not self._kept.get(name) for name, tensor in states.items()
-        )
+        kept = [tensor for _, _, tensor in self._kept_states()]
+        replaced = len(kept) != len(self._kept) or not all(map(is_, kept, self._kept))
         changed = "the optimizer's state" if replaced else self._marks.changed()
         if changed is not None:
             raise InputError(
@@ -455,15 +459,14 @@ class Trainer:
                 "sync() to overwrite them (before such a write: sync())"
             )
 
-    def _kept_states(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the optimizer's state in main memory, by parameter and kind."""
-        entries = enumerate(self._optimizer.state.values())
-        return {
-            f"the optimizer's {kind} of parameter {number}": item
-            for number, entry in entries
+    def _kept_states(self) -> list[tuple[int, str, torch.Tensor]]:
+        """Return the tensors of the optimizer's state in main memory, with parameter and kind."""
+        return [
+            (number, kind, item)
+            for number, entry in enumerate(self._optimizer.state.values())
             for kind, item in entry.items()
             if isinstance(item, torch.Tensor)
-        }
+        ]
 
     def _forget_states(self, number: int, programs: dict[Any, _Made]) -> None:
         """Close the programs of Python states other than `number` and the latest MAX_STATES before it."""
@@ -576,9 +579,10 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     Raises:
         InputError: there is no tensor in it.
     """
-    inputs, targets = tree_map(
-        lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, (inputs, targets)
-    )
+    if any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((inputs, targets))):
+        inputs, targets = tree_map(
+            lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, (inputs, targets)
+        )
     check_tensors(as_tuple(inputs), "input")
     check_tensors(as_tuple(targets), "target")
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)

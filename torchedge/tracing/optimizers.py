@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ from torchedge.graphs.steps import GraphBuilder, Ref
 SCOPE = "optimizer"
 Group = Mapping[str, Any]
 
-
-_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_hooks_of = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+_requires_grad = attrgetter("requires_grad")
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -78,9 +80,10 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
     A method in place of the optimizer's `step` counts as a hook, unless it is a scheduler's.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    places = [f"a parameter of shape {tuple(p.shape)}" for p in parameters if _hooked(p, _PARAMETER_HOOKS)]
+    hooked = compress(parameters, map(any, map(_hooks_of, parameters)))
+    places = [f"a parameter of shape {tuple(parameter.shape)}" for parameter in hooked]
     exchanged = type(optimizer) in _RULES and not _is_own(optimizer.step)  # others are refused by kind
-    if exchanged or _hooked(optimizer, _OPTIMIZER_HOOKS):
+    if exchanged or any(getattr(optimizer, kind, None) for kind in _OPTIMIZER_HOOKS):
         places.append("the optimizer")
     if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         places.append("every optimizer (register_optimizer_step_pre_hook or _post_hook)")
@@ -89,10 +92,6 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
             f"{places[0]} has a hook, which a captured step does not run; remove it, or train in a loop of "
             'your own, on torch.compile(model, backend="torchedge")'
         )
-
-
-def _hooked(item: object, kinds: Iterable[str]) -> bool:
-    return any(getattr(item, kind, None) for kind in kinds)
 
 
 def _is_own(step: Any) -> bool:
@@ -487,8 +486,10 @@ class OptimizerSettings:
         start = float(self._states.get(parameter, {}).get("step", 0.0))
         return f"{SCOPE}.step" if start == 0 else f"{SCOPE}.step.from_{start:g}"
 
-    def _trains_now(self) -> list[list[tuple[int, bool]]]:
-        return [[(id(p), p.requires_grad) for p in group["params"]] for group in self._optimizer.param_groups]
+    def _trains_now(self) -> list[list[int]]:
+        """Return what each group trains: the parameters' numbers, then whether they require a gradient."""
+        groups = [group["params"] for group in self._optimizer.param_groups]
+        return [[*map(id, group), *map(_requires_grad, group)] for group in groups]
 
     def _now(self) -> list[dict[str, Any]]:
         return [

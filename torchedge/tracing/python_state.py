@@ -29,8 +29,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import IOBase
-from itertools import chain
-from operator import attrgetter, contains, getitem, is_
+from itertools import chain, compress
+from operator import attrgetter, contains, getitem, is_, itemgetter, not_
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -88,6 +88,11 @@ _UNCALLED = frozenset(
 )  # fmt: skip
 _MOST = 200_000
 """Objects of a state; what lies beyond is not compared."""
+_HOOKS = (
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks",
+)  # fmt: skip
+_hooks_of: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*_HOOKS)
 _ABSENT = object()
 _FUNCTIONS = (
     FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
@@ -107,6 +112,14 @@ def _precision(flag: Callable[[], Any]) -> Any:
         return type(error).__name__
 
 
+def _backend(path: str) -> Any:
+    """Return a module of torch.backends, which answers faster than by its path; None where it is absent."""
+    try:
+        return attrgetter(path)(torch.backends)
+    except AttributeError:
+        return None
+
+
 _backends = torch.backends
 _FLAGS: list[Callable[[], Any]] = [
     torch.get_default_dtype,
@@ -123,7 +136,7 @@ _FLAGS: list[Callable[[], Any]] = [
     _backends.cuda.math_sdp_enabled,
     _backends.cuda.cudnn_sdp_enabled,
     _backends.mha.get_fastpath_enabled,
-    lambda: (_backends.opt_einsum.enabled, _backends.opt_einsum.strategy),
+    functools.partial(attrgetter("enabled", "strategy"), _backend("opt_einsum.m") or _backends.opt_einsum),
     lambda: (_backends.mkldnn.enabled, _backends.mkldnn.deterministic, _backends.cudnn.enabled),
     lambda: (_backends.cudnn.benchmark, _backends.cudnn.deterministic),
     torch._C._len_torch_function_stack,
@@ -136,7 +149,7 @@ _PRECISIONS: list[Callable[[], Any]] = [
     lambda: _backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
     functools.partial(attrgetter("fp32_precision"), _backends),
     *[
-        functools.partial(attrgetter(f"{name}.fp32_precision"), _backends)
+        functools.partial(attrgetter("fp32_precision"), _backend(name))
         for name in ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn")
     ],
 ]
@@ -174,10 +187,14 @@ def _shown(item: Any) -> str:
 
 @dataclass
 class _Watched:
-    """Places of values, and the values there; missing: names that mappings do not have."""
+    """Places of values, and the values there.
+
+    missing: names that mappings do not have. unhooked: attributes of modules that have no hooks.
+    """
 
     values: list[tuple[Mapping[str, Any], str, Any, str]] = field(default_factory=list)
     missing: list[tuple[dict[str, Any], frozenset[str], str]] = field(default_factory=list)
+    unhooked: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     homes: list[tuple[Mapping[str, Any], frozenset[str], str]] = field(default_factory=list)
     boxes: list[tuple[Any, list[Any], str]] = field(default_factory=list)
     keyed: list[tuple[dict[Any, Any], list[Any], list[Any] | None, str]] = field(default_factory=list)
@@ -224,15 +241,22 @@ class PythonState:
         self._maps, self._keys, self._values = _columns(present)
         self._absent_maps, self._absent_keys, _ = _columns([e[:3] for e in seen.values if e[2] is _ABSENT])
         self._missing = [(home, names, len(home)) for home, names, _ in seen.missing]
-        self._sized: list[Any] = [*[entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]]
+        self._unhooked = [attributes for attributes, _ in seen.unhooked]
+        sized: list[Any] = [entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]
+        # Most are empty, such as the children of layers: whether they are true is known faster than a size.
+        plain = [not len(box) and not hasattr(type(box), "__bool__") for box in sized]
+        self._empty: list[Any] = [*compress(sized, plain)]
+        self._sized: list[Any] = [*compress(sized, map(not_, plain))]
         self._sizes = [*map(len, self._sized)]
-        self._lists = [box for box, _, _ in seen.boxes if not isinstance(box, set)]
-        self._listed = [item for box, items, _ in seen.boxes if not isinstance(box, set) for item in items]
-        self._sets = [(box, items) for box, items, _ in seen.boxes if isinstance(box, set)]
-        self._dicts = [box for box, _, _, _ in seen.keyed]
-        self._dict_keys = [key for _, keys, _, _ in seen.keyed for key in keys]
-        self._full = [box for box, _, items, _ in seen.keyed if items is not None]
-        self._held = [item for _, _, items, _ in seen.keyed if items is not None for item in items]
+        boxes = [(box, items) for box, items, _ in seen.boxes if items]
+        self._lists = [box for box, _ in boxes if not isinstance(box, set)]
+        self._listed = [item for box, items in boxes if not isinstance(box, set) for item in items]
+        self._sets = [(box, items) for box, items in boxes if isinstance(box, set)]
+        keyed = [(box, keys, items) for box, keys, items, _ in seen.keyed if keys]
+        self._dicts = [box for box, _, _ in keyed]
+        self._dict_keys = [key for _, keys, _ in keyed for key in keys]
+        self._full = [box for box, _, items in keyed if items is not None]
+        self._held = [item for _, _, items in keyed if items is not None for item in items]
 
     def same(self) -> bool:
         """Return whether nothing has changed, by identity: an equal value in place of another is a change."""
@@ -241,6 +265,8 @@ class PythonState:
                 all(map(is_, map(getitem, self._maps, self._keys), self._values))
                 and not any(map(contains, self._absent_maps, self._absent_keys))
                 and all([len(home) == n or names.isdisjoint(home) for home, names, n in self._missing])
+                and not any(chain.from_iterable(map(_hooks_of, self._unhooked)))
+                and not any(self._empty)
                 and [*map(len, self._sized)] == self._sizes
                 and all(map(is_, chain.from_iterable(self._lists), self._listed))
                 and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._held))
@@ -260,6 +286,8 @@ class PythonState:
             now = home.get(key, _ABSENT)
             if now is not value and not _equal(now, value):
                 found.append(Change(_joined(path, key), value, now))
+        for attributes, path in seen.unhooked:
+            found += [Change(_joined(path, k), {}, attributes[k]) for k in _HOOKS if attributes[k]]
         for home, names, path in seen.homes:
             for key in home.keys() - names:
                 if key in self._names or self._everything:
@@ -300,6 +328,9 @@ class PythonState:
                     delattr(kind, key)
                 else:
                     setattr(kind, key, value)
+        for attributes, _ in seen.unhooked:
+            for hooks in _hooks_of(attributes):
+                hooks.clear()
         for home, names, _ in seen.homes:
             if isinstance(home, dict):
                 for key in home.keys() - names:
@@ -683,6 +714,9 @@ class _Walk:
         skipped = frozenset(("_parameters", "_buffers", "_modules", "training"))
         if self.tracing:  # recurrent layers keep their weights here too
             skipped |= {"_flat_weights", "_flat_weight_refs"}
+        if not any(own.get(name, True) for name in _HOOKS):
+            self.watched.unhooked.append((own, path))
+            skipped |= {*_HOOKS}
         kind_text = self.of(type(module), type(module).__qualname__)
         return f"module {kind_text} {mode} {weights} {children} {self._attributes(module, path, skipped)}"
 
