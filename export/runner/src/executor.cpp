@@ -15,29 +15,10 @@ double now_ms() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Call a function with a number of a dtype's type; of booleans with a byte. Half has none.
-template <class Function>
-auto with_type(DType dtype, Function function) {
-  switch (dtype) {
-    case DType::float32: return function(float{});
-    case DType::float64: return function(double{});
-    case DType::int64: return function(int64_t{});
-    case DType::int32: return function(int32_t{});
-    case DType::int16: return function(int16_t{});
-    case DType::int8: return function(int8_t{});
-    case DType::uint32: return function(uint32_t{});
-    default: return function(uint8_t{});
-  }
-}
-
 /// An array of one number in every element, which its dtype holds exactly.
 std::string filled(const Form& form, double value) {
   std::string array(form.array_bytes(), '\0');
-  if (form.dtype == DType::float16) return array;  // of zeros
-  with_type(form.dtype, [&](auto element) {
-    element = static_cast<decltype(element)>(value);
-    for (int64_t k = 0; k < form.elements(); ++k) std::memcpy(array.data() + k * sizeof element, &element, sizeof element);
-  });
+  for (int64_t k = 0; k < form.elements(); ++k) put_element(form.dtype, array.data(), k, value);
   return array;
 }
 
@@ -54,13 +35,6 @@ bool fills_exactly(const Form& form, double value) {
   }
 }
 
-int64_t whole_number(DType dtype, const void* array, int64_t k) {
-  return with_type(dtype, [&](auto element) {
-    std::memcpy(&element, static_cast<const char*>(array) + k * sizeof element, sizeof element);
-    return static_cast<int64_t>(element);
-  });
-}
-
 /// Names of things with commas between them.
 template <class Things>
 std::string names_of(const Things& things) {
@@ -68,8 +42,6 @@ std::string names_of(const Things& things) {
   for (const auto& thing : things) names += (names.empty() ? "" : ", ") + thing.name;
   return names;
 }
-
-bool is_float(DType dtype) { return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::float64; }
 
 }  // namespace
 
@@ -391,19 +363,25 @@ Status Executor::bind(Placed& placed, const Built& built) {
   return {};
 }
 
-/// Copy all bytes of a tensor to the device, or from there.
+/// Copy bytes of a tensor at a place to the device or from there, and wait for it, or return its event.
+Status Executor::transfer(const Tensor& tensor, cl_mem memory, const std::vector<int64_t>& place, int64_t nbytes, const void* source, void* target, cl_event* ended) {
+  const cl_uint wait = ended == nullptr ? kTrue : kFalse;
+  cl_int code = 0;
+  if (tensor.form.layout.image()) {
+    const size_t origin[3] = {static_cast<size_t>(place[0]), static_cast<size_t>(place[1]), 0};
+    const size_t region[3] = {static_cast<size_t>(place[2]), static_cast<size_t>(place[3]), 1};
+    code = source != nullptr ? cl_.EnqueueWriteImage(queue_, memory, wait, origin, region, 0, 0, source, 0, nullptr, ended)
+                             : cl_.EnqueueReadImage(queue_, memory, wait, origin, region, 0, 0, target, 0, nullptr, ended);
+  } else if (nbytes > 0) {
+    code = source != nullptr ? cl_.EnqueueWriteBuffer(queue_, memory, wait, place[0], nbytes, source, 0, nullptr, ended)
+                             : cl_.EnqueueReadBuffer(queue_, memory, wait, place[0], nbytes, target, 0, nullptr, ended);
+  }
+  return code == 0 ? Status() : Status(failed((source != nullptr ? "writing " : "reading ") + tensor.name, code));
+}
+
 Status Executor::transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target) {
   const Layout& layout = tensor.form.layout;
-  const size_t origin[3] = {0, 0, 0}, region[3] = {static_cast<size_t>(layout.width), static_cast<size_t>(layout.height), 1};
-  const int64_t nbytes = tensor.form.packed_bytes();
-  cl_int code = 0;
-  if (layout.image())
-    code = source != nullptr ? cl_.EnqueueWriteImage(queue_, memory.handle, kTrue, origin, region, 0, 0, source, 0, nullptr, nullptr)
-                             : cl_.EnqueueReadImage(queue_, memory.handle, kTrue, origin, region, 0, 0, target, 0, nullptr, nullptr);
-  else if (nbytes > 0)
-    code = source != nullptr ? cl_.EnqueueWriteBuffer(queue_, memory.handle, kTrue, 0, nbytes, source, 0, nullptr, nullptr)
-                             : cl_.EnqueueReadBuffer(queue_, memory.handle, kTrue, 0, nbytes, target, 0, nullptr, nullptr);
-  return code == 0 ? Status() : Status(failed((source != nullptr ? "writing " : "reading ") + tensor.name, code));
+  return transfer(tensor, memory.handle, {0, 0, layout.width, layout.height}, tensor.form.packed_bytes(), source, target, nullptr);
 }
 
 Status Executor::write_packed(const Tensor& tensor, Memory& memory, const void* packed) {
@@ -433,23 +411,13 @@ Status Executor::fill(const Tensor& tensor, Memory& memory) {
   return write(tensor, memory, filled(tensor.form, tensor.fill).data());
 }
 
-/// Enqueue a copy from staging memory; `wait` for it, or return its event.
-Status Executor::copy(const Placed& placed, const Copy& copy, bool wait, cl_event* ended) {
+/// Enqueue a copy from staging memory, and wait for it, or return its event.
+Status Executor::copy(const Placed& placed, const Copy& copy, cl_event* ended) {
   const Tensor& tensor = placed.program->tensors[copy.tensor];
-  cl_mem target = placed.memory[copy.tensor]->handle;
   const char* source = ring_.data() + copy.at;
   if (tensor.form.dtype == DType::boolean && std::any_of(source, source + copy.nbytes, [](unsigned char byte) { return byte > 1; }))
     return Error{bundle_.weights.name() + ": holds a byte of " + tensor.name + " that is no boolean; expected 0 or 1: copy it again"};
-  cl_int code = 0;
-  if (tensor.form.layout.image()) {
-    const size_t origin[3] = {static_cast<size_t>(copy.place[0]), static_cast<size_t>(copy.place[1]), 0};
-    const size_t region[3] = {static_cast<size_t>(copy.place[2]), static_cast<size_t>(copy.place[3]), 1};
-    code = cl_.EnqueueWriteImage(queue_, target, wait ? kTrue : kFalse, origin, region, 0, 0, source, 0, nullptr, ended);
-  } else {
-    code = cl_.EnqueueWriteBuffer(queue_, target, wait ? kTrue : kFalse, copy.place[0], copy.nbytes, source, 0, nullptr, ended);
-  }
-  if (code != 0) return failed("loading " + tensor.name, code);
-  return {};
+  return transfer(tensor, placed.memory[copy.tensor]->handle, copy.place, copy.nbytes, source, nullptr, ended);
 }
 
 /// Read bytes of the weights file into staging memory.
@@ -472,7 +440,7 @@ Status Executor::advance(const Placed& placed, int64_t copies) {
       TE_CHECK(take(read));
     }
     cl_event ended = nullptr;
-    TE_CHECK(copy(placed, read.copies[of_read_], false, &ended));
+    TE_CHECK(copy(placed, read.copies[of_read_], &ended));
     copied_.push_back(ended);
     if (++of_read_ == read.copies.size()) ++read_, of_read_ = 0;
   }
@@ -492,28 +460,32 @@ Status Executor::preload() {
   TE_CHECK(bundle_.check_weights());
   ring_.resize(loads.staging_bytes);
   figures_.allocated_bytes += loads.staging_bytes;
-  std::string packed, array;
+  std::string packed;
   for (size_t k = 0; k < placed.memory.size(); ++k) {
     const Tensor& tensor = placed.program->tensors[k];
     auto entry = bundle_.header.entries.find(tensor.name);
     if (!is_resident(tensor.role) || entry == bundle_.header.entries.end() || (tensor.role != Role::state && !tensor.indices)) continue;
     packed.resize(tensor.form.packed_bytes());
     TE_CHECK(bundle_.weights.read(entry->second.begin, packed.data(), packed.size()));
-    if (tensor.indices) {
-      array.resize(tensor.form.array_bytes());
-      tensor.form.unpack(packed.data(), array.data());
-      TE_CHECK(check_values(tensor, array.data()));
-    }
+    TE_CHECK(check_packed(tensor, packed.data()));
     if (tensor.role == Role::state) TE_CHECK(write_packed(tensor, *placed.memory[k], packed.data()));
   }
   for (const Read& read : loads.preload) {
     TE_CHECK(bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes));
     for (const Copy& item : read.copies) {
-      TE_CHECK(copy(placed, item, true, nullptr));
+      TE_CHECK(copy(placed, item, nullptr));
       placed.memory[item.tensor]->written = true;
     }
   }
   return {};
+}
+
+/// Check what a weights file gives a tensor that the model indexes with.
+Status Executor::check_packed(const Tensor& tensor, const void* packed) const {
+  if (!tensor.indices) return {};
+  std::string array(tensor.form.array_bytes(), '\0');
+  tensor.form.unpack(packed, array.data());
+  return check_values(tensor, array.data());
 }
 
 Status Executor::load_weights() {
@@ -531,11 +503,7 @@ Status Executor::load_weights() {
   return bundle_.read_weights([&](const std::string& name, const void* data) -> Status {
     const Memory* last = nullptr;
     for (auto& [tensor, memory] : targets[name]) {
-      if (tensor->indices) {
-        std::string array(tensor->form.array_bytes(), '\0');
-        tensor->form.unpack(data, array.data());
-        TE_CHECK(check_values(*tensor, array.data()));
-      }
+      TE_CHECK(check_packed(*tensor, data));
       if (memory != last) TE_CHECK(write_packed(*tensor, *memory, data));
       last = memory;
     }
@@ -548,10 +516,10 @@ Status Executor::load_weights() {
 Status Executor::check_values(const Tensor& tensor, const void* array) const {
   if (tensor.form.dtype == DType::boolean)
     for (int64_t k = 0; k < tensor.form.elements(); ++k)
-      if (whole_number(DType::uint8, array, k) > 1) return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1"};
+      if (element_of<int64_t>(DType::uint8, array, k) > 1) return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1"};
   if (!tensor.indices || is_float(tensor.form.dtype)) return {};
   for (int64_t k = 0; k < tensor.form.elements(); ++k) {
-    int64_t value = whole_number(tensor.form.dtype, array, k);
+    int64_t value = element_of<int64_t>(tensor.form.dtype, array, k);
     if (tensor.indices->holds(value)) continue;
     const IndexRange& range = *tensor.indices;
     return Error{tensor.name + " holds " + std::to_string(value) + " at element " + std::to_string(k) + "; expected classes or indices from " +
@@ -754,22 +722,14 @@ Status Executor::save(const std::string& path) {
 Status Executor::load(const std::string& path) {
   TE_TRY(file, File::open(path));
   TE_TRY(header, read_file_header(file));
-  std::set<std::string> names;
-  size_t states = 0, held = 0;
   const std::vector<Kept> all = kept();
-  for (const Kept& each : all) {  // everything is checked before anything is written
-    const Tensor& tensor = *each.tensor;
-    names.insert(tensor.name);
-    auto entry = header.entries.find(tensor.name);
-    states += tensor.role == Role::state;
-    held += tensor.role == Role::state && entry != header.entries.end();
-    if (entry == header.entries.end() && tensor.role == Role::state) continue;
-    if (entry == header.entries.end()) return Error{path + ": holds no " + name_of(tensor.role) + " " + tensor.name + "; expected a state of this model"};
-    if (entry->second.shape != tensor.form.shape || entry->second.dtype != tensor.form.dtype)
-      return Error{path + ": holds " + tensor.name + " with another shape or dtype; expected " + tensor.form.text()};
+  std::vector<const Tensor*> tensors;
+  size_t states = 0, held = 0;
+  for (const Kept& each : all) {
+    tensors.push_back(each.tensor);
+    if (each.tensor->role == Role::state) ++states, held += header.entries.count(each.tensor->name);
   }
-  for (const auto& [name, entry] : header.entries)
-    if (!names.count(name)) return Error{path + ": holds " + name.substr(0, 80) + ", which this model does not keep; expected a state of this model"};
+  TE_CHECK(check_entries(path, header, tensors, false, "; expected a state of this model"));  // before anything is written
   if (held != 0 && held != states) return Error{path + ": holds " + std::to_string(held) + " of " + std::to_string(states) + " states; expected all, or none to begin anew"};
   int64_t batches = 0;
   std::map<std::string, double> numbers;

@@ -8,7 +8,6 @@
 
 #include "builds.h"
 #include "bundle.h"
-#include "generation.h"
 #include "opencl.h"
 
 namespace torchedge {
@@ -20,6 +19,20 @@ struct Settings {
   int time_launches = 0;     // most runs of each launch for its time
   Progress progress;
 };
+
+/// How generation.cpp chooses tokens. temperature 0: the most likely token. top_k: among so many of the most likely; 0: all. top_p: among the fewest
+/// whose probabilities reach it. seed: of the first text, one more for each other. stop: tokens that end a text.
+/// stream: called with the number of a text and its new token.
+struct Sampling {
+  double temperature = 0, top_p = 1;
+  uint64_t top_k = 0, seed = 0;
+  std::vector<int64_t> stop;
+  std::function<void(size_t, int64_t)> stream;
+};
+
+/// The tokens of several texts at one place; kNone before a text begins.
+using Column = std::vector<int64_t>;
+constexpr int64_t kNone = INT64_MIN;
 
 constexpr int64_t kRecentSteps = 1000;
 
@@ -108,7 +121,7 @@ class Executor {
   Status record(Placed& placed);
   Status load_weights();
   Status preload();
-  Status copy(const Placed& placed, const Copy& copy, bool wait, cl_event* ended);
+  Status copy(const Placed& placed, const Copy& copy, cl_event* ended);
   Status take(const Read& read);
   Status advance(const Placed& placed, int64_t copies);
   void end_copies();
@@ -119,11 +132,13 @@ class Executor {
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
   Result<cl_mem> own_memory(const Form& form);
+  Status transfer(const Tensor& tensor, cl_mem memory, const std::vector<int64_t>& place, int64_t nbytes, const void* source, void* target, cl_event* ended);
   Status transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target);
   Status write_packed(const Tensor& tensor, Memory& memory, const void* packed);
   Status write(const Tensor& tensor, Memory& memory, const void* array);
   Status read(const Tensor& tensor, const Memory& memory, void* array);
   Status check_values(const Tensor& tensor, const void* array) const;
+  Status check_packed(const Tensor& tensor, const void* packed) const;
   Status check_flags(const Placed& placed);
   Error failed(const std::string& doing, cl_int code) const;
   /// The place of a method among those of the bundle.
