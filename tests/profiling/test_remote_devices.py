@@ -1,7 +1,5 @@
 """What a device without Python states, as its device.toml and its row of a campaign; canned reports."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchedge.devices import find_device

@@ -15,13 +15,7 @@ import numpy.typing as npt
 
 from torchedge.bundles.manifests import MANIFEST, Manifest
 from torchedge.errors import DeviceError, InputError
-from torchedge.profiling.campaigns.transports import (
-    KILLED,
-    MAX_FILE_BYTES,
-    SIGNALS,
-    Transport,
-    explain_end,
-)
+from torchedge.profiling.campaigns.transports import KILLED, MAX_FILE_BYTES, SIGNALS, Transport, explain_end
 from torchedge.storage.documents import parse_json
 from torchedge.storage.tensors import read_tensors, write_tensors
 
