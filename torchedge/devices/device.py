@@ -98,6 +98,12 @@ class Figure:
     source: Words
 
 
+def measured_figure(name: str, value: float, source: str) -> dict[str, Any]:
+    """Return a measured figure of the vocabulary as `device.toml` has it."""
+    unit, provenance = KNOWN_FIGURES[name].unit, str(Provenance.MEASURED)
+    return {"value": value, "unit": unit, "provenance": provenance, "source": source}
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One property of a device that is no number (a yes or no, or a word), with its provenance and source."""

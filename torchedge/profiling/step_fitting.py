@@ -24,6 +24,7 @@ from torchedge.storage.journals import parse_lines
 from torchedge.streaming.program_costs import LAUNCH_FEATURES, ProgramCosts, StepCosts, launch_features
 from torchedge.streaming.rates import THRESHOLDS, KernelRates
 from torchedge.streaming.schedules import LaunchWork
+from torchedge.texts import rounded
 
 LAUNCHES = "launches.jsonl"
 """The timed launches of a campaign's points, a point a line."""
@@ -165,7 +166,8 @@ def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: f
     share, host = _nonnegative([sums, counts], [step.latency_ms for step in steps])
     parts = [np.ones(len(steps)), [step.kernels for step in steps], [step.allocated_mib for step in steps]]
     base, kernel, memory = _nonnegative(parts, [step.memory_mib for step in steps])
-    own = StepCosts(*map(_rounded, (share, host, base, kernel, memory, latency_error, memory_error)))
+    parts = (share, host, base, kernel, memory, latency_error, memory_error)
+    own = StepCosts(*[rounded(part, 5) for part in parts])
     return ProgramCosts(rates, forests, own)
 
 
@@ -176,10 +178,6 @@ def _nonnegative(columns: Iterable[Any], target: Sequence[float]) -> list[float]
     relative = np.column_stack(list(columns)) / np.asarray(target)[:, None]
     factors: list[float] = nnls(relative, np.ones(len(target)))[0].tolist()
     return factors
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.5g}")
 
 
 def fit_device_programs(folder: Path, device: Device) -> tuple[PartFit, StepErrors] | None:

@@ -100,8 +100,8 @@ Status Executor::open(const Settings& settings) {
   TE_CHECK(load_weights());
   for (const auto& [name, value] : bundle_.hyperparameters) TE_CHECK(set(name, value));
   figures_.load_ms = now_ms() - start;
-  for (const Call& call : placed_[0].calls)
-    if (figures_.warp == 0) cl_.GetKernelWorkGroupInfo(call.kernel, device_.handle, kWarp, sizeof figures_.warp, &figures_.warp, nullptr);
+  for (cl_kernel kernel : placed_[0].calls)
+    if (figures_.warp == 0) cl_.GetKernelWorkGroupInfo(kernel, device_.handle, kWarp, sizeof figures_.warp, &figures_.warp, nullptr);
   if (time_launches_ > 0) figures_.disk_ms = bundle_.weights.uncached_ms();
   return {};
 }
@@ -144,8 +144,7 @@ Executor::~Executor() {
     if (placed.recording != nullptr) cl_.ReleaseRecordingQCOM(placed.recording);
   if (recorded_ != nullptr) cl_.ReleaseCommandQueue(recorded_);
   for (Placed& placed : placed_)
-    for (Call& call : placed.calls)
-      if (call.kernel != nullptr) cl_.ReleaseKernel(call.kernel);
+    for (cl_kernel kernel : placed.calls) cl_.ReleaseKernel(kernel);
   // The last one first: images before the buffers under them. In another order NVIDIA's driver 580 crashes.
   for (size_t k = allocated_.size(); k-- > 0;) cl_.ReleaseMemObject(allocated_[k]);
   for (cl_program program : built_.programs) cl_.ReleaseProgram(program);
@@ -155,9 +154,13 @@ Executor::~Executor() {
 
 /// What the bundle asks of the device, before anything is built or allocated.
 Status Executor::check_limits(const Settings& settings) const {
-  const std::string elsewhere = "; export the model for this device";
   auto beyond = [&](const std::string& what, auto asked, auto most) {
-    return Error{what + " takes " + std::to_string(asked) + "; " + device_.title() + " takes at most " + std::to_string(most) + elsewhere};
+    return Error{what + " takes " + std::to_string(asked) + "; " + device_.title() + " takes at most " + std::to_string(most) + "; export the model for this device"};
+  };
+  auto image_fits = [&](const std::string& whose, size_t width, size_t height) -> Status {
+    if (width > device_.image_width) return beyond(whose + ": the width of its image", width, device_.image_width);
+    if (height > device_.image_height) return beyond(whose + ": the height of its image", height, device_.image_height);
+    return {};
   };
   cl_ulong total = 0;
   std::set<std::string> shared;
@@ -166,10 +169,7 @@ Status Executor::check_limits(const Settings& settings) const {
       const Tensor& tensor = program.tensors[k];
       std::string name = std::string(name_of(tensor.role)) + " " + tensor.name;
       const Layout& layout = tensor.form.layout;
-      if (layout.image() && static_cast<size_t>(layout.width) > device_.image_width)
-        return beyond(name + ": the width of its image", layout.width, device_.image_width);
-      if (layout.image() && static_cast<size_t>(layout.height) > device_.image_height)
-        return beyond(name + ": the height of its image", layout.height, device_.image_height);
+      if (layout.image()) TE_CHECK(image_fits(name, layout.width, layout.height));
       if (tensor.form.dtype == DType::float64 && !device_.has("cl_khr_fp64"))
         return Error{name + " is float64, with which " + device_.title() + " does not compute; export the model in float32"};
       if (!program.stays(k)) continue;
@@ -177,10 +177,7 @@ Status Executor::check_limits(const Settings& settings) const {
       if (bytes > device_.allocation) return beyond(name + ": one allocation", bytes, device_.allocation);
       if (!bundle_.shares(tensor.role) || shared.insert(tensor.name).second) total += bytes;
     }
-    for (const Slot& slot : program.arena.slots)
-      if (static_cast<size_t>(slot.width) > device_.image_width || static_cast<size_t>(slot.height) > device_.image_height)
-        return Error{"an image of the arena is " + std::to_string(slot.width) + " x " + std::to_string(slot.height) +
-                     " texels, more than " + device_.title() + " takes" + elsewhere};
+    for (const Slot& slot : program.arena.slots) TE_CHECK(image_fits("the arena", slot.width, slot.height));
     for (cl_ulong bytes : program.arena.allocations()) {
       if (bytes > device_.allocation) return beyond("the arena: one allocation", bytes, device_.allocation);
       total += bundle_.several ? 0 : bytes;
@@ -338,7 +335,7 @@ Status Executor::bind(Placed& placed, const Built& built) {
     cl_int code = 0;
     cl_kernel kernel = cl_.CreateKernel(built.by_kernel.at(described.name), described.name.c_str(), &code);
     if (kernel == nullptr) return failed("kernel " + described.name + ": creating it", code);
-    placed.calls.push_back({kernel, &launch});
+    placed.calls.push_back(kernel);
     cl_uint count = 0, place = 0;
     size_t expected = launch.tensors.size() + launch.sizes.size();
     if (cl_.GetKernelInfo(kernel, kNumArgs, sizeof count, &count, nullptr) != 0 || count != expected)
@@ -578,37 +575,30 @@ Status Executor::set(const std::string& name, double value) {
   return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
 }
 
-/// Enqueue a launch, or run it for its time.
+/// Enqueue a launch. timed: run it several times in a row, three times or for 30 ms and no more often than asked.
 Status Executor::launch(const Placed& placed, size_t position, cl_queue queue, bool timed) {
-  const Launch& launch = *placed.calls[position].launch;
+  const Launch& launch = placed.program->launches[position];
   const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
   auto start = [&](cl_event* ended) {
-    return cl_.EnqueueNDRangeKernel(queue, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, ended);
+    return cl_.EnqueueNDRangeKernel(queue, placed.calls[position], launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, ended);
   };
+  cl_int code = timed ? 0 : start(nullptr);
   if (timed) figures_.launch_ns.resize(placed.calls.size(), UINT64_MAX);
-  cl_int code = timed ? time_launch(start, figures_.launch_ns[position]) : start(nullptr);
-  if (code == 0) return {};
-  const std::string& name = placed.program->kernels[launch.kernel].name;
-  return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
-}
-
-/// Run a launch several times in a row: three times, or for 30 ms and no more often than asked.
-cl_int Executor::time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const {
   cl_ulong spent = 0;
-  for (int run = 0; run < time_launches_ && (run < 3 || spent < 30'000'000); ++run) {
+  for (int run = 0; timed && code == 0 && run < time_launches_ && (run < 3 || spent < 30'000'000); ++run) {
     cl_event ended = nullptr;
     cl_ulong from = 0, to = 0;
-    cl_int code = start(&ended);
+    code = start(&ended);
     if (code == 0) code = cl_.WaitForEvents(1, &ended);
     if (code == 0) code = cl_.GetEventProfilingInfo(ended, kStart, sizeof from, &from, nullptr);
     if (code == 0) code = cl_.GetEventProfilingInfo(ended, kEnd, sizeof to, &to, nullptr);
     if (ended != nullptr) cl_.ReleaseEvent(ended);
-    if (code != 0) return code;
     const cl_ulong ns = to > from ? to - from : 1;
-    shortest = std::min(shortest, ns);
-    spent += ns;
+    if (code == 0) figures_.launch_ns[position] = std::min(figures_.launch_ns[position], ns), spent += ns;
   }
-  return 0;
+  if (code == 0) return {};
+  const std::string& name = placed.program->kernels[launch.kernel].name;
+  return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
 }
 
 /// Enqueue all launches of a step, and the copies that each waits for.

@@ -87,16 +87,12 @@ class Executor {
   Status load(const std::string& path);
 
  private:
-  struct Call {
-    cl_kernel kernel = nullptr;
-    const Launch* launch = nullptr;
-  };
-  /// A program on the device: the memory of its tensors and its calls.
+  /// A program on the device: the memory of its tensors and the kernels of its launches.
   struct Placed {
     const Program* program;
     const Method* method;
     std::vector<std::shared_ptr<Memory>> memory;  // by tensor; none where no launch touches it
-    std::vector<Call> calls;
+    std::vector<cl_kernel> calls;  // by launch
     std::vector<int64_t> flags;
     int64_t last_flag = -1;        // the launch that writes the last of them
     bool updates_before_flags = false;
@@ -127,7 +123,6 @@ class Executor {
   void end_copies();
   /// Enqueue a step's launches; `observe` is called after each, where it is given, and flags are not read then.
   Status enqueue(const Placed& placed, const std::function<Status(int64_t position)>& observe = nullptr);
-  cl_int time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const;
   Status fill(const Tensor& tensor, Memory& memory);
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);

@@ -277,10 +277,8 @@ Status write_tensors(const std::string& path, std::vector<FileTensor> tensors,
   header.resize(round_up(header.size(), 8), ' ');
   if (static_cast<int64_t>(header.size()) > kMaxHeader) return Error{path + ": has too many tensors for one file"};
   return write_atomically(path, [&](const Sink& sink) -> Status {
-    unsigned char mark[8];
-    for (int k = 0; k < 8; ++k) mark[k] = static_cast<uint64_t>(header.size()) >> (8 * k) & 255;
-    TE_CHECK(sink(mark, 8));
-    TE_CHECK(sink(header.data(), header.size()));
+    const std::string head = bytes_of(header.size()) + header;
+    TE_CHECK(sink(head.data(), head.size()));
     std::string data(most, '\0');  // one tensor at a time
     for (const FileTensor& tensor : tensors) {
       TE_CHECK(tensor.read(data.data()));
