@@ -138,8 +138,8 @@ class RemoteLoads:
             first += nbytes
             launches.append(replace(launch, kernel=1, tensors=tuple(range(len(tensors))), sizes=sizes))
         times = self._times(tensors, (plain, loaded), launches)
-        sizes, runs = (launch.global_size, launch.local_size), [[ms] for ms in times]
-        return {**load_measuring.row_of_loads(work, sizes, loads, runs), "runs": _STEPS}
+        runs, spread = [[ms] for ms in times], (launch.global_size, launch.local_size)
+        return {**load_measuring.row_of_loads(work, spread, loads, runs), "runs": _STEPS}
 
     def copy_row(self, nbytes: int) -> Row:
         """Return the row of a load by a loading kernel, without a kernel beside it."""

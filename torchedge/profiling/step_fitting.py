@@ -166,8 +166,8 @@ def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: f
     share, host = _nonnegative([sums, counts], [step.latency_ms for step in steps])
     parts = [np.ones(len(steps)), [step.kernels for step in steps], [step.allocated_mib for step in steps]]
     base, kernel, memory = _nonnegative(parts, [step.memory_mib for step in steps])
-    parts = (share, host, base, kernel, memory, latency_error, memory_error)
-    own = StepCosts(*[rounded(part, 5) for part in parts])
+    numbers = (share, host, base, kernel, memory, latency_error, memory_error)
+    own = StepCosts(*[rounded(each, 5) for each in numbers])
     return ProgramCosts(rates, forests, own)
 
 

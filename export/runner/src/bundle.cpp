@@ -173,32 +173,6 @@ bool same_ports(const Program& program, const std::vector<int64_t>& places, cons
   return true;
 }
 
-/// Bytes of device memory of all programs, or of one; streamed weights lie in the arena.
-std::map<std::string, int64_t> memory_of(const Bundle& bundle, const Program* only = nullptr) {
-  int64_t total = 0, arena = 0, live = 0, staging = 0, largest = 0;
-  std::set<std::string> shared;
-  std::vector<const Arena*> arenas;
-  for (const Program& program : bundle.programs) {
-    if (only != nullptr && only != &program) continue;
-    if (program.loads) staging = program.loads->staging_bytes;
-    for (size_t k = 0; k < program.tensors.size(); ++k) {
-      const Tensor& tensor = program.tensors[k];
-      if (tensor.role == Role::intermediate || program.in_arena(k)) continue;
-      largest = std::max(largest, tensor.form.device_bytes());
-      if (!bundle.shares(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
-    }
-    arenas.push_back(&program.arena);
-  }
-  Arena common;
-  if (bundle.several && only == nullptr) common = common_arena(bundle.programs), arenas = {&common};
-  for (const Arena* each : arenas) {
-    for (int64_t bytes : each->allocations()) arena += bytes, largest = std::max(largest, bytes);
-    live += each->live_bytes;
-  }
-  largest = std::max(largest, staging);
-  return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", live}, {"largest_bytes", largest}, {"staging_bytes", staging}, {"total_bytes", total + arena + staging}};
-}
-
 /// The manifest describes the programs, and both programs hold what they share in the same way.
 Status check_same(const Bundle& bundle) {
   auto differ = [&](const std::string& what) {
@@ -262,6 +236,31 @@ Status check_weights(const Bundle& bundle) {
 }
 
 }  // namespace
+
+std::map<std::string, int64_t> memory_of(const Bundle& bundle, const Program* only) {
+  int64_t total = 0, arena = 0, live = 0, staging = 0, largest = 0;
+  std::set<std::string> shared;
+  std::vector<const Arena*> arenas;
+  for (const Program& program : bundle.programs) {
+    if (only != nullptr && only != &program) continue;
+    if (program.loads) staging = program.loads->staging_bytes;
+    for (size_t k = 0; k < program.tensors.size(); ++k) {
+      const Tensor& tensor = program.tensors[k];
+      if (tensor.role == Role::intermediate || program.in_arena(k)) continue;
+      largest = std::max(largest, tensor.form.device_bytes());
+      if (!bundle.shares(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
+    }
+    arenas.push_back(&program.arena);
+  }
+  Arena common;
+  if (bundle.several && only == nullptr) common = common_arena(bundle.programs), arenas = {&common};
+  for (const Arena* each : arenas) {
+    for (int64_t bytes : each->allocations()) arena += bytes, largest = std::max(largest, bytes);
+    live += each->live_bytes;
+  }
+  largest = std::max(largest, staging);
+  return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", live}, {"largest_bytes", largest}, {"staging_bytes", staging}, {"total_bytes", total + arena + staging}};
+}
 
 Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256) {
   Bundle bundle;

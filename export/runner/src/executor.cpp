@@ -162,8 +162,6 @@ Status Executor::check_limits(const Settings& settings) const {
     if (height > device_.image_height) return beyond(whose + ": the height of its image", height, device_.image_height);
     return {};
   };
-  cl_ulong total = 0;
-  std::set<std::string> shared;
   for (const Program& program : bundle_.programs) {
     for (size_t k = 0; k < program.tensors.size(); ++k) {
       const Tensor& tensor = program.tensors[k];
@@ -175,14 +173,10 @@ Status Executor::check_limits(const Settings& settings) const {
       if (!program.stays(k)) continue;
       cl_ulong bytes = tensor.form.device_bytes();
       if (bytes > device_.allocation) return beyond(name + ": one allocation", bytes, device_.allocation);
-      if (!bundle_.shares(tensor.role) || shared.insert(tensor.name).second) total += bytes;
     }
     for (const Slot& slot : program.arena.slots) TE_CHECK(image_fits("the arena", slot.width, slot.height));
-    for (cl_ulong bytes : program.arena.allocations()) {
+    for (cl_ulong bytes : program.arena.allocations())
       if (bytes > device_.allocation) return beyond("the arena: one allocation", bytes, device_.allocation);
-      total += bundle_.several ? 0 : bytes;
-    }
-    if (program.loads) total += program.loads->staging_bytes;
     for (const Kernel& kernel : program.kernels) {
       if (static_cast<cl_ulong>(kernel.local_bytes) > device_.local_bytes)
         return beyond("kernel " + kernel.name + ": local memory in bytes", kernel.local_bytes, device_.local_bytes);
@@ -199,9 +193,8 @@ Status Executor::check_limits(const Settings& settings) const {
       }
     }
   }
-  if (bundle_.several)
-    for (cl_ulong bytes : common_arena(bundle_.programs).allocations()) total += bytes;
-  cl_ulong most = settings.memory_limit > 0 ? settings.memory_limit : device_.memory;
+  const cl_ulong total = memory_of(bundle_).at("total_bytes");
+  const cl_ulong most = settings.memory_limit > 0 ? settings.memory_limit : device_.memory;
   if (total > most)
     return Error{bundle_.model + " takes " + std::to_string(total) + " bytes" + (bundle_.streams ? ", streaming weights by its plan; " : " with all weights on the device; ") +
                  (settings.memory_limit > 0 ? "the limit is " : device_.title() + " has ") + std::to_string(most) +
