@@ -40,6 +40,7 @@ class FakeRunner:
     """A runner whose description of a bundle is canned."""
 
     program, transport = "torchedge-run", FakeTransport()
+    measure_program = RemoteRunner.measure_program
 
     def __init__(self, document):
         self.document = document
