@@ -22,7 +22,6 @@ import argparse
 import copy
 import fcntl
 import json
-import multiprocessing
 import statistics
 import time
 from collections import Counter
@@ -35,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from harness import options_of, read_rows
+from harness import Worker, options_of, read_rows
 from oracles.step_networks import FSRCNN, GroupNormUNet
 from torch import nn
 
@@ -481,13 +480,14 @@ def main() -> None:
     names = [name for name, own in missing.items() if own]
     deadline = time.monotonic() + arguments.seconds
     for first in range(0, len(names), arguments.jobs):
-        together = [Child(name, missing[name], arguments) for name in names[first : first + arguments.jobs]]
-        while together:
-            together = [one for one in together if one.answer(deadline)]
+        chosen = names[first : first + arguments.jobs]
+        workers = {name: Worker(child, name, missing[name], arguments) for name in chosen}
+        while workers:  # all prepare at once, then one after the other measures
+            workers = {name: one for name, one in workers.items() if answer(name, one, deadline)}
             with locked(arguments.out.with_suffix(".lock")):
-                for one in together:
-                    if row := one.answer(deadline, "measure"):
-                        finished[one.name].append(row)
+                for name, one in workers.items():
+                    if row := answer(name, one, deadline, "measure"):
+                        finished[name].append(row)
                         with arguments.out.open("a") as file:
                             file.write(json.dumps(row) + "\n")
     for name in tuners:
@@ -495,27 +495,14 @@ def main() -> None:
             show(row, kernels=row is finished[name][-1])
 
 
-class Child:
-    """A process that measures one case: all prepare at once, then one after the other measures."""
-
-    def __init__(self, name: str, tuners: Sequence[str], arguments: argparse.Namespace) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.name, (self._pipe, other) = name, context.Pipe()
-        self._process = context.Process(target=child, args=(other, name, tuners, arguments))
-        self._process.start()
-        other.close()
-
-    def answer(self, deadline: float, *question: str) -> Any:  # noqa: ANN401 - "ready" or a row
-        """Return what the child says next, asked or not; None where it has ended or takes too long."""
-        try:
-            if question:
-                self._pipe.send(question)
-            if self._pipe.poll(max(0.1, deadline - time.monotonic())):
-                return self._pipe.recv()
-            print(f"{self.name} took too long", flush=True)
-            self._process.kill()
-        except (EOFError, OSError):
-            self._process.join()
+def answer(name: str, worker: Worker, deadline: float, *question: str) -> Any:  # noqa: ANN401 - "ready" or a row
+    """Return what a case says next, asked or not; None where it has ended or takes too long."""
+    try:
+        return worker.answer(max(0.1, deadline - time.monotonic()), *question)
+    except EOFError:
+        return None
+    except TimeoutError:
+        print(f"{name} took too long", flush=True)
         return None
 
 

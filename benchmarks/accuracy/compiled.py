@@ -21,7 +21,6 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from torchedge.devices import Device, find_device
 from torchedge.errors import TorchedgeError
@@ -29,7 +28,7 @@ from torchedge.graphs import ForwardGraph
 from torchedge.graphs.training_steps import TrainingStep
 from torchedge.prediction.predictor import predict_graph
 from torchedge.profiling.datasets import Dataset, read_dataset
-from torchedge.profiling.topologies import build_network
+from torchedge.profiling.topologies import build_network, example_inputs
 from torchedge.tracing.capturing import CaptureRequest, use_graph
 from torchedge.tracing.model_variants import request_of
 
@@ -94,23 +93,10 @@ def predicted(dataset: Dataset, device: Device, name: str, batch_size: int) -> t
     network = dataset.networks[name]
     job = network.job
     assert job is not None
-    example = {
-        key: torch.empty(
-            [batch_size if side == "batch" else side for side in form["shape"]],
-            dtype=torch.int64 if "below" in form else torch.float32,
-            device="meta",
-        )
-        for key, form in job.get("inputs", {}).items()
-    }
+    example = example_inputs(job, batch_size) if "inputs" in job else None
     size = tuple(job["input_size"]) if "input_size" in job else None
     request = CaptureRequest(
-        build_network(job["build"]),
-        batch_size,
-        "train",
-        example or None,
-        size,
-        device=device,
-        partitioned=True,
+        build_network(job["build"]), batch_size, "train", example, size, device=device, partitioned=True
     )
     step = TrainingStep(loss=job.get("loss", "default"), amp=job.get("amp"), compile=True)
 
