@@ -33,8 +33,7 @@ RuntimeValue = bool | int | float | str
 """One semantic switch of the framework that a profile's measurements refer to."""
 
 Words = Annotated[
-    str,
-    Meta(min_length=1, max_length=4096, pattern=r"\S", description="a text of 1 to 4096 characters"),
+    str, Meta(min_length=1, max_length=4096, pattern=r"\S", description="a text of 1 to 4096 characters")
 ]
 
 _Item = TypeVar("_Item")
