@@ -11,6 +11,7 @@ from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from torchedge.devices import Device, Provenance
@@ -105,26 +106,8 @@ def read_kernels(file: Path) -> KernelTable:
             else:
                 raise ValueError(f"the result {str(value)[:20]}")
     with reading(str(file), "a table of micro-benchmarks", 'a row "environment" of a device'):
-        traits = DeviceTraits(
-            name=str(environment["device"]),
-            driver=str(environment["driver"]),
-            kind=_kind(environment["kind"]),
-            images=bool(environment["images"]),
-            **{name: _whole(environment[name]) for name in ("warp", "units", "max_group", "local_bytes")},
-        )
+        traits = msgspec.convert({**environment, "name": environment["device"]}, DeviceTraits)
     return KernelTable(environment, traits, passes)
-
-
-def _kind(value: object) -> Any:  # noqa: ANN401 - one of three words
-    if value not in DEFAULTS:
-        raise ValueError(f"the kind {str(value)[:20]!r}")
-    return value
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**40:
-        raise ValueError(f"the number {str(value)[:20]!r}")
-    return value
 
 
 # parts of the fit -------------------------------------------------------------------------------------------
