@@ -45,7 +45,8 @@ FloatArray = npt.NDArray[np.float64]
 
 
 _Positive = Annotated[float, Meta(gt=0, le=2**62)]
-_Amount, _Count = Annotated[int, Meta(ge=0, le=2**62)], Annotated[int, Meta(ge=1, le=2**62)]
+_Amount = Annotated[int, Meta(ge=0, le=2**62)]
+_Count = Annotated[int, Meta(ge=1, le=2**62)]
 _Group = Annotated[int, Meta(ge=1, le=2**20)] | None
 
 
@@ -100,8 +101,8 @@ def read_steps(folder: Path) -> tuple[TimedStep, ...]:
     for place, row in parse_lines(folder / LAUNCHES, read_unpacked(folder / LAUNCHES, max_bytes=_MOST_BYTES)):
         with reading(place, "a point with its launches", "what `torchedge campaign run --runner` writes"):
             point = msgspec.convert(row["launches"], _Point)
-            works = tuple([LaunchWork(*amounts) for *amounts, _ in point.launches])
-            times = tuple([ms for *_, ms in point.launches])
+            works = tuple([LaunchWork(*launch[:-1]) for launch in point.launches])
+            times = tuple([launch[-1] for launch in point.launches])
             figures = point.latency_ms, point.memory_mib, point.allocated_mib
             steps.append(TimedStep(str(row["id"]).split("@")[0], works, times, point.kernels, *figures))
     return tuple(steps)
