@@ -22,7 +22,6 @@ that programs are their source's, which is then all that holds them.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import functools
@@ -31,22 +30,20 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import filterfalse
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import options_of
+from harness import Worker, options_of
 
 from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.manifests import digest_of, memory_of
@@ -410,15 +407,16 @@ def share_programs() -> None:
     compiling.build_text = functools.lru_cache(maxsize=64)(compiling.build_text)
 
 
-def serve(trust: bool) -> None:
-    """Read seeds and folders of bundles from standard input; print an outcome for each."""
+def serve(pipe: Connection, bundles: list[Path], trust: bool) -> None:
+    """Answer seeds with the outcomes of their mutants."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what drivers print
     share_programs()
-    bundles = [Path(path) for path in json.loads(sys.stdin.readline())]
     with tempfile.TemporaryDirectory() as scratch:
-        for line in sys.stdin:
-            folder = Path(scratch, line.strip())
-            make_mutant(bundles, int(line), folder)
-            print(outcome(folder, trust), flush=True)
+        while True:
+            seed = pipe.recv()
+            folder = Path(scratch, str(seed))
+            make_mutant(bundles, seed, folder)
+            pipe.send(outcome(folder, trust))
             shutil.rmtree(folder)
 
 
@@ -426,42 +424,22 @@ class Child:
     """A process that runs mutants, replaced after a signal or a hang."""
 
     def __init__(self, bundles: list[Path], trust: bool, seconds: float) -> None:
-        self._bundles, self._seconds = bundles, seconds
-        self._command = [sys.executable, __file__, "--serve", *(["--trust"] if trust else [])]
-        self._process: subprocess.Popen[str] | None = None
+        self._arguments, self._seconds = (bundles, trust), seconds
+        self._worker: Worker | None = None
 
     def run(self, seed: int) -> str:
         """Return the outcome of a mutant."""
-        if self._process is None:
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(
-                self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-            )
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps([str(path) for path in self._bundles]) + "\n")
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        silent = threading.Timer(self._seconds, process.kill)
-        silent.start()
+        self._worker = worker = self._worker or Worker(serve, *self._arguments)
         try:
-            process.stdin.write(f"{seed}\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except OSError:
-            answer = ""
-        silent.cancel()
-        if answer:
-            return answer.strip()
-        code, self._process = process.wait(), None
+            return str(worker.answer(self._seconds, seed))
+        except TimeoutError:
+            self._worker = None
+            return "hang"
+        except EOFError:
+            self._worker, code = None, worker.process.exitcode or 0
         if code >= 0:
             raise RuntimeError(f"a child ended with status {code} at mutant {seed}: correct this script")
-        return "hang" if code == -signal.SIGKILL else f"signal {-code}"
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        return f"signal {-code}"
 
 
 def main() -> int:
@@ -475,11 +453,7 @@ def main() -> int:
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--record", type=Path, help="file of outcomes, which a later call continues")
     parser.add_argument("--trust", action="store_true", help="load without the proof")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve(options.trust)
-        return 0
     record = options.record or Path(os.devnull)
     before = record.read_text().splitlines() if record.is_file() else []
     done = {int(line.split()[0]) for line in before}
@@ -504,8 +478,6 @@ def main() -> int:
         children = [Child(bundles, options.trust, options.seconds) for _ in range(options.children)]
         with ThreadPoolExecutor(options.children) as pool:
             list(pool.map(work, children))
-        for child in children:
-            child.close()
     total = sum(counts.values())
     print(
         f"{total} mutants of {len(bundles)} bundles, hashes computed anew: {counts['refused']} refused, "

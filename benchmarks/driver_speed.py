@@ -14,7 +14,6 @@ how far the losses of the first steps are apart. The last lines have geometric m
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
@@ -24,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from harness import CHECKOUT, options_of
+from harness import CHECKOUT, Worker, options_of
 from lowering_steps import NETWORKS, cases
 
 
@@ -37,7 +36,8 @@ def train(pipe: Connection, checkout: Path, device: str, cache: str | None) -> N
     sys.path.insert(0, str(checkout))
     import torchedge
 
-    while name := pipe.recv():
+    while True:
+        name = pipe.recv()
         torch.manual_seed(0)
         case = cases(small=True)[name]()
         optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01, momentum=0.9)
@@ -49,19 +49,15 @@ def train(pipe: Connection, checkout: Path, device: str, cache: str | None) -> N
             trainer.step(*batch)
             pipe.send((time.perf_counter() - began, time.process_time() - busy))
         trainer.close()
+        pipe.send("closed")
 
 
-def row(pipes: list[Connection], name: str, rounds: int) -> tuple[tuple[float, ...], float]:
+def row(sides: list[Worker], name: str, rounds: int) -> tuple[tuple[float, ...], float]:
     """Return the ratios of median, fastest, busy and least time, and how far the first losses are apart."""
-
-    def asked(pipe: Connection, question: object) -> object:
-        pipe.send(question)
-        return pipe.recv()
-
-    loss, other = [asked(pipe, name) for pipe in pipes]
-    times = [[asked(pipe, 1) for pipe in pipes] for _ in range(rounds)]
-    for pipe in pipes:
-        pipe.send(0)
+    loss, other = [side.answer(None, name) for side in sides]
+    times = [[side.answer(None, 1) for side in sides] for _ in range(rounds)]
+    for side in sides:
+        side.answer(None, 0)
     mine, theirs = [list(zip(*device, strict=True)) for device in zip(*times, strict=True)]
     ratios = [figure(mine[k]) / figure(theirs[k]) for k in (0, 1) for figure in (statistics.median, min)]
     return tuple(ratios), abs(loss - other) / abs(other)
@@ -75,21 +71,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--before", type=Path, help="another checkout, whose package the second device runs")
     given = parser.parse_args()
-    context, pipes, rows = multiprocessing.get_context("spawn"), [], []
+    rows = []
     with tempfile.TemporaryDirectory() as cache:
-        sides = [(CHECKOUT, None), (given.before.resolve(), cache) if given.before else (CHECKOUT, None)]
-        for device, (checkout, folder) in zip(given.devices, sides, strict=True):
-            pipe, other = context.Pipe()
-            context.Process(target=train, args=(other, checkout, device, folder), daemon=True).start()
-            other.close()  # so that a process that ends is no endless wait
-            pipes.append(pipe)
+        versions = [(CHECKOUT, None), (given.before.resolve(), cache) if given.before else (CHECKOUT, None)]
+        pairs = zip(given.devices, versions, strict=True)
+        sides = [Worker(train, checkout, device, folder) for device, (checkout, folder) in pairs]
         print(f"{'network':18} {'median':>7} {'fastest':>7} {'busy':>7} {'least':>7} {'losses apart':>13}")
         for name in given.networks:
-            ratios, apart = row(pipes, name, given.rounds)
+            ratios, apart = row(sides, name, given.rounds)
             rows.append(ratios)
             print(f"{name:18} {' '.join(f'{ratio:7.2f}' for ratio in ratios)} {apart:13.1e}", flush=True)
-        for pipe in pipes:
-            pipe.send("")
     means = [statistics.geometric_mean(column) for column in zip(*rows, strict=True)]
     print(f"{'geometric mean':18} {' '.join(f'{mean:7.2f}' for mean in means)}")
     print("load of the last minute, five and fifteen minutes:", *(f"{load:.1f}" for load in os.getloadavg()))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +27,55 @@ def apart(
     work: Callable[..., Any], *arguments: object, seconds: float | None = None, method: str = "spawn"
 ) -> Any:  # noqa: ANN401 - what the work returns
     """Return what `work` returns in a process of its own; a text says why it returned nothing."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context(method).Process(target=_send, args=(sender, work, arguments))
-    process.start()
-    sender.close()
+    worker = Worker(_send, work, arguments, method=method)
     try:
-        return receiver.recv() if receiver.poll(seconds) else f"took over {seconds:g} s"
+        return worker.answer(seconds)
     except EOFError:
         return "ended without a result"
+    except TimeoutError:
+        return f"took over {seconds:g} s"
     finally:
-        if seconds is not None and process.is_alive():
-            process.join(1)
-            process.kill()
-        process.join()
+        worker.process.join()
 
 
-def _send(sender: Any, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:  # noqa: ANN401
+def _send(pipe: Connection, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:
     try:
-        sender.send(work(*arguments))
+        pipe.send(work(*arguments))
     except Exception as error:
-        sender.send(f"{type(error).__name__}: {error}")
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _work(work: Callable[..., None], pipe: Connection, arguments: tuple[object, ...]) -> None:
+    with contextlib.suppress(EOFError):  # nobody asks any more
+        work(pipe, *arguments)
+
+
+class Worker:
+    """A process of its own that runs `work(pipe, *arguments)`, and answers through the pipe."""
+
+    def __init__(self, work: Callable[..., None], *arguments: object, method: str = "spawn") -> None:
+        context = multiprocessing.get_context(method)
+        self._pipe, other = context.Pipe()
+        self.process = context.Process(target=_work, args=(work, other, arguments), daemon=True)
+        self.process.start()
+        other.close()  # so that a process that ends is no endless wait
+
+    def answer(self, seconds: float | None, *question: object) -> Any:  # noqa: ANN401 - what it sends
+        """Return its next answer; a question, where there is one, is sent before.
+
+        Raises EOFError where it has ended, and TimeoutError where it takes longer and is killed.
+        """
+        try:
+            if question:
+                self._pipe.send(*question)
+            if self._pipe.poll(seconds):
+                return self._pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            raise EOFError from None
+        self.process.kill()
+        self.process.join()
+        raise TimeoutError
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

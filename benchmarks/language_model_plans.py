@@ -110,11 +110,7 @@ def _fitted(out: Path) -> Device:
 
 
 def _points(
-    hidden: int,
-    vocabulary: int,
-    length: int,
-    form: str | None,
-    device: Device,
+    hidden: int, vocabulary: int, length: int, form: str | None, device: Device
 ) -> list[dict[str, Any]]:
     """Time each method of a Llama, launch by launch and as a whole."""
     points = []

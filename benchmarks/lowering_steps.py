@@ -23,22 +23,18 @@ import copy
 import fcntl
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from harness import options_of
+from harness import Worker, options_of, read_rows
 from oracles.step_networks import FSRCNN, GroupNormUNet
 from torch import nn
 
@@ -398,8 +394,8 @@ def exact_gradients(case: Case) -> dict[str, np.ndarray]:
     return gradients_of(model)
 
 
-def child(name: str, arguments: argparse.Namespace) -> None:
-    """For each tuner: lower and compile a case, wait for a line of the input, then print a row."""
+def child(pipe: Connection, name: str, tuners: Sequence[str], arguments: argparse.Namespace) -> None:
+    """For each tuner: lower and compile a case, say so, and answer what then comes with a row."""
     from torchedge.lowering.rules import all_rules
     from torchedge.tracing.steps import capture_step
 
@@ -415,16 +411,16 @@ def child(name: str, arguments: argparse.Namespace) -> None:
     weights = {name: tensor.detach().numpy() for name, tensor in captured.tensors.items()}
     exact: dict[str, np.ndarray] = {}
     row: dict[str, object] = {"name": name}
-    for tuner in arguments.tuners:
+    for tuner in tuners:
         variant = lowered_by(tuner, captured.step, arguments)
-        print("ready", flush=True)
-        sys.stdin.readline()
+        pipe.send("ready")
+        pipe.recv()
         if not exact:
             exact = exact_gradients(double)
             row.update(measure_torch(theirs, exact))
             if DEVICE == "cuda":
                 torch.cuda.empty_cache()
-        print(json.dumps({**row, **measure_variant(variant, case, weights, exact)}), flush=True)
+        pipe.send({**row, **measure_variant(variant, case, weights, exact)})
 
 
 def copy_of(case: Case) -> Case:
@@ -468,21 +464,15 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that suit a processor")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are lowered and compiled at once")
     parser.add_argument("--seconds", type=float, default=240, help="longest time of all cases")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        child(arguments.child, arguments)
-        return
     known = list(cases(small=arguments.small))
     tuners: dict[str, list[str]] = {}
     for name, _, own in (word.partition("=") for word in arguments.names or known):
         for each in _names(name, known):
             tuners[each] = own.split(",") if own else arguments.tuners
     finished: dict[str, list[dict]] = {name: [] for name in tuners}
-    if arguments.out.exists():
-        for line in arguments.out.read_text().splitlines():
-            row = json.loads(line)
-            finished.setdefault(row["name"], []).append(row)
+    for row in read_rows(arguments.out):
+        finished.setdefault(row["name"], []).append(row)
     missing = {
         name: [tuner for tuner in own if tuner not in [row["tuner"] for row in finished[name]]]
         for name, own in tuners.items()
@@ -490,13 +480,14 @@ def main() -> None:
     names = [name for name, own in missing.items() if own]
     deadline = time.monotonic() + arguments.seconds
     for first in range(0, len(names), arguments.jobs):
-        together = [Child(name, missing[name], arguments) for name in names[first : first + arguments.jobs]]
-        while together:
-            together = [one for one in together if one.await_ready(deadline)]
+        chosen = names[first : first + arguments.jobs]
+        workers = {name: Worker(child, name, missing[name], arguments) for name in chosen}
+        while workers:  # all prepare at once, then one after the other measures
+            workers = {name: one for name, one in workers.items() if answer(name, one, deadline)}
             with locked(arguments.out.with_suffix(".lock")):
-                for one in together:
-                    if row := one.row(deadline):
-                        finished[one.name].append(row)
+                for name, one in workers.items():
+                    if row := answer(name, one, deadline, "measure"):
+                        finished[name].append(row)
                         with arguments.out.open("a") as file:
                             file.write(json.dumps(row) + "\n")
     for name in tuners:
@@ -504,52 +495,15 @@ def main() -> None:
             show(row, kernels=row is finished[name][-1])
 
 
-class Child:
-    """A process that measures one case: all prepare at once, then one after the other measures."""
-
-    def __init__(self, name: str, tuners: Sequence[str], arguments: argparse.Namespace) -> None:
-        self.name, self._tuners, self._place = name, tuners, 0
-        command = [sys.executable, __file__, "--out", str(arguments.out), "--child", name]
-        command += ["--target", arguments.target, *["--small"] * arguments.small]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
-        self._process = subprocess.Popen(
-            [*command, "--tuners", *tuners],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-        )  # fmt: skip
-        self._lines: Queue[str] = Queue()
-        Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def _line(self, deadline: float) -> str:
-        with suppress(Empty):
-            return self._lines.get(timeout=max(0.1, deadline - time.monotonic()))
-        self._process.kill()
-        print(f"{self.name}: {self._tuners[self._place]} took too long", flush=True)
-        return ""
-
-    def await_ready(self, deadline: float) -> bool:
-        """Wait until the case is lowered and compiled by its next tuner; False: none, or it failed."""
-        if self._place < len(self._tuners) and self._line(deadline):
-            return True
-        if self._process.wait() > 0:
-            self._errors.seek(0)
-            print(f"{self.name}: {(self._errors.read().splitlines() or ['ended'])[-1]}", flush=True)
-        return False
-
-    def row(self, deadline: float) -> dict:
-        """Return the row of the tuner that is ready; an empty one where it fails."""
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-        line = self._line(deadline)
-        self._place += 1
-        return json.loads(line) if line else {}
+def answer(name: str, worker: Worker, deadline: float, *question: str) -> Any:  # noqa: ANN401 - "ready" or a row
+    """Return what a case says next, asked or not; None where it has ended or takes too long."""
+    try:
+        return worker.answer(max(0.1, deadline - time.monotonic()), *question)
+    except EOFError:
+        return None
+    except TimeoutError:
+        print(f"{name} took too long", flush=True)
+        return None
 
 
 def _names(name: str, known: list[str]) -> list[str]:

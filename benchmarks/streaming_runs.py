@@ -62,10 +62,7 @@ def small_unet() -> tuple[torch.nn.Module, Any]:
     import diffusers
 
     model = diffusers.UNet2DConditionModel(
-        sample_size=16,
-        cross_attention_dim=768,
-        attention_head_dim=8,
-        block_out_channels=(160, 320, 640, 640),
+        sample_size=16, cross_attention_dim=768, attention_head_dim=8, block_out_channels=(160, 320, 640, 640)
     )
     model.set_attn_processor(diffusers.models.attention_processor.AttnProcessor())
     example = {
@@ -188,11 +185,7 @@ def measured_device(
 
 
 def run(
-    bundle: Bundle,
-    plan: StreamingPlan,
-    reads: Reads,
-    options: argparse.Namespace,
-    inputs: list[np.ndarray],
+    bundle: Bundle, plan: StreamingPlan, reads: Reads, options: argparse.Namespace, inputs: list[np.ndarray]
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Place a bundle, run it once, and return outputs and figures."""
     start = time.perf_counter()

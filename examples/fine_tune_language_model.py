@@ -145,12 +145,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([p for p in small.parameters() if p.requires_grad], lr=3e-3)
     steps = [*batches(code, (2, arguments.length), arguments.steps, seed=2)]
     with torchedge.Trainer(
-        small,
-        steps[0],
-        loss="model",
-        optimizer=optimizer,
-        device=arguments.device,
-        memory_limit=f"{limit}B",
+        small, steps[0], loss="model", optimizer=optimizer, device=arguments.device, memory_limit=f"{limit}B"
     ) as trainer:
         after = [trainer.step(batch) for batch in steps]
         held = trainer.memory

@@ -1,7 +1,5 @@
 """CONTRIBUTING.md: the recipes for an operator, a target, a device and a feature, run as they are printed."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

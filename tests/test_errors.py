@@ -1,7 +1,5 @@
 """The errors: one base, familiar built-in kin, one-line messages."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -20,6 +20,11 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
 
 
+def rounded(value: float, digits: int = 4) -> float:
+    """Return a figure with so many significant digits, as files hold it."""
+    return float(f"{value:.{digits}g}")
+
+
 def span(low: float, high: float) -> str:
     """Return an interval."""
     return f"{number(low)}-{number(high)}"

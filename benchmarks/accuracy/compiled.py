@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from torchedge.devices import Device, find_device
 from torchedge.errors import TorchedgeError
@@ -42,7 +41,7 @@ from torchedge.prediction.latency.workload import FUSED_COLUMNS
 from torchedge.prediction.predictor import device_settings, predict_graph
 from torchedge.prediction.results import Prediction
 from torchedge.profiling.datasets import Dataset, read_dataset
-from torchedge.profiling.topologies import build_network
+from torchedge.profiling.topologies import build_network, example_inputs
 from torchedge.tracing.capturing import CaptureRequest, use_graph
 from torchedge.tracing.model_variants import request_of
 
@@ -143,19 +142,10 @@ def predictions(
     network = dataset.networks[name]
     job = network.job
     assert job is not None
-    example = {
-        key: torch.empty(
-            [batch_size if side == "batch" else side for side in form["shape"]],
-            dtype=torch.int64 if "below" in form else torch.float32,
-            device="meta",
-        )
-        for key, form in job.get("inputs", {}).items()
-    }
+    example = example_inputs(job, batch_size) if "inputs" in job else None
     size = tuple(job["input_size"]) if "input_size" in job else None
     model = build_network(job["build"])
-    request = CaptureRequest(
-        model, batch_size, "train", example or None, size, device=device, partitioned=True
-    )
+    request = CaptureRequest(model, batch_size, "train", example, size, device=device, partitioned=True)
     step = TrainingStep(loss=job.get("loss", "default"), amp=job.get("amp"), compile=job["compile"])
 
     def both(graph: ForwardGraph) -> Predicted:

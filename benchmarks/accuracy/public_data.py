@@ -39,13 +39,7 @@ from torchedge.profiling.accuracy import predict_rows
 from torchedge.profiling.forest_fitting import fit_forest
 from torchedge.profiling.latency_fitting import fit_candidates, fit_coefficients, fit_latency, one_thread
 from torchedge.profiling.memory_fitting import fit_memory
-from torchedge.profiling.profile_folders import (
-    KEYS,
-    ModeFit,
-    check_target,
-    describe,
-    write_profile,
-)
+from torchedge.profiling.profile_folders import KEYS, ModeFit, check_target, describe, write_profile
 from torchedge.profiling.samples import (
     NO_FOREST,
     OWN,

@@ -6,7 +6,6 @@ edge devices), `steps.csv` (timm training steps under autocast), `memory.csv` (t
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,14 +13,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Meta
 from nasbench201 import CellNetwork, cell_function, parse_architecture
 
 from torchedge.devices import Device, Provenance
-from torchedge.errors import CaptureError, InputError, ProfileError
+from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
@@ -29,13 +30,15 @@ from torchedge.prediction.memory.peaks import Peaks, graph_traits, simulate_peak
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
+from torchedge.profiling.datasets import parse_table
 from torchedge.profiling.samples import DataSource, Samples
 from torchedge.storage.documents import read_bytes
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.vision import prepare_torchvision
 
 FloatArray = npt.NDArray[np.float64]
-Row = Mapping[str, str]
+Row = Mapping[str, Any]
+_Number = Annotated[float, Meta(ge=0, lt=1e9)]
 
 EDGE_COLUMNS: Mapping[str, str] = MappingProxyType(
     {
@@ -57,6 +60,7 @@ MEMORY_SETTINGS = StepSettings(optimizer="adam")
 """`memory.csv` does not record its optimizer: of none, SGD with momentum and Adam this one errs least."""
 
 _MOST_BYTES = 16 * 2**20
+_WORDS = frozenset(("arch", "device", "model", "layout"))
 _TABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "latency.csv": ("arch", "device", "latency_ms"),
@@ -97,36 +101,15 @@ def read_public_samples(folder: Path, device: Device, *, column: str | None = No
             f"{folder}: holds none of {', '.join(_TABLES)}; expected the folder of a public table"
         )
     data = read_bytes(folder / table, max_bytes=_MOST_BYTES)
-    rows = _read_rows(folder / table, data, _TABLES[table])
+    names, kinds = _TABLES[table], [str if name in _WORDS else _Number for name in _TABLES[table]]
+    columns: Mapping[str, Any] = dict(zip(names, kinds, strict=True))
+    rows = [
+        dict(zip(names, row, strict=True))
+        for row in parse_table(folder / table, data, columns, "a measured network")
+    ]
     read = {"latency.csv": _edge_samples, "steps.csv": _step_samples, "memory.csv": _memory_samples}[table]
     digest = hashlib.sha256(data).hexdigest()
     return read(DataSource(folder.resolve().name, digest, Provenance.PUBLIC_DATA), rows, device, column)
-
-
-def _read_rows(file: Path, data: bytes, columns: Sequence[str]) -> list[Row]:
-    try:
-        reader = csv.DictReader(data.decode("utf-8").splitlines())
-        missing = [c for c in columns if c not in (reader.fieldnames or ())]
-        if missing:
-            raise ProfileError(f"{file}: column {missing[0]!r} is missing; expected {', '.join(columns)}")
-        rows: list[Row] = [{c: row[c] or "" for c in columns} for row in reader]
-    except (UnicodeDecodeError, csv.Error, TypeError) as error:
-        raise ProfileError(f"{file}: not a table ({error}); expected CSV in UTF-8") from error
-    for number, row in enumerate(rows, 2):
-        for name in columns:
-            if name not in ("arch", "device", "model", "layout"):
-                _number(row, name, f"{file} line {number}")
-    return rows
-
-
-def _number(row: Row, name: str, where: str = "") -> float:
-    try:
-        value = float(row[name])
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value < 1e9:
-        raise ProfileError(f"{where}: {name} is {row[name][:40]!r}; expected a number from 0 on")
-    return value
 
 
 # tables -----------------------------------------------------------------------------------------------------
@@ -148,7 +131,7 @@ def _edge_samples(
     for row in chosen:
         graphs.append(_cell_graph(row["arch"], folded))
     functions = [cell_function(parse_architecture(row["arch"])) for row in chosen]
-    phi = np.array([_number(row, "latency_ms") for row in chosen])
+    phi = np.array([row["latency_ms"] for row in chosen])
     names, work = [row["arch"] for row in chosen], [count_work(g) for g in graphs]
     samples = table_samples(
         source, device, names, functions, np.ones(len(names)), work, mode="infer", graphs=graphs, phi=phi
@@ -171,7 +154,7 @@ def _step_samples(
     layout = column or "nchw"
     kept, families, work, skipped = [], [], [], {}
     for row in (row for row in rows if row["layout"] == layout):
-        found = load_timm_model(row["model"], int(_number(row, "image_size")), _number(row, "param_count_m"))
+        found = load_timm_model(row["model"], int(row["image_size"]), row["param_count_m"])
         if isinstance(found, str):
             skipped[row["model"]] = found
             continue
@@ -180,7 +163,7 @@ def _step_samples(
         work.append(count_work(lower_precision(found.graph, STEP_SETTINGS)))
     if not kept:
         raise InputError(f"{source.name} has no row in layout {layout!r}; expected nchw or nhwc")
-    batch, phi = (np.array([_number(row, c) for row in kept]) for c in ("batch_size", "step_ms"))
+    batch, phi = (np.array([row[c] for row in kept]) for c in ("batch_size", "step_ms"))
     names = [row["model"] for row in kept]
     samples = table_samples(source, device, names, families, batch, work, settings=STEP_SETTINGS, phi=phi)
     return PublicSamples(samples, skipped)
@@ -193,7 +176,7 @@ def _memory_samples(
     settings = device_settings(device, MEMORY_SETTINGS)
     by_model: dict[str, list[Row]] = {}
     for row in rows:
-        if _number(row, "saturated") == 0:
+        if row["saturated"] == 0:
             by_model.setdefault(row["model"], []).append(row)
     skipped: dict[str, str] = {}
     kept: list[Row] = []
@@ -204,7 +187,7 @@ def _memory_samples(
         if isinstance(found, str):
             skipped[model] = found
             continue
-        batch = np.array([_number(row, "batch_size") for row in own])
+        batch = np.array([row["batch_size"] for row in own])
         tape, here = write_tape(found.graph, settings), np.zeros(len(own), dtype=np.intp)
         parts.append(simulate_peaks([tape], [graph_traits(found.graph)], here, batch))
         kept += own
@@ -212,9 +195,7 @@ def _memory_samples(
     if not kept:
         raise InputError(f"{source.name} has no row of a model that this timm knows; expected timm names")
     peaks = _joined(parts)
-    gamma, baseline = (
-        np.array([_number(r, c) for r in kept]) for c in ("max_gpu_memory_mib", "faketensor_peak_mib")
-    )
+    gamma, baseline = (np.array([r[c] for r in kept]) for c in ("max_gpu_memory_mib", "faketensor_peak_mib"))
     names = [row["model"] for row in kept]
     samples = table_samples(
         source, device, names, families, peaks.batch, (), settings=settings, gamma=gamma, peaks=peaks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -11,14 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import options_of as options_of
 
-
-def number(value: float) -> str:
-    """Return a figure with about three significant digits."""
-    if not math.isfinite(value):
-        return "-"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+from torchedge.texts import number as number
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, gap: int = 2) -> None:

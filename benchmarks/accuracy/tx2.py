@@ -213,10 +213,7 @@ def score_dataset(folder: Path, device: Device, *, ablation: bool) -> Report:
         methods: list[tuple[str, Callable[[Quantity, str], Score]]] = [
             ("published method: forest on 56 features", lambda q, p: published[KEYS[q], p]),
             ("device.toml's figures alone, no fit", reference.figures),
-            (
-                "published forest of the ratio to that",
-                lambda q, p: reference.published(q, p, ratio=True),
-            ),
+            ("published forest of the ratio to that", lambda q, p: reference.published(q, p, ratio=True)),
             ("ours without forest", lambda q, p: score(samples, q, p, intervals=False, forest=False)),
             ("ours", lambda q, p: ours.scores[KEYS[q], p]),
         ]

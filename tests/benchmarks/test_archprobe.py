@@ -1,7 +1,5 @@
 """Coefficients from ArchProbe's tables: closed forms of the latencies, origins, damaged tables."""
 
-from __future__ import annotations
-
 import pytest
 from archprobe import main, read_archprobe
 

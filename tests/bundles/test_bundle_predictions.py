@@ -1,7 +1,5 @@
 """A bundle's own prediction: by the roofline where no programs were measured, marked as assumed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Bundles in turn under one limit: each computes what it computes alone, and loads ahead for the next."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

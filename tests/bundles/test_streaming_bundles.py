@@ -1,7 +1,5 @@
 """Bundles that stream their weights: what is exported is what runs, within the limit, to the same bits."""
 
-from __future__ import annotations
-
 import functools
 import json
 import operator

@@ -1,7 +1,5 @@
 """`torchedge bench kernels` and `torchedge explain-kernel`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -84,10 +84,7 @@ def test_show_plan(capsys):
         (["campaign", "show", "nothing"], "is no file; expected standard, small, quick"),
         (["campaign", "run", "x", "--plan", "quick", "--over", "usb"], "--over is 'usb'; expected local"),
         (["campaign", "run", "x", "--plan", "quick", "--processor", "tpu"], "'tpu' is not one of"),
-        (
-            ["campaign", "run", "x", "--plan", "quick", "--convolutions", "5"],
-            "5 is not 0 or from 1000",
-        ),
+        (["campaign", "run", "x", "--plan", "quick", "--convolutions", "5"], "5 is not 0 or from 1000"),
         (["profile", "my-board"], "torchedge campaign run NAME --plan PLAN"),
     ],
 )

@@ -1,7 +1,5 @@
 """Runs in a child process, and what reaches the terminal."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """`torchedge devices --opencl`, with and without pyopencl."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import fields, replace

@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchedge.devices import (
-    KNOWN_FIGURES,
-    Provenance,
-    parse_device,
-    read_device,
-    weakest,
-    write_device,
-)
+from torchedge.devices import KNOWN_FIGURES, Provenance, parse_device, read_device, weakest, write_device
 from torchedge.errors import DeviceError, ProfileError
 
 FIGURE = {"value": 8000, "unit": "MiB", "provenance": "published", "source": "data sheet"}

@@ -2,14 +2,7 @@
 
 import pytest
 
-from torchedge.devices import (
-    KNOWN_FACTS,
-    KNOWN_FIGURES,
-    RUNTIME_KEYS,
-    Provenance,
-    read_device,
-    scan_profiles,
-)
+from torchedge.devices import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEYS, Provenance, read_device, scan_profiles
 from torchedge.storage import data_folder
 
 EXPECTED = {

@@ -201,10 +201,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a word of the device's name, platform or driver")
     parser.add_argument("--least", type=int, default=1, help="devices that must be usable")
     parser.add_argument(
-        "--simulate",
-        nargs="*",
-        metavar="NETWORK",
-        help="run tiny steps of networks (all) in Oclgrind",
+        "--simulate", nargs="*", metavar="NETWORK", help="run tiny steps of networks (all) in Oclgrind"
     )
     parser.add_argument("--ulps", action="store_true", help="print errors of element-wise functions")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest")

@@ -1,7 +1,5 @@
 """The index algebra: what it simplifies stays equal, number by number."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import operator
@@ -10,16 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchedge.expressions.indices import (
-    ZERO,
-    Axis,
-    Floor,
-    constant,
-    inverse,
-    of,
-    reshape,
-    unflatten,
-)
+from torchedge.expressions.indices import ZERO, Axis, Floor, constant, inverse, of, reshape, unflatten
 
 STEPS = st.lists(st.tuples(st.sampled_from("/%+*"), st.sampled_from([1, 2, 3, 4, 6, 8, 12])), max_size=5)
 

@@ -1,7 +1,5 @@
 """Scalar expressions as OpenCL C: vectors of neighbours, guards that touch nothing outside."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

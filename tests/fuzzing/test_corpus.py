@@ -1,7 +1,5 @@
 """Every case that fuzzing found, and every seed: a result, or an error of torchedge in one line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Drafts: names made unique, repeated calls made once, dead values dropped."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchedge.errors import CaptureError

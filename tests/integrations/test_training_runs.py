@@ -1,7 +1,5 @@
 """Training runs of transformers, Lightning and accelerate are checked before their first step."""
 
-from __future__ import annotations
-
 import random
 import warnings
 

@@ -1,7 +1,5 @@
 """Numbers of 32 bits count elements, loops and work-items; what is larger is refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

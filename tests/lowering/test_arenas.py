@@ -1,7 +1,5 @@
 """Arenas: correct by an independent check, close to the bound, the best one where that can be known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

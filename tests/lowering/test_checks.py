@@ -1,7 +1,5 @@
 """Kernels of a debug build report what they access outside their tensors, images included."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Tensors that are copied into another layout: trained weights in images, operands for one kernel."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What shares a kernel: closed forms for small networks, and nothing overwritten before it was read."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One way from a model to the Program of its inference, from real or meta weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +13,7 @@ import torchedge
 from torchedge.errors import DeviceError, InputError
 from torchedge.lowering import inference
 from torchedge.lowering.assembly import lower
-from torchedge.lowering.inference import (
-    capture_inference_step,
-    lower_inference,
-    target_of_device,
-)
+from torchedge.lowering.inference import capture_inference_step, lower_inference, target_of_device
 from torchedge.lowering.limits import profile_limits
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS, Limits

@@ -1,7 +1,5 @@
 """Reductions joined with the element-wise work that they decide: one launch, PyTorch's results."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Graphs that are chains of thousands of operators: kernels stay small, nothing recurses over the length."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

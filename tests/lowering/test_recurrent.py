@@ -1,7 +1,5 @@
 """Recurrent layers: every step runs the same kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

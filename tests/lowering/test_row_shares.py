@@ -1,7 +1,5 @@
 """How work-items share rows: limits, no empty slice, whole cache lines, and the device filled."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Schedules fit the devices they are for, whatever the extents."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 

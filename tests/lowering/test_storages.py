@@ -1,7 +1,5 @@
 """Textures and half precision: which tensors lie so, and that a training step computes the same on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The search for a kernel's fastest schedule among predicted ones, one measurement after the other."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from torchedge.lowering.trials import COMMON, MORE, OWN, Trials, known_of, next_trials, search

@@ -1,7 +1,5 @@
 """Programs whose schedules and layouts the tuner chose compute what those of the defaults compute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

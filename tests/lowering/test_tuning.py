@@ -1,7 +1,5 @@
 """Candidates are legal, their work follows from the loops, and the tuner keeps to its rules."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 
@@ -13,12 +11,7 @@ from torchedge.lowering.candidates import candidates_of
 from torchedge.lowering.kernel_work import sketches_of
 from torchedge.lowering.kernels.nests import write_kernel
 from torchedge.lowering.nodes import Node, Stored
-from torchedge.lowering.schedules import (
-    ContractionExtents,
-    RowsExtents,
-    default_schedule,
-    is_legal,
-)
+from torchedge.lowering.schedules import ContractionExtents, RowsExtents, default_schedule, is_legal
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.tuning import LARGEST_OPERANDS, layout_options, score
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, evaluate

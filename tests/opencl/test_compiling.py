@@ -1,7 +1,5 @@
 """Kernels from source, and the binaries kept on disk."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One context a device and process, and the driver's errors in our words."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Caches of pyopencl and PoCL: nothing is unpickled, and no state of the user's folders breaks a run."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Buffers and images: what a device refuses, and what comes back from it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

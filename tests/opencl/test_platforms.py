@@ -1,7 +1,5 @@
 """Choosing an OpenCL device, and what is known of those that are here."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Devices are chosen by what they can do: drivers that cannot build or compute are named and skipped."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

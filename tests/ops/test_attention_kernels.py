@@ -1,7 +1,5 @@
 """Which kernel PyTorch's attention takes, and what a step with it takes, against PyTorch on the CPU."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The dtype of each operator under CUDA's autocast, against PyTorch's own lists, and the memory of casts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

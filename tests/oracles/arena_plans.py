@@ -1,7 +1,5 @@
 """The best arena of a few buffers by trying every order, and lifetimes as a training step has them."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

@@ -67,10 +67,7 @@ WIDE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Te
         lambda x: x * nn.functional.cosine_similarity(x, x.flip(0), dim=-1).unsqueeze(-1),
         lambda x: x * nn.functional.cosine_similarity(x.float(), x.flip(0).float(), dim=-1).unsqueeze(-1),
     ),
-    "sum": (
-        lambda x: x * x.sum(-1, keepdim=True),
-        lambda x: x * x.sum(-1, keepdim=True, dtype=_FLOAT32),
-    ),
+    "sum": (lambda x: x * x.sum(-1, keepdim=True), lambda x: x * x.sum(-1, keepdim=True, dtype=_FLOAT32)),
 }
 """Operators that CUDA's autocast runs in float32, and what it runs them as on a tensor of low precision."""
 

@@ -1,7 +1,5 @@
 """Models compiled with the torchedge backend, beside the same models in eager PyTorch."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Operators run through OpenCL, kernels and all, to be held against PyTorch in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from oracles.targets import target_here

@@ -1,7 +1,5 @@
 """Training steps of eager PyTorch, and what both sides of a comparison share."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Files of weights, whole and with faults, and the outputs of runs with all weights loaded."""
 
-from __future__ import annotations
-
 import threading
 
 from torchedge.runtime import Executor

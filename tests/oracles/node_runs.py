@@ -1,7 +1,5 @@
 """Nodes run through OpenCL, by a schedule of the test's choice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Nodes computed with numpy, in float64 where they are floating: an oracle apart from the kernels."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import special
 

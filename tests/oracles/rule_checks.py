@@ -1,7 +1,5 @@
 """Rules held against their operators: PyTorch in float64, nodes through numpy and as kernel text."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from oracles.device_checks import captured, run_on_device

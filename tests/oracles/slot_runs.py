@@ -1,7 +1,5 @@
 """Launches of a program one by one, with and without a loading slot, every tensor in memory of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from torchedge.lowering.kernels.loading import (

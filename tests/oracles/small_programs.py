@@ -1,7 +1,5 @@
 """Programs written by hand, for tests of the executor and of what plans memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -53,11 +51,7 @@ def program(tensors, kernels, launches, inputs, outputs, hyperparameters=None, a
 
 def vector_add(count=1000):
     return program(
-        [
-            tensor("x", (count,), "input"),
-            tensor("y", (count,), "input"),
-            tensor("z", (count,), "output"),
-        ],
+        [tensor("x", (count,), "input"), tensor("y", (count,), "input"), tensor("z", (count,), "output")],
         [pointwise("add", "c[i] = a[i] + b[i];", ["read", "read", "write"])],
         [("add", ["x", "y", "z"], [count])],
         ["x", "y"],

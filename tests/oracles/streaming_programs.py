@@ -1,7 +1,5 @@
 """Programs with weights, overlap instances of them, and plans at random, for tests of streaming."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The check of a trace by the Trace Event Format that Chrome and Perfetto read."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -46,64 +46,86 @@ def score(scores: torch.Tensor, answer: float) -> torch.Tensor:
     return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, answer))
 
 
-def gan_with_one_picture(batch: int) -> Loop:
+STEPS: dict[str, Callable[[int], Loop]] = {}
+"""Steps by name: each makes its loop from a batch size."""
+
+
+def step_of(*widths: int, sgd: bool = False) -> Callable[[Callable[..., None]], Callable[[int], Loop]]:
+    """Register a step of one network, of its optimizer and a batch."""
+
+    def register(step: Callable[..., None]) -> Callable[[int], Loop]:
+        def make(batch: int) -> Loop:
+            net, x = layers(*widths), torch.randn(batch, WIDTH)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True) if sgd else adam(net)
+            return Loop((net,), (x,), lambda: step(net, optimizer, x))
+
+        return STEPS.setdefault(step.__name__, make)
+
+    return register
+
+
+def step_of_gan(step: Callable[..., None]) -> Callable[[int], Loop]:
+    """Register a step of a generator, its critic, their optimizers and real pictures."""
+
+    def make(batch: int) -> Loop:
+        generator, critic = layers(NOISE, WIDTH, WIDTH), layers(WIDTH, WIDTH, 1)
+        generating, judging, real = adam(generator), adam(critic), torch.randn(batch, WIDTH)
+        return Loop((generator, critic), (real,), lambda: step(generator, critic, generating, judging, real))
+
+    return STEPS.setdefault(step.__name__, make)
+
+
+def made(make: Callable[[int], Loop]) -> Callable[[int], Loop]:
+    """Register what makes a loop of several modules."""
+    return STEPS.setdefault(make.__name__, make)
+
+
+def noise(real: torch.Tensor) -> torch.Tensor:
+    """Return as much noise for a generator as there are pictures."""
+    return torch.randn(len(real), NOISE)
+
+
+@step_of_gan
+def gan_with_one_picture(generator, critic, generating, judging, real):
     """One generated batch serves both updates: its graph outlives the critic's."""
-    generator, critic = layers(NOISE, WIDTH, WIDTH), layers(WIDTH, WIDTH, 1)
-    generating, judging = adam(generator), adam(critic)
-    real = torch.randn(batch, WIDTH)
-
-    def step() -> None:
-        judging.zero_grad()
-        fake = generator(torch.randn(batch, NOISE))
-        (score(critic(real), 1) + score(critic(fake.detach()), 0)).backward()
-        judging.step()
-        generating.zero_grad()
-        score(critic(fake), 1).backward()
-        generating.step()
-
-    return Loop((generator, critic), (real,), step)
+    judging.zero_grad()
+    fake = generator(noise(real))
+    (score(critic(real), 1) + score(critic(fake.detach()), 0)).backward()
+    judging.step()
+    generating.zero_grad()
+    score(critic(fake), 1).backward()
+    generating.step()
 
 
-def gan_without_gradients(batch: int) -> Loop:
+@step_of_gan
+def gan_without_gradients(generator, critic, generating, judging, real):
     """The critic's pictures are generated without gradients, and its losses differentiated one by one."""
-    generator, critic = layers(NOISE, WIDTH, WIDTH), layers(WIDTH, WIDTH, 1)
-    generating, judging = adam(generator), adam(critic)
-    real = torch.randn(batch, WIDTH)
-
-    def step() -> None:
-        with torch.no_grad():
-            fake = generator(torch.randn(batch, NOISE))
-        judging.zero_grad()
-        score(critic(real), 1).backward()
-        score(critic(fake), 0).backward()
-        judging.step()
-        generating.zero_grad()
-        fake = generator(torch.randn(batch, NOISE))
-        score(critic(fake), 1).backward()
-        generating.step()
-
-    return Loop((generator, critic), (real,), step)
+    with torch.no_grad():
+        fake = generator(noise(real))
+    judging.zero_grad()
+    score(critic(real), 1).backward()
+    score(critic(fake), 0).backward()
+    judging.step()
+    generating.zero_grad()
+    fake = generator(noise(real))
+    score(critic(fake), 1).backward()
+    generating.step()
 
 
-def critic_steps_twice(batch: int) -> Loop:
+@step_of_gan
+def critic_steps_twice(generator, critic, generating, judging, real):
     """Two updates of the critic to one of the generator."""
-    generator, critic = layers(NOISE, WIDTH, WIDTH), layers(WIDTH, WIDTH, 1)
-    generating, judging = adam(generator), adam(critic)
-    real = torch.randn(batch, WIDTH)
-
-    def step() -> None:
-        for _ in range(2):
-            judging.zero_grad()
-            fake = generator(torch.randn(batch, NOISE)).detach()
-            (score(critic(real), 1) + score(critic(fake), 0)).backward()
-            judging.step()
-        generating.zero_grad()
-        score(critic(generator(torch.randn(batch, NOISE))), 1).backward()
-        generating.step()
-
-    return Loop((generator, critic), (real,), step)
+    for _ in range(2):
+        judging.zero_grad()
+        fake = generator(noise(real)).detach()
+        (score(critic(real), 1) + score(critic(fake), 0)).backward()
+        judging.step()
+    generating.zero_grad()
+    score(critic(generator(noise(real))), 1).backward()
+    generating.step()
 
 
+@made
 def two_optimizers(batch: int) -> Loop:
     """One loss, an optimizer for each part."""
     body, head = layers(WIDTH, WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -120,6 +142,7 @@ def two_optimizers(batch: int) -> Loop:
     return Loop((body, head), (x,), step)
 
 
+@made
 def two_backwards(batch: int) -> Loop:
     """Two losses over one graph, which the first backward pass retains."""
     body, head, other = layers(WIDTH, WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -137,33 +160,24 @@ def two_backwards(batch: int) -> Loop:
     return Loop((body, head, other), (x,), step)
 
 
-def gradients_become_zeros(batch: int) -> Loop:
+@step_of(WIDTH, WIDTH, WIDTH, WIDTH)
+def gradients_become_zeros(net, optimizer, x):
     """`zero_grad(set_to_none=False)`."""
-    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
-    optimizer = adam(net)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        net(x).square().mean().backward()
-        optimizer.step()
-
-    return Loop((net,), (x,), step)
+    optimizer.zero_grad(set_to_none=False)
+    net(x).square().mean().backward()
+    optimizer.step()
 
 
-def gradients_end_late(batch: int) -> Loop:
+@step_of(WIDTH, 4 * WIDTH, WIDTH, sgd=True)
+def gradients_end_late(net, optimizer, x):
     """The old gradients end behind the forward pass."""
-    net, x = layers(WIDTH, 4 * WIDTH, WIDTH), torch.randn(batch, WIDTH)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True)
-
-    def step() -> None:
-        loss = net(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return Loop((net,), (x,), step)
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
+@made
 def teacher(batch: int) -> Loop:
     """Distillation: a wide teacher without gradients."""
     net, wide = layers(WIDTH, 128, WIDTH), layers(WIDTH, 2 * WIDTH, 2 * WIDTH, WIDTH)
@@ -179,6 +193,7 @@ def teacher(batch: int) -> Loop:
     return Loop((net, wide), (x,), step)
 
 
+@made
 def average(batch: int) -> Loop:
     """A moving average of the weights, updated behind the step."""
     net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
@@ -194,6 +209,7 @@ def average(batch: int) -> Loop:
     return Loop((net, mean), (x,), step)
 
 
+@made
 def copied_target(batch: int) -> Loop:
     """A target network, which is a copy of the one that learns."""
     net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
@@ -209,50 +225,35 @@ def copied_target(batch: int) -> Loop:
     return Loop((net, target), (x,), step)
 
 
-def clips(batch: int) -> Loop:
+@step_of(WIDTH, *[WIDTH] * 16, sgd=True)
+def clips(net, optimizer, x):
     """Gradients are clipped by their norm, after `zero_grad` behind the forward pass."""
-    net, x = layers(WIDTH, *[WIDTH] * 16), torch.randn(batch, WIDTH)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True)
-
-    def step() -> None:
-        loss = net(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        nn.utils.clip_grad_value_(net.parameters(), 0.5)
-        optimizer.step()
-
-    return Loop((net,), (x,), step)
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    nn.utils.clip_grad_value_(net.parameters(), 0.5)
+    optimizer.step()
 
 
-def measures_gradients(batch: int) -> Loop:
+@step_of(WIDTH, WIDTH, WIDTH, WIDTH, sgd=True)
+def measures_gradients(net, optimizer, x):
     """The norm of all gradients in one tensor, and each one's own."""
-    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        net(x).square().mean().backward()
-        torch.cat([p.grad.flatten() for p in net.parameters()]).norm()
-        torch.stack([p.grad.data.norm() for p in net.parameters()]).norm()
-        optimizer.step()
-
-    return Loop((net,), (x,), step)
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    torch.cat([p.grad.flatten() for p in net.parameters()]).norm()
+    torch.stack([p.grad.data.norm() for p in net.parameters()]).norm()
+    optimizer.step()
 
 
-def clips_what_accumulates(batch: int) -> Loop:
+@step_of(WIDTH, WIDTH, WIDTH, WIDTH)
+def clips_what_accumulates(net, optimizer, x):
     """Two micro-batches, and clipping behind the second."""
-    net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
-    optimizer = adam(net)
-
-    def step() -> None:
-        for _ in range(2):
-            (net(x).square().mean() / 2).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return Loop((net,), (x,), step)
+    for _ in range(2):
+        (net(x).square().mean() / 2).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 class Scaler:
@@ -280,6 +281,7 @@ class Scaler:
         del self.inverse, self.infinite
 
 
+@made
 def scales(batch: int) -> Loop:
     """Gradients of a scaled loss, unscaled and clipped."""
     net, x = layers(WIDTH, WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
@@ -297,6 +299,7 @@ def scales(batch: int) -> Loop:
     return Loop((net,), (x,), step)
 
 
+@made
 def tried_before(batch: int) -> Loop:
     """A first call of the body tells how wide the head has to be."""
     body, x = layers(WIDTH, WIDTH, WIDTH), torch.randn(batch, WIDTH)
@@ -313,28 +316,6 @@ def tried_before(batch: int) -> Loop:
         optimizer.step()
 
     return Loop((body,), (x,), step)
-
-
-STEPS: dict[str, Callable[[int], Loop]] = {
-    make.__name__: make
-    for make in (
-        gan_with_one_picture,
-        gan_without_gradients,
-        critic_steps_twice,
-        two_optimizers,
-        two_backwards,
-        gradients_become_zeros,
-        gradients_end_late,
-        teacher,
-        average,
-        copied_target,
-        clips,
-        measures_gradients,
-        clips_what_accumulates,
-        scales,
-        tried_before,
-    )
-}
 
 
 def counted_peak(make: Callable[[int], Loop], batch: int) -> int:

@@ -1,7 +1,5 @@
 """`torchedge.advise`: its settings fit by `predict`, split the batch as little as possible, and pay."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -64,11 +64,7 @@ def test_peaks_of_checkpoints_inside_of_checkpoints_are_exact(seed):
 
 
 def test_what_runs_without_gradients_in_a_checkpoint_runs_again():
-    body = (
-        Step("normed", None, ()),
-        Step("plain", "detached", ()),
-        Step("plain", "without gradients", ()),
-    )
+    body = (Step("normed", None, ()), Step("plain", "detached", ()), Step("plain", "without gradients", ()))
     steps = (Step("cast", torch.float16, ()), Step("checkpoint", None, (body,)))
     assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
 

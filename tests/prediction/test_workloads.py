@@ -1,7 +1,5 @@
 """The work of a step counted for the time models: frozen parameters and activation checkpointing."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

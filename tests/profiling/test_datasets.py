@@ -31,12 +31,7 @@ ROWS = [
     "gone,train,2,1,710.5,11.25,24,4.5,4.4,4.6,14,1980,0,",
 ]
 TABLE = "\n".join([",".join(COLUMNS), *ROWS]) + "\n"
-LAYERS = {
-    "id": "net-l1-30",
-    "mode": "train",
-    "batch_size": 2,
-    "layers": [["layers.conv", 1.5, 2.5]],
-}
+LAYERS = {"id": "net-l1-30", "mode": "train", "batch_size": 2, "layers": [["layers.conv", 1.5, 2.5]]}
 TIMES = f"id,mode,batch_size,{','.join(KINDS)}\nnet-l1-30,train,2,7,,1,1,1,1\n"
 
 

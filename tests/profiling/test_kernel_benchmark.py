@@ -1,7 +1,5 @@
 """The kernel benchmark: summaries from made-up times in closed form, and a small run that is resumed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -14,12 +12,7 @@ from torchedge.errors import InputError
 from torchedge.lowering.inference import target_of_device
 from torchedge.lowering.targets import TARGETS
 from torchedge.profiling import kernel_benchmark
-from torchedge.profiling.kernel_benchmark import (
-    bench_kernels,
-    rank_correlation,
-    summarize,
-    times_of,
-)
+from torchedge.profiling.kernel_benchmark import bench_kernels, rank_correlation, summarize, times_of
 from torchedge.profiling.operator_cases import OPERATORS, OperatorCase, all_cases
 from torchedge.textures.coefficients import (
     ERRORS,

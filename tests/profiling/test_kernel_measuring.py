@@ -1,7 +1,5 @@
 """Micro-benchmarks on the processor: every kernel builds and gives a sensible number; the command."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Latency of kinds of steps: written, read and chosen."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

@@ -1,7 +1,5 @@
 """Times of single convolutions: read, fitted, and taken as the prior of kinds of steps."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

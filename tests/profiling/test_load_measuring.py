@@ -1,7 +1,5 @@
 """Loads measured on tiny kernels: rows that `read_loads` reads, journals that go on, the command."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -9,10 +9,7 @@ from oracles.comparisons import compared
 from torchedge.devices import find_device
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.profiling.accuracy import Report
-from torchedge.profiling.plots import (
-    draw_overview,
-    draw_scatter,
-)
+from torchedge.profiling.plots import draw_overview, draw_scatter
 from torchedge.storage.pictures import check_picture
 
 

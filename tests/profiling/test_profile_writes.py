@@ -1,7 +1,5 @@
 """A profile that is written again is the old one or the new one, whenever the power fails."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

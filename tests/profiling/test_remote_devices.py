@@ -1,7 +1,5 @@
 """What a device without Python states, as its device.toml and its row of a campaign; canned reports."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchedge.devices import find_device
@@ -42,6 +40,7 @@ class FakeRunner:
     """A runner whose description of a bundle is canned."""
 
     program, transport = "torchedge-run", FakeTransport()
+    measure_program = RemoteRunner.measure_program
 
     def __init__(self, document):
         self.document = document

@@ -1,7 +1,5 @@
 """The model of programs: fitted to canned launches of a device with a known law, refused where damaged."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Topologies from files: what is not of the format is named, and nothing else is raised."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchedge.errors import ProfileError

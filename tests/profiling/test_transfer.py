@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from torchedge.forests.trees import evaluate
-from torchedge.profiling.transfer import (
-    NOISE,
-    OWN_FOREST,
-    _left_out,
-    choose_points,
-    residual_forest,
-)
+from torchedge.profiling.transfer import NOISE, OWN_FOREST, _left_out, choose_points, residual_forest
 
 pytest.importorskip("sklearn")
 

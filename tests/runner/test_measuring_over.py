@@ -1,7 +1,5 @@
 """A phone behind the native runner: its profile and campaigns over the program that stands for adb."""
 
-from __future__ import annotations
-
 import csv
 import json
 

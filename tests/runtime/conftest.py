@@ -1,7 +1,5 @@
 """Fixtures of tests that compile models."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A program that does not fit is refused before it is allocated; an endless kernel can be interrupted."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

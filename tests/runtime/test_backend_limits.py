@@ -1,7 +1,5 @@
 """The torch.compile backend where there is no kernel, no device or no sense in what is asked for."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

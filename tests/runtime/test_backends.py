@@ -1,7 +1,5 @@
 """`torch.compile(model, backend="torchedge")` against eager PyTorch, on PoCL."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

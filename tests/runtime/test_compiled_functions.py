@@ -1,7 +1,5 @@
 """`torch.compile(backend="torchedge")` keeps what eager PyTorch promises of values, views and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from oracles.compiled_functions import differences, draw, observe

@@ -1,7 +1,5 @@
 """The executor on PoCL, with programs written by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Class labels and indices out of range raise, as they do in PyTorch, and nothing has moved."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

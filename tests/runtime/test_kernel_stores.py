@@ -1,7 +1,5 @@
 """Streaming by loading kernels and by the slots of launches: the same bytes as with all weights loaded."""
 
-from __future__ import annotations
-
 import errno
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measured runs: what happened when, on one clock; memory in use within what is allocated."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

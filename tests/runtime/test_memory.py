@@ -1,7 +1,5 @@
 """Tensors to the device and back, in every order of their dimensions."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plans that run in the process: the model's outputs, within the limit, from the model's own weights."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

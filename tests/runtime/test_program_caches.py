@@ -1,7 +1,5 @@
 """Lowered programs on disk."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Quantised weights: kernels compute them where they load them, in forward and in backward."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest

@@ -1,7 +1,5 @@
 """What a streaming run allocates against the resident memory of its process, on PoCL: the device's memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Not hardshrink: torch.compile decomposes it before any backend, and its gradient
 where eager's own kernel loses NaN: docs/kernel-figures.md names those operators.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Networks streamed on PoCL: bit for bit what they give with all weights loaded."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

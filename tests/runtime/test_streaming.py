@@ -1,7 +1,5 @@
 """Streaming runs on PoCL: the same bytes as with all weights loaded, over faults as well."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Threads that share a trainer, an executor or a bundle, and forks of a process that uses OpenCL."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`Trainer` against eager PyTorch, on PoCL."""
 
-from __future__ import annotations
-
 import copy
 import sys
 

@@ -1,7 +1,5 @@
 """docs/training.md: what it shows runs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Joined sources: programs that run one after the other as one stream the weights of each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from oracles.streaming_programs import data_of, instance_of, packed_data, random_plan, weighted_chain

@@ -1,7 +1,5 @@
 """Readers of staging memory do jobs in order, and hand errors over."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

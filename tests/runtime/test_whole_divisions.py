@@ -1,7 +1,5 @@
 """Whole numbers divided by zero raise, as they do in PyTorch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

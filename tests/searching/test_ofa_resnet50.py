@@ -1,7 +1,5 @@
 """Hold the OFA-ResNet50 space against the published architecture and its extremes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -81,7 +81,7 @@ def encodings(space, count=4):
 
 def test_groups_are_what_has_to_be_pruned_together(space):
     assert set(space.choices) == {
-        *("stem", "block.expand", "block.squeeze", "side", "hidden"),
+        *("stem", "block.expand", "block.squeeze", "side", "hidden")
     }  # shared and block.project follow stem, depth and excite follow expand
     assert set(space.frozen) == {"before", "grouped", "head"}
     assert "grouped conv2d at grouped" in space.frozen["grouped"]

@@ -1,7 +1,5 @@
 """After a loss of power at any moment nothing is half, and nothing is lost that was acknowledged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from oracles.power_loss import Disk

@@ -1,7 +1,5 @@
 """Latencies by the roofline, capacities by the thresholds, and the instance that follows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -153,13 +151,7 @@ def test_measured_latencies_replace_the_roofline(device):
 
 
 def test_the_instance(device):
-    instance = make_instance(
-        PROGRAM,
-        device,
-        chunk_bytes=CHUNK,
-        m_peak_bytes=4999,
-        lam=0.5,
-    )
+    instance = make_instance(PROGRAM, device, chunk_bytes=CHUNK, m_peak_bytes=4999, lam=0.5)
     assert [(w.name, w.nbytes, w.chunks, w.first_use, w.last_use) for w in instance.weights] == [
         ("w", 2001, 3, 1, 1),
         ("b", 1000, 1, 1, 3),

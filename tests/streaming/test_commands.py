@@ -1,7 +1,5 @@
 """Reads and copies: every byte arrives where it belongs, in any order that the counts allow."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

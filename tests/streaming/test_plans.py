@@ -6,12 +6,7 @@ from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import instances
 
 from torchedge.errors import ProfileError
-from torchedge.streaming.plans import (
-    ChunkLoad,
-    OverlapPlan,
-    read_plan,
-    write_plan,
-)
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan, read_plan, write_plan
 
 LOADS = (ChunkLoad("w0", 2, 2, 1), ChunkLoad("w0", 1, 1, 0))
 PLAN = OverlapPlan("FEASIBLE", 2.1, 1.5, ("w2",), LOADS, 3, {"strategy": "mine", "n": [1]})

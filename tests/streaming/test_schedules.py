@@ -1,7 +1,5 @@
 """Schedules: every byte of a weight is copied once and in time, no two live tensors share memory."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 
@@ -121,11 +119,7 @@ def test_a_weight_takes_memory_before_the_launch_beside_which_it_is_loaded_reads
     schedule = make_schedule(made, instance_of(made), always_next(instance_of(made)), STAGING)
     assert schedule.preload == (made.tensors.index(next(t for t in made.tensors if t.name == "w0")),)
     names = {t.name: i for i, t in enumerate(made.tensors)}
-    assert schedule.transfers == (
-        (Transfer(names["w1"], 0, 16384),),
-        (Transfer(names["w2"], 0, 16384),),
-        (),
-    )
+    assert schedule.transfers == ((Transfer(names["w1"], 0, 16384),), (Transfer(names["w2"], 0, 16384),), ())
     # w2 arrives while launch 1 reads w1: both have memory then.
     assert schedule.memory.arena_bytes >= 2 * 16384
     with pytest.raises(PlanError, match="before it is loaded"):

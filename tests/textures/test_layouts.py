@@ -1,7 +1,5 @@
 """Patterns and layouts: each texel has one place, and what was packed comes back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

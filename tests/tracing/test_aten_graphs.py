@@ -1,7 +1,5 @@
 """Graphs of ATen operators that AOTAutograd hands to a backend, as Steps; forms that views take in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from oracles.step_interpreter import Interpreter

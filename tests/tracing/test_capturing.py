@@ -1,7 +1,5 @@
 """Capture of small networks: what comes out, what is refused, and that the model is left as found."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

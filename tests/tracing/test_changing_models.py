@@ -1,7 +1,5 @@
 """The guard of Python state against eager PyTorch: where a result changes, so does the state."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from oracles.changing_models import CHANGES, ROWS, Model

@@ -1,7 +1,5 @@
 """Activation checkpoints in both ways of capture, however they are called; values read from the example."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The coverage page: a few networks of each table by default, all of them in the slow run."""
 
-from __future__ import annotations
-
 import os
 import re
 

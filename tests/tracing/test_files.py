@@ -1,7 +1,5 @@
 """`.pt2` and ONNX files: the same graph as the model itself, nothing executed, hostile files refused."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 

@@ -1,7 +1,5 @@
 """Constant folding: the same results from fewer operators, and never more memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

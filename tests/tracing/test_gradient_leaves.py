@@ -1,7 +1,5 @@
 """Intermediate tensors that a model makes require gradients: what runs backward, against PyTorch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

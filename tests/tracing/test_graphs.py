@@ -1,7 +1,5 @@
 """A captured ForwardGraph: its text, its digest, its invariants, its shapes at several batch sizes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of transformers by their configuration file."""
 
-from __future__ import annotations
-
 import json
 import sys
 

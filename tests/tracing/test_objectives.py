@@ -1,7 +1,5 @@
 """Losses in captured steps, and what is refused as a model, a loss or a target."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

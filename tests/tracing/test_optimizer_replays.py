@@ -1,7 +1,5 @@
 """Optimizers as people use them: state and temporaries against the real optimizer, storage by storage."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Updates of captured steps against PyTorch's optimizers: settings, groups, states, accumulation."""
 
-from __future__ import annotations
-
 import copy
 import sys
 

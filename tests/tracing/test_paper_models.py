@@ -1,7 +1,5 @@
 """The models of FlashMem's evaluation: found by name, of the right size, captured with what they are fed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from math import prod

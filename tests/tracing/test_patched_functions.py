@@ -1,7 +1,5 @@
 """Functions that user code puts in place of PyTorch's: each call counts once, as in eager PyTorch."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Sparse and meta tensors are refused by name, wherever a tensor comes in."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

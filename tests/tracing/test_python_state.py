@@ -1,7 +1,5 @@
 """Texts of what decides about a capture: one for equal models, others for changes, none where unknown."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

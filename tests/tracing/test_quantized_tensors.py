@@ -1,7 +1,5 @@
 """Weights that other libraries have quantised: tokens and weights are those of the dequantised model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -73,10 +71,7 @@ def check_tokens(quantized, floats, tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        ("Int8WeightOnlyConfig", {}),
-        ("IntxWeightOnlyConfig", {"weight_dtype": "int4", "group": 32}),
-    ],
+    [("Int8WeightOnlyConfig", {}), ("IntxWeightOnlyConfig", {"weight_dtype": "int4", "group": 32})],
 )
 def test_tensors_of_torchao_are_read(settings, tmp_path):
     check_tokens(*with_torchao(network(), settings), tmp_path)

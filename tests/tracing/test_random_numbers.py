@@ -1,7 +1,5 @@
 """Dropout and noise in captured steps: drawn by counter, as in an eager step that is fed the numbers."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

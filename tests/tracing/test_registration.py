@@ -1,7 +1,5 @@
 """`torch.compile` finds the backend by the entry point of the installed package, in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The shape rules of torchedge.ops against PyTorch's own meta kernels, on random shapes and settings."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

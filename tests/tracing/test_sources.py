@@ -1,7 +1,5 @@
 """Models by name, factory and file."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Captured training steps, run by PyTorch's own operators, against eager PyTorch in float64."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

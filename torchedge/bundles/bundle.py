@@ -682,10 +682,7 @@ def _text(path: Path, content: bytes) -> str:
 
 
 def _check_same(
-    folder: Path,
-    manifest: Manifest,
-    named: Mapping[str, Program],
-    schedules: Mapping[str, StreamingSchedule],
+    folder: Path, manifest: Manifest, named: Mapping[str, Program], schedules: Mapping[str, StreamingSchedule]
 ) -> None:
     """Check that the manifest describes the programs, and that programs keep what they share in one way."""
     programs = [*named.values()]

@@ -237,12 +237,7 @@ def make_bundle(
             write_json(folder / path, PLAN_FILES.document(plan_file(plan, each, places)))
             files[path] = file_of(folder / path)
         checked = BundleTarget(
-            device.name,
-            device.title,
-            device.fingerprint,
-            program.target,
-            limits.known,
-            limits.unknown,
+            device.name, device.title, device.fingerprint, program.target, limits.known, limits.unknown
         )
         manifest = _manifest(request, steps, programs, memory, checked, lowering.notes, onnx, files)
         write_manifest(folder, manifest)
@@ -355,10 +350,7 @@ def _check_methods(request: Request) -> None:
             raise InputError(f"method {name} is {described(pair)}; expected (model, example)")
     if not 2 <= len(methods) <= MAX_METHODS:
         raise InputError(f"there are {len(methods)} methods; expected 2 to {MAX_METHODS}, or one model alone")
-    given = {
-        "example": request.example,
-        "plan": request.plan,
-    }
+    given = {"example": request.example, "plan": request.plan}
     for name, value in given.items():
         if value is not None:
             raise InputError(f"{name} is given beside several methods; expected it with one model: omit it")

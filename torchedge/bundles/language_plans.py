@@ -271,12 +271,7 @@ def _generation(model: torch.nn.Module, settings: LanguageSettings) -> Request:
         settings.cache_dtype,
         settings.encoder_length,
     )
-    return Request(
-        methods,
-        name=type(model).__name__,
-        precision=settings.precision,
-        tuner=settings.tuner,
-    )
+    return Request(methods, name=type(model).__name__, precision=settings.precision, tuner=settings.tuner)
 
 
 def _training(model: torch.nn.Module, settings: LanguageSettings) -> Request:

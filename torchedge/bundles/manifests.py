@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from torchedge.errors import InputError
@@ -50,6 +52,12 @@ class Port:
     name: Text
     shape: Shape
     dtype: DType
+
+    def drawn(self, draw: np.random.Generator) -> npt.NDArray[Any]:
+        """Return random numbers for it, zeros for integers."""
+        if np.dtype(self.dtype).kind != "f":
+            return np.zeros(self.shape, self.dtype)
+        return draw.standard_normal(self.shape).astype(self.dtype)
 
 
 Ports = Annotated[tuple[Port, ...], Meta(max_length=MAX_ITEMS)]

@@ -104,10 +104,7 @@ class _Root(Group):
         formatter.write(f"\n{_EPILOG}")
 
 
-@click.group(
-    cls=_Root,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-)
+@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, message="torchedge %(version)s")
 def _root() -> None:
     """Predict what training a PyTorch model takes on an edge device, and run it there."""

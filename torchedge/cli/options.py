@@ -215,11 +215,7 @@ operator_us = click.option(
     "[default: the host that was measured]",
 )
 batch_sizes = click.option(
-    "--batch-size",
-    "-b",
-    type=BATCH_SIZES,
-    default="1",
-    help="Samples in a batch; several give a row each.",
+    "--batch-size", "-b", type=BATCH_SIZES, default="1", help="Samples in a batch; several give a row each."
 )
 batch_size = click.option("--batch-size", "-b", type=WHOLE, default=1, help="Samples in a batch.")
 input_size = click.option(

@@ -156,9 +156,7 @@ _out = click.option(
     help="Write the overlap problem it solves.",
 )
 @click.option(
-    "--picture",
-    type=Choice(["memory", "gantt", "comparison"]),
-    help="What --plot draws. [default: memory]",
+    "--picture", type=Choice(["memory", "gantt", "comparison"]), help="What --plot draws. [default: memory]"
 )
 def _plan_model(
     model: str,

@@ -358,12 +358,7 @@ def _random(ports: Sequence[Port]) -> Arrays:
     import numpy as np
 
     draw = np.random.default_rng(0)
-    return [
-        draw.standard_normal(port.shape).astype(port.dtype)
-        if np.dtype(port.dtype).kind == "f"
-        else np.zeros(port.shape, port.dtype)
-        for port in ports
-    ]
+    return [port.drawn(draw) for port in ports]
 
 
 def _read(ports: Sequence[Port], inputs: Sequence[str]) -> Arrays:

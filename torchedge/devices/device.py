@@ -33,8 +33,7 @@ RuntimeValue = bool | int | float | str
 """One semantic switch of the framework that a profile's measurements refer to."""
 
 Words = Annotated[
-    str,
-    Meta(min_length=1, max_length=4096, pattern=r"\S", description="a text of 1 to 4096 characters"),
+    str, Meta(min_length=1, max_length=4096, pattern=r"\S", description="a text of 1 to 4096 characters")
 ]
 
 _Item = TypeVar("_Item")
@@ -96,6 +95,12 @@ class Figure:
     unit: str
     provenance: Provenance
     source: Words
+
+
+def measured_figure(name: str, value: float, source: str) -> dict[str, Any]:
+    """Return a measured figure of the vocabulary as `device.toml` has it."""
+    unit, provenance = KNOWN_FIGURES[name].unit, str(Provenance.MEASURED)
+    return {"value": value, "unit": unit, "provenance": provenance, "source": source}
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,9 +216,7 @@ def _without_unread(op: Op, alive: set[int]) -> Op:
     outputs = iter(op.outputs)
     wanted = tuple([bool(on) and next(outputs) in alive for on in mask])
     return replace(
-        op,
-        outputs=tuple([i for i in op.outputs if i in alive]),
-        attrs={**op.attrs, "output_mask": wanted},
+        op, outputs=tuple([i for i in op.outputs if i in alive]), attrs={**op.attrs, "output_mask": wanted}
     )
 
 

@@ -35,10 +35,7 @@ from torchedge.tracing.steps import CapturedStep, capture_step
 
 
 def target_of_device(
-    device: Device,
-    limits: Limits | None = None,
-    precision: Precision = "float32",
-    tuner: Tuner | None = None,
+    device: Device, limits: Limits | None = None, precision: Precision = "float32", tuner: Tuner | None = None
 ) -> Target:
     """Return the target of a device's class within its limits, by default those of its profile.
 

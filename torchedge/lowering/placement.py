@@ -208,10 +208,7 @@ def share_images(program: Program, pitch: int) -> Program:
 
 
 def placed_for(
-    program: Program,
-    device: ClDevice,
-    alignment: int,
-    streamed: Mapping[int, Lifetime] | None = None,
+    program: Program, device: ClDevice, alignment: int, streamed: Mapping[int, Lifetime] | None = None
 ) -> Program:
     """Return the program with an arena that an OpenCL device takes, planned again where its own is none.
 

@@ -251,8 +251,7 @@ def bounded(target: Target, limits: Limits) -> Target:
 def target_for(device: ClDevice, tuner: Tuner | None = None) -> Target:
     """Return the target of an OpenCL device within its limits, with the tuner as in `with_tuner`."""
     target = bounded(
-        TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)],
-        limits_of(device),
+        TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)], limits_of(device)
     )
     target = replace(target, allocation_bytes=device.allocation_bytes)
     return with_tuner(target, match_device(device.name) if device.kind != "cpu" else None, tuner)

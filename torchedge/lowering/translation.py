@@ -12,10 +12,7 @@ from torchedge.expressions.dialect import STORED
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.building import full
-from torchedge.lowering.nodes import (
-    Node,
-    Stored,
-)
+from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.rules.registry import Result, all_rules, apply_rule
 
 

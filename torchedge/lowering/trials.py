@@ -73,10 +73,7 @@ def known_of(errors: KernelErrors) -> list[Known]:
 
 
 def search(
-    kernels: Sequence[Trials],
-    timer: Timer,
-    others: Sequence[Known] = (),
-    many: int | None = None,
+    kernels: Sequence[Trials], timer: Timer, others: Sequence[Known] = (), many: int | None = None
 ) -> None:
     """Time the default (number 0) and the best prediction, then `MORE` candidates; the trials keep the order.
 

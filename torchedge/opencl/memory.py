@@ -81,13 +81,7 @@ def allocate_image(context: DeviceContext, width: int, height: int, dtype: str, 
 
 
 def image_over_buffer(
-    context: DeviceContext,
-    buffer: Any,
-    width: int,
-    height: int,
-    row_texels: int,
-    dtype: str,
-    what: str,
+    context: DeviceContext, buffer: Any, width: int, height: int, row_texels: int, dtype: str, what: str
 ) -> Any:
     """Return an RGBA image2d over the bytes of a buffer whose rows begin `row_texels` texels apart.
 

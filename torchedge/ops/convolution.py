@@ -94,19 +94,12 @@ def winograd_workspace(call: Call) -> tuple[int, ...]:
 
 
 _convolution = partial(
-    spec,
-    load=LoadClass.REUSABLE,
-    work=Work.CONVOLUTION,
-    flops=conv_flops,
-    autocast="lower",
+    spec, load=LoadClass.REUSABLE, work=Work.CONVOLUTION, flops=conv_flops, autocast="lower"
 )
 
 OPS = (
     _convolution(
-        "conv2d",
-        "input weight bias stride padding dilation groups",
-        "conv1d conv3d",
-        infer=conv_shape,
+        "conv2d", "input weight bias stride padding dilation groups", "conv1d conv3d", infer=conv_shape
     ),
     _convolution(
         "conv_transpose2d",

@@ -85,13 +85,7 @@ OPS = (
     spec("where", "condition input other", strides=as_input),
     spec("masked_fill", "input mask value"),
     spec("lerp", "input end weight", strides=as_input),
-    spec(
-        "addcmul",
-        "input tensor1 tensor2 value",
-        "addcdiv",
-        strides=as_input,
-        autocast="join_on_cuda",
-    ),
+    spec("addcmul", "input tensor1 tensor2 value", "addcdiv", strides=as_input, autocast="join_on_cuda"),
     spec(
         "eq",
         "input other",

@@ -84,23 +84,12 @@ OPS = (
     _part("copy_slices", "input view", memory=kernel),
     _part("custom_function"),
     _part("view_again", "view input", stops=(0,), memory=kernel),
-    _copy(
-        "index",
-        "input indices",
-        gathers=True,
-    ),
-    _copy(
-        "index_select",
-        "input dim index",
-        "take",
-        gathers=True,
-    ),
+    _copy("index", "input indices", gathers=True),
+    _copy("index_select", "input dim index", "take", gathers=True),
     _copy("gather", "input dim index", "take_along_dim", gathers=True),
     _copy("index_put", "input indices values", "scatter scatter_add index_fill __setitem__"),
     _copy(
-        "index_reduce",
-        "input dim index source reduce",
-        "index_add index_copy scatter_reduce masked_scatter",
+        "index_reduce", "input dim index source reduce", "index_add index_copy scatter_reduce masked_scatter"
     ),
     _copy("embedding", "weight input padding_idx", gathers=True),
     _copy(
@@ -110,11 +99,7 @@ OPS = (
     ),
     _copy("one_hot", "input num_classes", stops=EVERY),
     _copy("tril", "input diagonal", "triu"),
-    _copy(
-        "pixel_shuffle",
-        "input upscale_factor",
-        "pixel_unshuffle channel_shuffle native_channel_shuffle",
-    ),
+    _copy("pixel_shuffle", "input upscale_factor", "pixel_unshuffle channel_shuffle native_channel_shuffle"),
     _copy("im2col", "input kernel_size dilation padding stride", "col2im"),
     spec(
         "fft_fft2",

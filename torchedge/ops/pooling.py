@@ -60,10 +60,7 @@ OPS = (
     _pool("max_pool2d", _MAX, infer=window_shape, flops=window_flops),
     _pool("max_pool1d", _MAX, "max_pool3d", flops=window_flops),
     _pool(
-        "max_pool2d_with_indices",
-        _MAX,
-        "max_pool1d_with_indices max_pool3d_with_indices",
-        flops=window_flops,
+        "max_pool2d_with_indices", _MAX, "max_pool1d_with_indices max_pool3d_with_indices", flops=window_flops
     ),
     _pool("avg_pool2d", _AVG, infer=window_shape, flops=window_flops),
     _pool("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops),

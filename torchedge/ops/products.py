@@ -160,11 +160,7 @@ OPS = (
         flops=linear_flops,
         hides=lambda ins: len(ins) > 2 and ins[2] is not None and len(ins[0] or ()) > 2,
     ),
-    _multiplied(
-        "matmul",
-        "input other",
-        "mm bmm mv __matmul__ chain_matmul",
-    ),
+    _multiplied("matmul", "input other", "mm bmm mv __matmul__ chain_matmul"),
     _multiplied(
         "grouped_mm",
         "mat_a mat_b offs bias out_dtype",
@@ -184,11 +180,7 @@ OPS = (
         infer=added_shape,
         flops=added_flops,
     ),
-    _product(
-        "einsum",
-        "equation operands",
-        flops=einsum_flops,
-    ),
+    _product("einsum", "equation operands", flops=einsum_flops),
     _multiplied("bilinear", "input1 input2 weight bias", autocast="widest"),
     _product("outer", "input vec2", "ger"),
     _attention("scaled_dot_product_attention", infer=attention_shape),

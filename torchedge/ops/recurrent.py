@@ -54,11 +54,7 @@ class _Kind:
     cudnn: cudnn.CudnnLayer
 
 
-_LSTM, _GRU, _RNN = (
-    _Kind(4, 7, 10, cudnn.LSTM),
-    _Kind(3, 7, 7, cudnn.GRU),
-    _Kind(1, 1, 3, cudnn.RNN),
-)
+_LSTM, _GRU, _RNN = (_Kind(4, 7, 10, cudnn.LSTM), _Kind(3, 7, 7, cudnn.GRU), _Kind(1, 1, 3, cudnn.RNN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,9 +410,7 @@ OPS = (
         memory=partial(cell_memory, saves=(0, 1, 2, -2), hidden=(4, 4, 4), scratch=(4,)),
     ),
     _recurrent(
-        "gru_cell",
-        _CELL_PARAMS,
-        memory=partial(cell_memory, saves=(0, 1), hidden=(3, 3, 5), scratch=(3, 3)),
+        "gru_cell", _CELL_PARAMS, memory=partial(cell_memory, saves=(0, 1), hidden=(3, 3, 5), scratch=(3, 3))
     ),
     _recurrent("rnn_tanh_cell", "input", "rnn_relu_cell"),
 )

@@ -85,12 +85,7 @@ OPS = (
         stops=(3, 4),
         autocast="keep",
     ),
-    _norm(
-        "layer_norm",
-        "input normalized_shape weight bias eps",
-        "native_layer_norm",
-        strides=packed,
-    ),
+    _norm("layer_norm", "input normalized_shape weight bias eps", "native_layer_norm", strides=packed),
     _norm("group_norm", "input num_groups weight bias eps", "native_group_norm"),
     _norm(
         "instance_norm",
@@ -99,11 +94,7 @@ OPS = (
         stops=(3, 4),
         autocast="keep",
     ),
-    _norm(
-        "rms_norm",
-        "input normalized_shape weight eps",
-        memory=rms_norm,
-    ),
+    _norm("rms_norm", "input normalized_shape weight eps", memory=rms_norm),
     spec(
         "_weight_norm",
         "v g dim",
@@ -118,17 +109,8 @@ OPS = (
     _wide("sum", "input dim keepdim dtype", "nansum", widens=True),
     _reduce("mean", "input dim keepdim dtype", "nanmean", autocast="keep"),
     _reduce("var", "input dim unbiased keepdim", "std var_mean std_mean", autocast="keep"),
-    _reduce(
-        "amax",
-        "input dim keepdim",
-        "amin",
-    ),
-    _reduce(
-        "max",
-        "input dim keepdim",
-        "min median mode kthvalue cummax cummin",
-        memory=selection,
-    ),
+    _reduce("amax", "input dim keepdim", "amin"),
+    _reduce("max", "input dim keepdim", "min median mode kthvalue cummax cummin", memory=selection),
     _reduce("argmax", "input dim keepdim", "argmin all any count_nonzero argsort histc", stops=EVERY),
     _wide(
         "norm",

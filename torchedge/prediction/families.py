@@ -17,12 +17,7 @@ from torchedge.devices import Device
 from torchedge.graphs import GraphFamily, Mode
 from torchedge.graphs.sizes import Amounts, UndecidedError
 from torchedge.prediction.feature_sets import feature_rows
-from torchedge.prediction.latency.workload import (
-    DEPTHWISE_COLUMNS,
-    PRODUCT_COLUMNS,
-    Workload,
-    count_amounts,
-)
+from torchedge.prediction.latency.workload import DEPTHWISE_COLUMNS, PRODUCT_COLUMNS, Workload, count_amounts
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.peaks import FamilyTape, family_peaks
 from torchedge.prediction.memory.settings import StepSettings

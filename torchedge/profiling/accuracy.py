@@ -22,14 +22,7 @@ from torchedge.prediction.memory.model import MemoryModel, PredictedMemory
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels, StepModels, load_models
 from torchedge.profiling.latency_fitting import fit_latency, predict_latency
 from torchedge.profiling.memory_fitting import fit_memory, predict_memory
-from torchedge.profiling.samples import (
-    QUANTITIES,
-    Mask,
-    Quantity,
-    Samples,
-    network_groups,
-    simulate_records,
-)
+from torchedge.profiling.samples import QUANTITIES, Mask, Quantity, Samples, network_groups, simulate_records
 
 FloatArray = npt.NDArray[np.float64]
 StringArray = npt.NDArray[np.str_]

@@ -341,13 +341,7 @@ class _Fitting:
         return describe_transfer(self.out, replace(adapted, models=kept), self.points, self.seed)
 
     def _judge(
-        self,
-        samples: Samples,
-        quantity: Quantity,
-        rows: Mask,
-        error: float,
-        coverage: float,
-        worst: str,
+        self, samples: Samples, quantity: Quantity, rows: Mask, error: float, coverage: float, worst: str
     ) -> bool:
         """Record the verdict on a figure; return whether it goes into the profile."""
         verdict: Verdict = "unusable" if error > USABLE else "rough"

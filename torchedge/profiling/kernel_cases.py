@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from torchedge.textures.coefficients import ARITHMETIC_WIDTHS
 from torchedge.textures.layouts import PATTERNS
@@ -75,6 +76,9 @@ def case(benchmark: str, **parameters: Value) -> Case:
     return Case(benchmark, tuple(parameters.items()))
 
 
+_Count = Annotated[int, Meta(ge=1, le=2**40)]
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:
     """What a device states about itself, and the benchmarks do not measure.
@@ -87,10 +91,10 @@ class DeviceTraits:
     name: str
     driver: str
     kind: Literal["cpu", "gpu", "mobile"]
-    warp: int
-    units: int
-    max_group: int
-    local_bytes: int
+    warp: _Count
+    units: _Count
+    max_group: _Count
+    local_bytes: _Count
     images: bool
 
 

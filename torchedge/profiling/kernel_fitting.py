@@ -11,9 +11,11 @@ from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from torchedge.devices import Device, Provenance
+from torchedge.devices.device import measured_figure
 from torchedge.errors import ProfileError, needed
 from torchedge.profiling.kernel_cases import UNITS, Case, DeviceTraits, stride_walk
 from torchedge.profiling.profile_folders import PartFit, describe
@@ -21,6 +23,7 @@ from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_rows
+from torchedge.texts import rounded
 from torchedge.textures.coefficients import (
     ARITHMETIC_WIDTHS,
     CODEC,
@@ -103,26 +106,8 @@ def read_kernels(file: Path) -> KernelTable:
             else:
                 raise ValueError(f"the result {str(value)[:20]}")
     with reading(str(file), "a table of micro-benchmarks", 'a row "environment" of a device'):
-        traits = DeviceTraits(
-            name=str(environment["device"]),
-            driver=str(environment["driver"]),
-            kind=_kind(environment["kind"]),
-            images=bool(environment["images"]),
-            **{name: _whole(environment[name]) for name in ("warp", "units", "max_group", "local_bytes")},
-        )
+        traits = msgspec.convert({**environment, "name": environment["device"]}, DeviceTraits)
     return KernelTable(environment, traits, passes)
-
-
-def _kind(value: object) -> Any:  # noqa: ANN401 - one of three words
-    if value not in DEFAULTS:
-        raise ValueError(f"the kind {str(value)[:20]!r}")
-    return value
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**40:
-        raise ValueError(f"the number {str(value)[:20]!r}")
-    return value
 
 
 # parts of the fit -------------------------------------------------------------------------------------------
@@ -170,9 +155,9 @@ def fit_strides(histograms: FloatArray, latencies: FloatArray) -> StrideFit:
     solution = np.zeros(columns.shape[1])
     solution[used] = weights
     hit = max(float(solution[0]), 0.05 * float(latencies.min()))
-    across = tuple([_rounded(value) for value in solution[1:]])
+    across = tuple([rounded(value) for value in solution[1:]])
     errors = np.abs((hit + histograms @ solution[1:]) / latencies - 1)
-    return StrideFit(_rounded(hit), across, _percent(float(np.median(errors))))
+    return StrideFit(rounded(hit), across, _percent(float(np.median(errors))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +188,7 @@ def fit_scans(live: FloatArray, slowdowns: FloatArray, expected: float) -> ScanF
         return ScanFit(max(1, round(expected)), 1.0, _percent(float(np.median(np.abs(np.expm1(target))))))
     predicted = np.exp(steps[best] * slopes[best])
     residual = float(np.median(np.abs(predicted / slowdowns - 1)))
-    return ScanFit(int(candidates[best]), _rounded(float(np.exp(slopes[best]))), _percent(residual))
+    return ScanFit(int(candidates[best]), rounded(float(np.exp(slopes[best]))), _percent(residual))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,20 +242,15 @@ def figures_of(part: PartFit, device: Device) -> PartFit:
     """Return fitted coefficients with the figures that follow from them and the device's profile lacks."""
     coefficients: KernelCoefficients = part.model
     measured = {
-        "peak_fp32_gflops": (max(coefficients.gflops), "GFLOP/s", "multiply-adds"),
-        "bandwidth_gb_s": (coefficients.buffer.main_gb_s, "GB/s", "reads of a large buffer"),
-        "measured_bandwidth_gb_s": (coefficients.buffer.main_gb_s, "GB/s", "reads of a large buffer"),
-        "launch_overhead_us": (max(coefficients.launch_us, 1e-3), "us", "one of many launches"),
+        "peak_fp32_gflops": (max(coefficients.gflops), "multiply-adds"),
+        "bandwidth_gb_s": (coefficients.buffer.main_gb_s, "reads of a large buffer"),
+        "measured_bandwidth_gb_s": (coefficients.buffer.main_gb_s, "reads of a large buffer"),
+        "launch_overhead_us": (max(coefficients.launch_us, 1e-3), "one of many launches"),
     }
     source = coefficients.origins["arithmetic"].source
     figures = {
-        name: {
-            "value": float(f"{value:.4g}"),
-            "unit": unit,
-            "provenance": str(Provenance.MEASURED),
-            "source": f"{source}: {how}",
-        }
-        for name, (value, unit, how) in measured.items()
+        name: measured_figure(name, rounded(value), f"{source}: {how}")
+        for name, (value, how) in measured.items()
         if name not in device.figures or device.figures[name].provenance is not Provenance.MEASURED
     }
     return replace(part, figures=figures)
@@ -344,17 +324,17 @@ def _fit(table: KernelTable, results: Mapping[Case, float]) -> KernelCoefficient
         max_group=traits.max_group,
         local_bytes=_local_bytes(measured, traits),
         l2_bytes=l2_bytes,
-        gflops=tuple([_rounded(arithmetic[width] or base.gflops[0]) for width in ARITHMETIC_WIDTHS]),
-        arithmetic_ns=_rounded(measured.one("chain", base.arithmetic_ns)),
-        local_gb_s=_rounded(measured.one("bandwidth", base.local_gb_s, storage="local")),
-        constant_gb_s=_rounded(measured.one("bandwidth", base.constant_gb_s, storage="constant")),
-        tile_gb_s=_rounded(measured.one("tile", base.tile_gb_s)),
-        barrier_ns=_rounded(measured.one("barrier", base.barrier_ns)),
+        gflops=tuple([rounded(arithmetic[width] or base.gflops[0]) for width in ARITHMETIC_WIDTHS]),
+        arithmetic_ns=rounded(measured.one("chain", base.arithmetic_ns)),
+        local_gb_s=rounded(measured.one("bandwidth", base.local_gb_s, storage="local")),
+        constant_gb_s=rounded(measured.one("bandwidth", base.constant_gb_s, storage="constant")),
+        tile_gb_s=rounded(measured.one("tile", base.tile_gb_s)),
+        barrier_ns=rounded(measured.one("barrier", base.barrier_ns)),
         group_ns=_group_ns(measured.by("groups", "start", warps=1)),
-        launch_us=_rounded(measured.one("launch", base.launch_us)),
-        to_image_gb_s=_rounded(measured.one("copy", base.to_image_gb_s, way="buffer-image")),
-        from_image_gb_s=_rounded(measured.one("copy", base.from_image_gb_s, way="image-buffer")),
-        copy_gb_s=_rounded(measured.one("copy", base.copy_gb_s, way="buffer-buffer")),
+        launch_us=rounded(measured.one("launch", base.launch_us)),
+        to_image_gb_s=rounded(measured.one("copy", base.to_image_gb_s, way="buffer-image")),
+        from_image_gb_s=rounded(measured.one("copy", base.from_image_gb_s, way="image-buffer")),
+        copy_gb_s=rounded(measured.one("copy", base.copy_gb_s, way="buffer-buffer")),
         origins=origins,
         **paths,
     )
@@ -390,12 +370,12 @@ def _fit_path(
         lines=scans.lines,
         line_bytes=line_bytes,
         decay=scans.decay,
-        overlap=_rounded(max(overlap, 1.0)),
-        issue_ns=_rounded(issue_ns),
-        cache_gb_s=_rounded(rates[sizes[0]]),
-        l2_gb_s=_rounded(rates[second[-1]]),
-        main_gb_s=_rounded(rates[sizes[-1]]),
-        write_gb_s=_rounded(measured.one("write", base.write_gb_s, storage=storage)),
+        overlap=rounded(max(overlap, 1.0)),
+        issue_ns=rounded(issue_ns),
+        cache_gb_s=rounded(rates[sizes[0]]),
+        l2_gb_s=rounded(rates[second[-1]]),
+        main_gb_s=rounded(rates[sizes[-1]]),
+        write_gb_s=rounded(measured.one("write", base.write_gb_s, storage=storage)),
         line_ns=_line_ns({name: times for name, times in _scans(measured, storage).items() if REUSE[name]}),
         column_share=_column_share(_scans(measured, storage), traits.warp, issue_ns)
         if storage == "image" and traits.kind != "cpu"
@@ -440,7 +420,7 @@ def _line_ns(by_pattern: Mapping[str, Mapping[int, float]]) -> float:
     if not last or max(end for _, end, _ in last) > 1.3 * min(end for _, end, _ in last):
         return 0.0
     begin, end, threads = min(last, key=lambda entry: entry[1])
-    return _rounded(end / threads) if end > 2 * begin else 0.0
+    return rounded(end / threads) if end > 2 * begin else 0.0
 
 
 def _column_share(by_pattern: Mapping[str, Mapping[int, float]], warp: int, issue_ns: float) -> float:
@@ -450,7 +430,7 @@ def _column_share(by_pattern: Mapping[str, Mapping[int, float]], warp: int, issu
     the time from above, since its latency counts, too.
     """
     ends = [(times[max(times)], max(times)) for name, times in by_pattern.items() if times and REUSE[name]]
-    return _rounded(min([1.0, *[ns * warp / threads / issue_ns for ns, threads in ends]]))
+    return rounded(min([1.0, *[ns * warp / threads / issue_ns for ns, threads in ends]]))
 
 
 def _first_level(latencies: Mapping[int, float]) -> int:
@@ -519,7 +499,7 @@ def _group_ns(times: Mapping[int, float]) -> float:
     if len(times) < 2:
         return 0.0
     few, many = min(times), max(times)
-    return _rounded(max(0.0, times[many] - times[few]) / (many - few))
+    return rounded(max(0.0, times[many] - times[few]) / (many - few))
 
 
 def _local_bytes(measured: _MeasuredCases, traits: DeviceTraits) -> int:
@@ -596,8 +576,4 @@ def _numbers(coefficients: KernelCoefficients) -> list[float]:
 
 
 def _percent(share: float) -> float:
-    return float(f"{100 * share:.3g}")
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    return rounded(100 * share, 3)

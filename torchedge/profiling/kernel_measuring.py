@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchedge.bundles.launch_bundles import write_launches
 from torchedge.errors import OpenCLError, clipped
 from torchedge.lowering.programs import Access, Arena, Kernel, Launch, Program, StoredTensor
 from torchedge.lowering.targets import DeviceClass, device_class
@@ -38,7 +37,7 @@ from torchedge.profiling.kernel_cases import (
     stride_walk,
 )
 from torchedge.profiling.remote_devices import RemoteDevice
-from torchedge.profiling.remote_runs import RemoteRunner, RunError, scratch_bundle
+from torchedge.profiling.remote_runs import RemoteRunner, RunError
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.storage import data_folder
 from torchedge.storage.journals import Row, continued
@@ -597,11 +596,8 @@ class RemoteBench:
     def _figures(self, launches: Sequence[BenchLaunch], words: Sequence[str]) -> Mapping[str, Any]:
         program = program_of(launches, self.traits.kind)
         data = {tensor.name: content_of(tensor) for tensor in program.tensors}
-        with scratch_bundle() as folder:
-            manifest = write_launches(
-                folder, program, {n: array for n, array in data.items() if array is not None}
-            )
-            return self._remote.measure(folder, manifest, ["--figures", *words])
+        held = {name: array for name, array in data.items() if array is not None}
+        return self._remote.measure_program(program, ["--figures", *words], held)
 
 
 def program_of(launches: Sequence[BenchLaunch], target: DeviceClass) -> Program:

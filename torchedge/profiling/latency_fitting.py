@@ -15,13 +15,7 @@ import numpy.typing as npt
 import torch
 
 from torchedge.prediction.feature_sets import find_feature_set
-from torchedge.prediction.intervals import (
-    NO_ERRORS,
-    DistanceScale,
-    distance_scale,
-    fit_errors,
-    fit_law,
-)
+from torchedge.prediction.intervals import NO_ERRORS, DistanceScale, distance_scale, fit_errors, fit_law
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel, Times
 from torchedge.prediction.latency.roofline import (
     WorkRows,

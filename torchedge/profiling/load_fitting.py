@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
+from torchedge.devices.device import measured_figure
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.lowering.programs import LoadClassName
@@ -32,6 +33,7 @@ from torchedge.streaming.capacities import (
 )
 from torchedge.streaming.rates import KERNELS, THRESHOLDS, KernelRates
 from torchedge.streaming.schedules import LaunchWork
+from torchedge.texts import rounded
 
 DISTURBED = 1.5
 """A point whose median run takes over this multiple of its shortest run was disturbed and is omitted."""
@@ -45,7 +47,6 @@ FOLDS = 10
 """Parts of the cross-validation; all launch shapes of a kernel size are in one part."""
 
 _SETTINGS: Mapping[str, Any] = {"max_iter": 100, "max_leaf_nodes": 15, "min_samples_leaf": 10}
-_RATE, _DISK = "unified_to_texture_gb_s", "disk_read_gb_s"
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -248,21 +249,15 @@ def _figures(table: LoadTable) -> dict[str, dict[str, Any]]:
     """Return the figures of a profile that a table measures."""
     launch, transfer = table.host_us or (None, None)
     measured = {
-        _RATE: (table.copy_gb_s, "GB/s", "stand-alone copy from a buffer to {texture}"),
-        _DISK: (table.disk_gb_s, "GB/s", "a temporary file, read past the page cache"),
-        "host_launch_us": (launch, "us", "small products, all weights preloaded"),
-        "host_transfer_us": (transfer, "us", "small products, each weight streamed from main memory"),
+        "unified_to_texture_gb_s": (table.copy_gb_s, "stand-alone copy from a buffer to {texture}"),
+        "disk_read_gb_s": (table.disk_gb_s, "a temporary file, read past the page cache"),
+        "host_launch_us": (launch, "small products, all weights preloaded"),
+        "host_transfer_us": (transfer, "small products, each weight streamed from main memory"),
     }
+    source = "{{command}} on {{date}}: {}, {{device}}, driver {{driver}}"
     return {
-        name: {
-            "value": float(f"{value:.4g}"),
-            "unit": unit,
-            "provenance": str(Provenance.MEASURED),
-            "source": f"{{command}} on {{date}}: {what}, {{device}}, driver {{driver}}".format(
-                **table.environment
-            ),
-        }
-        for name, (value, unit, what) in measured.items()
+        name: measured_figure(name, rounded(value), source.format(what).format(**table.environment))
+        for name, (value, what) in measured.items()
         if value is not None
     }
 
@@ -299,9 +294,7 @@ def fit_rates(works: Sequence[LaunchWork], alone_ms: Sequence[float]) -> KernelR
     busy_ms = np.maximum(flops / _RATES[:, None], moved / _RATES) / 1e6
     errors = [((np.log(us / 1e3 + busy_ms) - target) ** 2).mean(0) for us in _OVERHEADS_US]
     overhead, by_flops, by_bytes = np.unravel_index(np.argmin(errors), np.shape(errors))
-    return KernelRates(
-        *[float(f"{number:.4g}") for number in (_RATES[by_flops], _RATES[by_bytes], _OVERHEADS_US[overhead])]
-    )
+    return KernelRates(*map(rounded, (_RATES[by_flops], _RATES[by_bytes], _OVERHEADS_US[overhead])))
 
 
 def _fastest_group(cases: Sequence[LoadCase]) -> int:

@@ -372,10 +372,27 @@ def measure_case(bench: LoadBench, case: LoadedOperator, *, quick: bool) -> dict
         return {**row, "reason": clipped(str(error))}
 
 
+def loads_under(work: LaunchWork, most: int, *, quick: bool) -> list[int]:
+    """Return the loads under which a kernel is measured, in bytes from 0 on, whole pages."""
+    wanted = [int(work.input_bytes * ratio) // PAGE_BYTES * PAGE_BYTES for ratio in RATIOS[:: 1 + quick]]
+    return [0, *sorted({nbytes for nbytes in wanted if 0 < nbytes <= most})]
+
+
+def row_of_loads(
+    work: LaunchWork, sizes: Sequence[Any], loads: Sequence[int], times: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """Return the row of a kernel's runs; sizes: all work-items and a group's. times: ms by load and run."""
+    runs = [[rounded(statistics.median(t)), rounded(min(t))] for t in times]
+    return {
+        "class": work.load_class, "flops": max(work.flops, 1), "input_bytes": work.input_bytes,
+        "output_bytes": work.output_bytes, "global": list(sizes[0]), "local": list(sizes[1] or [1]),
+        "loads": [[nbytes, *ms] for nbytes, ms in zip(loads, runs, strict=True)],
+    }  # fmt: skip
+
+
 def _loads_of(bench: LoadBench, bound: _Bound, *, quick: bool) -> dict[str, Any]:
     work = bound.work
-    wanted = [int(work.input_bytes * ratio) // PAGE_BYTES * PAGE_BYTES for ratio in RATIOS[:: 1 + quick]]
-    loads = [0, *sorted({nbytes for nbytes in wanted if 0 < nbytes <= bench.pool_bytes})]
+    loads = loads_under(work, bench.pool_bytes, quick=quick)
     with translated(f"measuring {work.name}", device=bench.context.device):
         bench.round(bound, loads)  # compiles, and fills caches
         begun = time.perf_counter()
@@ -385,16 +402,7 @@ def _loads_of(bench: LoadBench, bound: _Bound, *, quick: bool) -> dict[str, Any]
         runs = max(least, min(10 * least, int(_WARM_S / seconds)))
         times = list(zip(*[bench.round(bound, loads) for _ in range(runs)], strict=True))
         alone_s = max(statistics.median(times[0]) / 1e3, 1e-6)
-        row: dict[str, Any] = {
-            "class": work.load_class, "flops": max(work.flops, 1), "input_bytes": work.input_bytes,
-            "output_bytes": work.output_bytes, "global": list(bound.global_size),
-            "local": list(bound.local_size or [1]),
-            "loads": [
-                [nbytes, rounded(statistics.median(t)), rounded(min(t))]
-                for nbytes, t in zip(loads, times, strict=True)
-            ],
-            "runs": runs,
-        }  # fmt: skip
+        row = {**row_of_loads(work, (bound.global_size, bound.local_size), loads, times), "runs": runs}
         fitting = [nbytes for nbytes in loads[1:] if nbytes <= bench.most_together]
         if fitting:
             near = min(fitting, key=lambda nbytes: abs(nbytes - work.input_bytes))

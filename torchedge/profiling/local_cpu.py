@@ -28,9 +28,9 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from torchedge import __version__
-from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
+from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, find_device, write_device
 from torchedge.devices.catalog import memory_mib, usable_cores
-from torchedge.devices.device import DEVICE_FILE
+from torchedge.devices.device import DEVICE_FILE, measured_figure
 from torchedge.errors import DeviceError, MissingExtraError, ProfileError, TorchedgeError
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
@@ -44,6 +44,7 @@ from torchedge.profiling.topologies import PROBE
 from torchedge.storage import data_folder, read_toml, user_folder
 from torchedge.storage.documents import writing
 from torchedge.storage.replacing import make_folder
+from torchedge.texts import rounded
 from torchedge.textures.coefficients import TABLE as KERNELS
 from torchedge.tracing.capturing import capture
 
@@ -181,14 +182,8 @@ def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:
     figures: dict[str, Any] = dict(document.get("figures", {}))  # type: ignore[call-overload]
     figures.pop("step_time_ratio", None)  # an assumed one; the measured one follows
     for key, (value, source) in measured.items():
-        rule = KNOWN_FIGURES[key]
-        rounded = round(value) if rule.whole or value >= 1000 else float(f"{value:.4g}")
-        figures[key] = {
-            "value": rounded,
-            "unit": rule.unit,
-            "provenance": str(Provenance.MEASURED),
-            "source": source,
-        }
+        whole = KNOWN_FIGURES[key].whole or value >= 1000
+        figures[key] = measured_figure(key, round(value) if whole else rounded(value), source)
     document |= {
         "title": name,
         "notes": f"This machine, measured by `{COMMAND}`. Delete the folder to go back to the template.",

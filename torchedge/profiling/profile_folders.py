@@ -98,9 +98,7 @@ SCORES = 10
 
 
 def score_all(
-    samples: Samples,
-    step: Callable[[], Any] = lambda: None,
-    quantities: Sequence[Quantity] = QUANTITIES,
+    samples: Samples, step: Callable[[], Any] = lambda: None, quantities: Sequence[Quantity] = QUANTITIES
 ) -> Accuracy:
     """Score memory and latency in every protocol, and simulated peaks; call `step` after each score.
 
@@ -136,11 +134,7 @@ def score_all(
 
 _PARTS: Mapping[str, tuple[str, str, Callable[[Path, Any], str]]] = {
     "workspaces": (WORKSPACES, WORKSPACES_FILE, write_workspaces),
-    "loading": (
-        LOADING,
-        LOADING_FILE,
-        partial(write_class_forests, LOADING_FILE),
-    ),
+    "loading": (LOADING, LOADING_FILE, partial(write_class_forests, LOADING_FILE)),
     "kernels": (KERNELS, COEFFICIENTS_FILE, write_coefficients),
     "kinds": (KINDS_TABLE, KINDS_FILE, write_kinds),
     "programs": (PROGRAMS, PROGRAMS_FILE, partial(write_class_forests, PROGRAMS_FILE)),

@@ -15,13 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from torchedge import __version__
-from torchedge.bundles.launch_bundles import write_launches
 from torchedge.devices import Device, Provenance, find_device, write_device
-from torchedge.devices.device import DEVICE_FILE
+from torchedge.devices.device import DEVICE_FILE, measured_figure
 from torchedge.errors import DeviceError, ProfileError, TorchedgeError
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
 from torchedge.lowering.targets import DeviceClass, device_class
-from torchedge.profiling.remote_runs import RemoteRunner, scratch_bundle
+from torchedge.profiling.remote_runs import RemoteRunner
 from torchedge.storage import read_toml
 from torchedge.textures.layouts import row_major
 
@@ -140,8 +139,7 @@ def ask_device(remote: RemoteRunner) -> RemoteDevice:
     source = StoredTensor("in", (1,), "float32", "input", row_major(1))
     kernel = Kernel("te_nothing", _NOTHING, ("read", "write"))
     program = Program("limits", (source, out), (kernel,), (Launch(0, (0, 1), (1,)),), (0,), (), Arena(0))
-    with scratch_bundle() as folder:
-        document = _described(remote, folder, program)
+    document = remote.measure_program(program)
     try:
         limits = msgspec.convert(document["limits"], DeviceLimits, strict=True)
         driver = msgspec.convert(document["driver"], str)
@@ -171,11 +169,6 @@ def states_limits(device: Device) -> bool:
     return figure is not None and figure.provenance is Provenance.MEASURED
 
 
-def _described(remote: RemoteRunner, folder: Path, program: Program) -> Mapping[str, Any]:
-    """Return the runner's description of a bundle, for any class of devices that it accepts."""
-    return remote.measure(folder, write_launches(folder, program), ())
-
-
 def describe_there(folder: Path, name: str, device: RemoteDevice, command: str) -> Device:
     """Write a device.toml of what a device states into a profile folder, and read it back.
 
@@ -199,23 +192,21 @@ def describe_there(folder: Path, name: str, device: RemoteDevice, command: str) 
             key: entry for key, entry in read_toml(known.folder / DEVICE_FILE).items() if key != "profile"
         }
     limits, mib = device.limits, 2**20
-    stated: dict[str, tuple[float, str]] = {
-        "memory_mib": (device.memory_mib, "MiB"),
-        "compute_units": (limits.compute_units, "1"),
-        "max_work_group_size": (limits.work_group, "1"),
-        "clock_mhz": (limits.clock_mhz, "MHz"),
-        "local_memory_kib": (limits.local_bytes / 1024, "KiB"),
-        "max_allocation_mib": (limits.allocation_bytes // mib, "MiB"),
-        "max_image_width": (limits.image_width, "px"),
-        "max_image_height": (limits.image_height, "px"),
-        "image_pitch_alignment_px": (limits.pitch_alignment, "px"),
-        "image_base_alignment_bytes": (limits.base_alignment, "B"),
+    stated = {
+        "memory_mib": device.memory_mib,
+        "compute_units": limits.compute_units,
+        "max_work_group_size": limits.work_group,
+        "clock_mhz": limits.clock_mhz,
+        "local_memory_kib": limits.local_bytes / 1024,
+        "max_allocation_mib": limits.allocation_bytes // mib,
+        "max_image_width": limits.image_width,
+        "max_image_height": limits.image_height,
+        "image_pitch_alignment_px": limits.pitch_alignment,
+        "image_base_alignment_bytes": limits.base_alignment,
     }
     where = f"{command} on {datetime.now(timezone.utc):%Y-%m-%d}: {limits.name}, driver {device.driver}"
     measured = {"provenance": str(Provenance.MEASURED), "source": " ".join(where.split())[:500]}
-    figures = {
-        name: {"value": value, "unit": unit, **measured} for name, (value, unit) in stated.items() if value
-    }
+    figures = {n: measured_figure(n, value, measured["source"]) for n, value in stated.items() if value}
     facts = {"half_arithmetic": limits.half, "image_from_buffer": limits.image_from_buffer}
     kind = "gpu" if device.gpu else "cpu"
     document = {

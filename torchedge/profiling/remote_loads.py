@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchedge.bundles.launch_bundles import write_launches
 from torchedge.devices import Device
 from torchedge.errors import LoweringError, clipped
 from torchedge.lowering.inference import capture_inference_step, lower_inference, target_of_device
@@ -31,9 +30,9 @@ from torchedge.lowering.kernels.loading import (
 )
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
 from torchedge.profiling import load_measuring
-from torchedge.profiling.load_measuring import RATIOS, LoadedOperator, rounded
+from torchedge.profiling.load_measuring import LoadedOperator, rounded
 from torchedge.profiling.remote_devices import RemoteDevice
-from torchedge.profiling.remote_runs import RemoteRunner, RunError, scratch_bundle
+from torchedge.profiling.remote_runs import RemoteRunner, RunError
 from torchedge.storage.journals import Row
 from torchedge.streaming.schedules import works_of
 from torchedge.textures.layouts import PAGE_BYTES, Layout, row_major
@@ -128,8 +127,7 @@ class RemoteLoads:
             for number, index in enumerate(launch.tensors)
         ]
         tensors = (*own, self.pool, self.filled)
-        wanted = [int(work.input_bytes * ratio) // PAGE_BYTES * PAGE_BYTES for ratio in RATIOS[:: 1 + quick]]
-        loads = [0, *sorted({nbytes for nbytes in wanted if 0 < nbytes <= self.pool_bytes})]
+        loads = load_measuring.loads_under(work, self.pool_bytes, quick=quick)
         launches, first = [], 0
         for nbytes in loads:
             if not nbytes:
@@ -140,13 +138,8 @@ class RemoteLoads:
             first += nbytes
             launches.append(replace(launch, kernel=1, tensors=tuple(range(len(tensors))), sizes=sizes))
         times = self._times(tensors, (plain, loaded), launches)
-        return {
-            "class": work.load_class, "flops": max(work.flops, 1), "input_bytes": work.input_bytes,
-            "output_bytes": work.output_bytes, "global": list(launch.global_size),
-            "local": list(launch.local_size or [1]),
-            "loads": [[nbytes, rounded(ms), rounded(ms)] for nbytes, ms in zip(loads, times, strict=True)],
-            "runs": _STEPS,
-        }  # fmt: skip
+        runs, spread = [[ms] for ms in times], (launch.global_size, launch.local_size)
+        return {**load_measuring.row_of_loads(work, spread, loads, runs), "runs": _STEPS}
 
     def copy_row(self, nbytes: int) -> Row:
         """Return the row of a load by a loading kernel, without a kernel beside it."""
@@ -201,18 +194,9 @@ class RemoteLoads:
         words: Sequence[str],
         data: Mapping[str, Any],
     ) -> Mapping[str, Any]:
-        program = Program(
-            "loads",
-            tuple(tensors),
-            tuple(kernels),
-            tuple(launches),
-            (),
-            (),
-            Arena(0),
-            target=self.target.name,
-        )
-        with scratch_bundle() as folder:
-            return self.remote.measure(folder, write_launches(folder, program, data), ["--figures", *words])
+        parts = tuple(tensors), tuple(kernels), tuple(launches)
+        program = Program("loads", *parts, (), (), Arena(0), target=self.target.name)
+        return self.remote.measure_program(program, ["--figures", *words], data)
 
 
 def _sizes_last(plain: Kernel, loaded: Kernel) -> Kernel:

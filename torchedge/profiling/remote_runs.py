@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.bundles.launch_bundles import write_launches
 from torchedge.bundles.manifests import MANIFEST, Manifest
 from torchedge.errors import DeviceError, InputError
-from torchedge.profiling.campaigns.transports import (
-    KILLED,
-    MAX_FILE_BYTES,
-    SIGNALS,
-    Transport,
-    explain_end,
-)
+from torchedge.lowering.programs import Program
+from torchedge.profiling.campaigns.transports import KILLED, MAX_FILE_BYTES, SIGNALS, Transport, explain_end
 from torchedge.storage.documents import parse_json
 from torchedge.storage.tensors import read_tensors, write_tensors
 
@@ -138,6 +134,13 @@ class RemoteRunner:
             self.transport.push({f"{self.own}/{inputs.name}": inputs})
             words = [*words, "--inputs", self.transport.place(f"{self.own}/{inputs.name}")]
         return self.run(place, manifest, words).document
+
+    def measure_program(
+        self, program: Program, words: Sequence[str] = (), data: Mapping[str, npt.NDArray[Any]] | None = None
+    ) -> Mapping[str, Any]:
+        """Run launches that belong to no model as a bundle of their own; return what the runner prints."""
+        with scratch_bundle() as folder:
+            return self.measure(folder, write_launches(folder, program, data), words)
 
     def close(self) -> None:
         """Remove this runner's own folder there, if the device can be reached."""

@@ -123,10 +123,7 @@ class Samples:
 
 
 def prepare(
-    dataset: Dataset,
-    device: Device,
-    settings: StepSettings = PROTOCOL,
-    mode: Mode = "train",
+    dataset: Dataset, device: Device, settings: StepSettings = PROTOCOL, mode: Mode = "train"
 ) -> Samples:
     """Simulate and count every row of one mode whose network has a graph, without those under autocast."""
     lowered = [name for name, network in dataset.networks.items() if network.settings.amp is not None]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from torchedge.devices import Device, Provenance
 from torchedge.errors import ProfileError, needed
@@ -24,6 +26,7 @@ from torchedge.storage.journals import parse_lines
 from torchedge.streaming.program_costs import LAUNCH_FEATURES, ProgramCosts, StepCosts, launch_features
 from torchedge.streaming.rates import THRESHOLDS, KernelRates
 from torchedge.streaming.schedules import LaunchWork
+from torchedge.texts import rounded
 
 LAUNCHES = "launches.jsonl"
 """The timed launches of a campaign's points, a point a line."""
@@ -39,6 +42,26 @@ _SETTINGS: Mapping[str, Any] = {
 }
 
 FloatArray = npt.NDArray[np.float64]
+
+
+_Positive = Annotated[float, Meta(gt=0, le=2**62)]
+_Amount = Annotated[int, Meta(ge=0, le=2**62)]
+_Count = Annotated[int, Meta(ge=1, le=2**62)]
+_Group = Annotated[int, Meta(ge=1, le=2**20)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """The launches of a point as the campaign writes them: the fields of `LaunchWork`, and ms."""
+
+    kernels: int
+    latency_ms: _Positive
+    memory_mib: _Positive
+    allocated_mib: _Positive
+    launches: Annotated[
+        tuple[tuple[str, LoadClassName, _Amount, _Amount, _Amount, _Count, _Group, _Positive], ...],
+        Meta(min_length=1),
+    ]
 
 
 @dataclass(frozen=True)
@@ -77,29 +100,12 @@ def read_steps(folder: Path) -> tuple[TimedStep, ...]:
     steps = []
     for place, row in parse_lines(folder / LAUNCHES, read_unpacked(folder / LAUNCHES, max_bytes=_MOST_BYTES)):
         with reading(place, "a point with its launches", "what `torchedge campaign run --runner` writes"):
-            point = row["launches"]
-            works, times = zip(*[_launch(item) for item in point["launches"]], strict=True)
-            numbers = [_positive(point[name]) for name in ("latency_ms", "memory_mib", "allocated_mib")]
-            steps.append(
-                TimedStep(str(row["id"]).split("@")[0], works, times, int(point["kernels"]), *numbers)
-            )
+            point = msgspec.convert(row["launches"], _Point)
+            works = tuple([LaunchWork(*launch[:-1]) for launch in point.launches])
+            times = tuple([launch[-1] for launch in point.launches])
+            figures = point.latency_ms, point.memory_mib, point.allocated_mib
+            steps.append(TimedStep(str(row["id"]).split("@")[0], works, times, point.kernels, *figures))
     return tuple(steps)
-
-
-def _launch(item: Sequence[Any]) -> tuple[LaunchWork, float]:
-    name, load_class, flops, read, written, items, group, ms = item
-    flops, read, written = (int(_positive(number + 1)) - 1 for number in (flops, read, written))
-    if load_class not in THRESHOLDS or not (group is None or 1 <= _positive(group) <= 2**20):
-        raise ValueError(f"the launch {str(item)[:80]}")
-    group_items = None if group is None else int(group)
-    work = LaunchWork(str(name), load_class, flops, read, written, int(_positive(items)), group_items)
-    return work, _positive(ms)
-
-
-def _positive(number: object) -> float:
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 2**62:
-        raise ValueError(f"the number {str(number)[:20]}")
-    return number
 
 
 def fit_steps(steps: Sequence[TimedStep]) -> tuple[ProgramCosts, StepErrors]:
@@ -165,7 +171,8 @@ def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: f
     share, host = _nonnegative([sums, counts], [step.latency_ms for step in steps])
     parts = [np.ones(len(steps)), [step.kernels for step in steps], [step.allocated_mib for step in steps]]
     base, kernel, memory = _nonnegative(parts, [step.memory_mib for step in steps])
-    own = StepCosts(*map(_rounded, (share, host, base, kernel, memory, latency_error, memory_error)))
+    numbers = (share, host, base, kernel, memory, latency_error, memory_error)
+    own = StepCosts(*[rounded(each, 5) for each in numbers])
     return ProgramCosts(rates, forests, own)
 
 
@@ -176,10 +183,6 @@ def _nonnegative(columns: Iterable[Any], target: Sequence[float]) -> list[float]
     relative = np.column_stack(list(columns)) / np.asarray(target)[:, None]
     factors: list[float] = nnls(relative, np.ones(len(target)))[0].tolist()
     return factors
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.5g}")
 
 
 def fit_device_programs(folder: Path, device: Device) -> tuple[PartFit, StepErrors] | None:

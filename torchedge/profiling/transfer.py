@@ -353,12 +353,7 @@ def _adapt_latency(
     prior = _prior(base, samples)
     for ridge in (_RIDGE, 4 * _RIDGE, 16 * _RIDGE):  # more where the search for the mode got lost
         coefficients = fit_coefficients(
-            rows,
-            samples.phi[used],
-            np.ones(count),
-            prior,
-            ridge=ridge * moves.shape[1] / count,
-            spread=moves,
+            rows, samples.phi[used], np.ones(count), prior, ridge=ridge * moves.shape[1] / count, spread=moves
         )
         if np.median(np.abs(np.log(samples.phi[used]) - _log_times(rows, coefficients))) < _LOST:
             break

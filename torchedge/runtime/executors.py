@@ -37,21 +37,9 @@ from torchedge.opencl.memory_gauges import admit, memory_gauge
 from torchedge.opencl.sharing import is_fork, kept_in_forks, serialised
 from torchedge.runtime.kernel_stores import BoundSlot, KernelStore
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
-from torchedge.runtime.memory import (
-    ArenaMemory,
-    Array,
-    DeviceMemory,
-    DeviceTensor,
-    check_same,
-)
+from torchedge.runtime.memory import ArenaMemory, Array, DeviceMemory, DeviceTensor, check_same
 from torchedge.runtime.weight_sources import WeightSource
-from torchedge.runtime.weight_stores import (
-    PRELOADED,
-    StreamingStore,
-    StreamTurns,
-    WeightStore,
-    WeightStream,
-)
+from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, StreamTurns, WeightStore, WeightStream
 from torchedge.storage.locks import cached_property
 from torchedge.streaming.commands import Slot, resolve, slots_of
 from torchedge.streaming.schedules import Loads, StreamingSchedule

@@ -3,14 +3,7 @@
 Imports neither torch nor any solver; numpy loads with `torchedge.storage.tensors` only.
 """
 
-from torchedge.storage.documents import (
-    Document,
-    file_sha256,
-    read_json,
-    read_toml,
-    write_json,
-    write_toml,
-)
+from torchedge.storage.documents import Document, file_sha256, read_json, read_toml, write_json, write_toml
 from torchedge.storage.folders import (
     REBUILD,
     cache_folder,

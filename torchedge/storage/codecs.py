@@ -53,8 +53,7 @@ OptionalText = Annotated[
     str, Meta(max_length=1000, pattern=PRINTABLE, description="printable text of up to 1000 characters")
 ]
 Sha256 = Annotated[
-    str,
-    Meta(pattern=r"^[0-9a-f]{64}(?![\s\S])", description="64 hexadecimal digits in lower case"),
+    str, Meta(pattern=r"^[0-9a-f]{64}(?![\s\S])", description="64 hexadecimal digits in lower case")
 ]
 
 
@@ -207,11 +206,7 @@ class Codec(Generic[Noun]):
         """Return the JSON schema of the documents."""
         schema: dict[str, Any] = msgspec.json.schema(self._struct)
         top = schema["$defs"].pop(self.noun.__name__)
-        head: Document = {
-            "$schema": DIALECT,
-            **top,
-            "title": self.title,
-        }
+        head: Document = {"$schema": DIALECT, **top, "title": self.title}
         return head | ({"$defs": schema["$defs"]} if schema["$defs"] else {})
 
 

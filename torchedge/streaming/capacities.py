@@ -15,12 +15,7 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, evaluate, features_outside
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.programs import LoadClassName, Program
-from torchedge.streaming.instances import (
-    MEBIBYTE,
-    Distance,
-    Instance,
-    Layer,
-)
+from torchedge.streaming.instances import MEBIBYTE, Distance, Instance, Layer
 from torchedge.streaming.rates import (
     TABLE,
     THRESHOLDS,

@@ -144,10 +144,7 @@ def _draw_weights(axes: Axes, timeline: RunTimeline, rows: Sequence[int]) -> Non
     _boxes(axes, arrives, starts, y, low, "#f4cf85", "waits in a staging buffer")
     _boxes(axes, starts, leaves[y], y, low, SKY, "on the device")
     _boxes(axes, reads, arrives, y, high, ORANGE, "read from the disk")
-    for early, colour, label in (
-        (True, GREY, "preloaded"),
-        (False, "black", "copied beside a layer"),
-    ):
+    for early, colour, label in ((True, GREY, "preloaded"), (False, "black", "copied beside a layer")):
         own = (loads.layers[shown] == 0) == early
         _boxes(axes, starts[own], loads.ends_ms[shown][own], y[own], high, colour, label)
     _boxes(axes, first, leaves, np.arange(len(rows)), high, RED, "from its first to its last use")

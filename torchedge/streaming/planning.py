@@ -22,12 +22,7 @@ from torchedge.storage import Document, write_json
 from torchedge.storage.amounts import Amount, bytes_of, with_unit
 from torchedge.storage.locks import cached_property
 from torchedge.streaming.budgets import Budget, Budgeted
-from torchedge.streaming.capacities import (
-    LAMBDA,
-    Capacities,
-    make_instance,
-    rate_capacities,
-)
+from torchedge.streaming.capacities import LAMBDA, Capacities, make_instance, rate_capacities
 from torchedge.streaming.figures import Lane, draw_comparison, draw_gantt, draw_memory, lane_of_runs
 from torchedge.streaming.instances import INSTANCES, MEBIBYTE, Distance, Instance
 from torchedge.streaming.plans import PLANS, OverlapPlan, preload_everything
@@ -432,10 +427,7 @@ class StreamingPlan(Budgeted):
             "allocated": {**asdict(memory), "total_bytes": memory.total_bytes},
             "predicted": timeline_document(self.timeline),
             "preload_everything": timeline_document(self.preloading),
-            "capacities": {
-                "provenance": str(self.capacities.provenance),
-                "source": self.capacities.source,
-            },
+            "capacities": {"provenance": str(self.capacities.provenance), "source": self.capacities.source},
             "notes": list(self.notes),
         }
 

@@ -167,10 +167,7 @@ def _segment(
     outputs = [n for n in module.graph.nodes if n in wanted and _is_tensor(n)]
     graph.output(tuple([copied(n) for n in outputs]))
     return Segment(
-        GraphModule(module, graph),
-        tuple([n.name for n in inputs]),
-        tuple([n.name for n in outputs]),
-        lowered,
+        GraphModule(module, graph), tuple([n.name for n in inputs]), tuple([n.name for n in outputs]), lowered
     )
 
 

@@ -115,12 +115,7 @@ def _hardtanh_backward(
 
 
 def _elu_backward(
-    grad: torch.Tensor,
-    alpha: float,
-    scale: float,
-    input_scale: float,
-    is_result: bool,
-    source: torch.Tensor,
+    grad: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, source: torch.Tensor
 ) -> torch.Tensor:
     """Follow the exponential unless the operand is positive; source: the operand, or elu's result."""
     g, x = _single(grad), _single(source)

@@ -15,13 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import (
-    SequenceKey,
-    TreeSpec,
-    tree_flatten,
-    tree_flatten_with_path,
-    tree_map,
-)
+from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten, tree_flatten_with_path, tree_map
 
 from torchedge.errors import CaptureError, InputError, described, first_line
 from torchedge.graphs import FLOATING, ForwardGraph

@@ -91,10 +91,7 @@ def _partition(objective: Objective, batch_size: int, amp: str | None, own_loss:
         stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(tracing(seen=True))
         stack.enter_context(torch.enable_grad())
-        with (
-            _CudaChoices(),
-            torch.autocast("cpu", getattr(torch, amp)) if amp is not None else nullcontext(),
-        ):
+        with _CudaChoices(), torch.autocast("cpu", getattr(torch, amp)) if amp is not None else nullcontext():
             joint = aot_export_joint_with_descriptors(
                 stack, _EachOnce(objective), tuple(fakes), decompositions=select_decomp_table()
             )

@@ -214,9 +214,7 @@ def quantize(
 
 
 def with_quantized(
-    model: torch.nn.Module,
-    layers: Mapping[str, Any],
-    made: Callable[[str, torch.Tensor], QuantizedWeight],
+    model: torch.nn.Module, layers: Mapping[str, Any], made: Callable[[str, torch.Tensor], QuantizedWeight]
 ) -> torch.nn.Module:
     """Return a copy whose layers, given by name, have the weights that `made` returns for name and matrix.
 

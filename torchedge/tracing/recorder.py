@@ -352,12 +352,7 @@ class Recorder:
     # values -----------------------------------------------------------------------------------
 
     def add_value(
-        self,
-        name: str,
-        sizes: Sequence[int],
-        dtype: str,
-        role: Role,
-        alias: int | None = None,
+        self, name: str, sizes: Sequence[int], dtype: str, role: Role, alias: int | None = None
     ) -> int:
         """Append a value and return its index."""
         self.sizes.append(tuple(sizes))

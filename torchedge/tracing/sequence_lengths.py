@@ -129,11 +129,7 @@ class LengthFamily:
 
 @checked_call()
 def capture_lengths(
-    model: torch.nn.Module | str,
-    example: Any = None,
-    *,
-    mode: Mode = "train",
-    loss: Loss = "default",
+    model: torch.nn.Module | str, example: Any = None, *, mode: Mode = "train", loss: Loss = "default"
 ) -> LengthFamily:
     """Return the graphs of a model at every sequence length, for `predict` with seq_len. Captures when used.
 

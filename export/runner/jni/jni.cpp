@@ -33,25 +33,6 @@ jbyteArray array_of(JNIEnv* env, const char* text) {
   return array;
 }
 
-/// Throw IllegalStateException with the handle's error, whose bytes Java decodes.
-void fail(JNIEnv* env, torchedge_bundle* bundle) {
-  jclass strings = env->FindClass("java/lang/String"), failures = env->FindClass("java/lang/IllegalStateException");
-  if (strings == nullptr || failures == nullptr) return;
-  jmethodID decode = env->GetMethodID(strings, "<init>", "([BLjava/lang/String;)V");
-  jmethodID create = env->GetMethodID(failures, "<init>", "(Ljava/lang/String;)V");
-  jbyteArray bytes = array_of(env, torchedge_error(bundle));
-  jstring utf8 = env->NewStringUTF("UTF-8");
-  if (decode == nullptr || create == nullptr || bytes == nullptr || utf8 == nullptr) return;
-  jobject message = env->NewObject(strings, decode, bytes, utf8);
-  if (message == nullptr) return;
-  jobject failure = env->NewObject(failures, create, message);
-  if (failure != nullptr) env->Throw(static_cast<jthrowable>(failure));
-}
-
-void check(JNIEnv* env, jlong handle, int code) {
-  if (code != 0) fail(env, bundle_of(handle));
-}
-
 }  // namespace
 
 extern "C" {
@@ -65,22 +46,24 @@ JNIEXPORT jlong JNICALL Java_org_torchedge_Bundle_open(JNIEnv* env, jclass, jbyt
   options.sha256 = digest;
   options.memory_limit = memory_limit > 0 ? static_cast<uint64_t>(memory_limit) : 0;
   torchedge_bundle* bundle = nullptr;
-  if (torchedge_open(opened, &options, &bundle) == 0) return reinterpret_cast<jlong>(bundle);
-  fail(env, bundle);
-  torchedge_close(bundle);
-  return 0;
+  (void)torchedge_open(opened, &options, &bundle);  // Java asks for the error
+  return reinterpret_cast<jlong>(bundle);
+}
+
+JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_error(JNIEnv* env, jclass, jlong handle) {
+  return array_of(env, torchedge_error(bundle_of(handle)));
 }
 
 JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_describe(JNIEnv* env, jclass, jlong handle) {
   return array_of(env, torchedge_describe(bundle_of(handle)));
 }
 
-JNIEXPORT void JNICALL Java_org_torchedge_Bundle_setInput(JNIEnv* env, jclass, jlong handle, jbyteArray method, jbyteArray name, jobject array, jlong nbytes) {
-  check(env, handle, torchedge_set_input(bundle_of(handle), Text(env, method), Text(env, name), env->GetDirectBufferAddress(array), static_cast<size_t>(nbytes)));
+JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_setInput(JNIEnv* env, jclass, jlong handle, jbyteArray method, jbyteArray name, jobject array, jlong nbytes) {
+  return torchedge_set_input(bundle_of(handle), Text(env, method), Text(env, name), env->GetDirectBufferAddress(array), static_cast<size_t>(nbytes));
 }
 
-JNIEXPORT void JNICALL Java_org_torchedge_Bundle_step(JNIEnv* env, jclass, jlong handle, jbyteArray method) {
-  check(env, handle, torchedge_step(bundle_of(handle), Text(env, method)));
+JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_step(JNIEnv* env, jclass, jlong handle, jbyteArray method) {
+  return torchedge_step(bundle_of(handle), Text(env, method));
 }
 
 JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_generate(JNIEnv* env, jclass, jlong handle, jlongArray prompt, jlongArray tokens, jdouble temperature,
@@ -95,30 +78,27 @@ JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_generate(JNIEnv* env, jclass, j
   size_t given = fed.size(), count = 0;
   int code = torchedge_generate(bundle_of(handle), fed.data(), &given, 1, made.data(), made.size(), &count, &how);
   env->SetLongArrayRegion(tokens, 0, static_cast<jsize>(count), reinterpret_cast<jlong*>(made.data()));
-  check(env, handle, code);
-  return static_cast<jint>(count);
+  return code == 0 ? static_cast<jint>(count) : -1;
 }
 
-JNIEXPORT void JNICALL Java_org_torchedge_Bundle_getOutput(JNIEnv* env, jclass, jlong handle, jbyteArray name, jobject array, jlong nbytes) {
-  check(env, handle, torchedge_get_output(bundle_of(handle), Text(env, name), env->GetDirectBufferAddress(array), static_cast<size_t>(nbytes)));
+JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_getOutput(JNIEnv* env, jclass, jlong handle, jbyteArray name, jobject array, jlong nbytes) {
+  return torchedge_get_output(bundle_of(handle), Text(env, name), env->GetDirectBufferAddress(array), static_cast<size_t>(nbytes));
 }
 
-JNIEXPORT void JNICALL Java_org_torchedge_Bundle_set(JNIEnv* env, jclass, jlong handle, jbyteArray name, jdouble value) {
-  check(env, handle, torchedge_set(bundle_of(handle), Text(env, name), value));
+JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_set(JNIEnv* env, jclass, jlong handle, jbyteArray name, jdouble value) {
+  return torchedge_set(bundle_of(handle), Text(env, name), value);
 }
 
-JNIEXPORT void JNICALL Java_org_torchedge_Bundle_save(JNIEnv* env, jclass, jlong handle, jbyteArray path) {
-  check(env, handle, torchedge_save(bundle_of(handle), Text(env, path)));
+JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_save(JNIEnv* env, jclass, jlong handle, jbyteArray path) {
+  return torchedge_save(bundle_of(handle), Text(env, path));
 }
 
-JNIEXPORT void JNICALL Java_org_torchedge_Bundle_load(JNIEnv* env, jclass, jlong handle, jbyteArray path) {
-  check(env, handle, torchedge_load(bundle_of(handle), Text(env, path)));
+JNIEXPORT jint JNICALL Java_org_torchedge_Bundle_load(JNIEnv* env, jclass, jlong handle, jbyteArray path) {
+  return torchedge_load(bundle_of(handle), Text(env, path));
 }
 
-JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_check(JNIEnv* env, jclass, jlong handle) {
-  const char* report = torchedge_check(bundle_of(handle));
-  check(env, handle, *torchedge_error(bundle_of(handle)) == '\0' ? 0 : -1);
-  return array_of(env, report);
+JNIEXPORT jbyteArray JNICALL Java_org_torchedge_Bundle_selfTest(JNIEnv* env, jclass, jlong handle) {
+  return array_of(env, torchedge_check(bundle_of(handle)));
 }
 
 JNIEXPORT void JNICALL Java_org_torchedge_Bundle_close(JNIEnv*, jclass, jlong handle) { torchedge_close(bundle_of(handle)); }

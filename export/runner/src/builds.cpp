@@ -46,12 +46,7 @@ std::string key_of(const ClDevice& device, const std::string& source) {
   state.update(kMagic);
   std::array<std::string, 8> parts = {device.name,          device.vendor,           device.version, device.driver,
                                       device.platform_name, device.platform_version, kOptions,       source};
-  for (const std::string& part : parts) {
-    unsigned char length[8];
-    for (int k = 0; k < 8; ++k) length[k] = static_cast<uint64_t>(part.size()) >> (8 * k) & 255;
-    state.update(length, 8);
-    state.update(part);
-  }
+  for (const std::string& part : parts) state.update(bytes_of(part.size()) + part);
   return state.hex();
 }
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "plan.h"
-
 namespace torchedge {
 namespace {
 
@@ -54,18 +52,17 @@ std::map<std::string, int64_t> read_memory(const Entry& entry) {
 void read_methods(const Entry& entry, Bundle& bundle) {
   Method own{bundle.trains ? "train" : "infer", "program.json", read_ports(entry.at("inputs")), read_ports(entry.at("outputs")), {}};
   std::set<std::string> names;
-  if (auto methods = entry.find("methods"); methods.present())
-    for (const Entry& item : methods.items(kMaxMethods)) {
-      item.only({"name", "program", "inputs", "outputs", "memory"});
-      Method method{item.at("name").text(32), item.at("program").text(), read_ports(item.at("inputs")), read_ports(item.at("outputs")),
-                    read_memory(item.at("memory"))};
-      for (unsigned char c : method.name)
-        if (!(c >= 'a' && c <= 'z') && (c == method.name[0] || (c != '_' && !(c >= '0' && c <= '9'))))
-          item.refuse("has a name of other characters than small letters, then digits and _");
-      if (!names.insert(method.name).second || method.file != (names.size() == 1 ? "program.json" : "program." + method.name + ".json"))
-        item.refuse("has the name or the program of another method");
-      bundle.methods.push_back(std::move(method));
-    }
+  for (const Entry& item : entry.find("methods").items(kMaxMethods)) {
+    item.only({"name", "program", "inputs", "outputs", "memory"});
+    Method method{item.at("name").text(32), item.at("program").text(), read_ports(item.at("inputs")), read_ports(item.at("outputs")),
+                  read_memory(item.at("memory"))};
+    for (unsigned char c : method.name)
+      if (!(c >= 'a' && c <= 'z') && (c == method.name[0] || (c != '_' && !(c >= '0' && c <= '9'))))
+        item.refuse("has a name of other characters than small letters, then digits and _");
+    if (!names.insert(method.name).second || method.file != (names.size() == 1 ? "program.json" : "program." + method.name + ".json"))
+      item.refuse("has the name or the program of another method");
+    bundle.methods.push_back(std::move(method));
+  }
   bundle.several = !bundle.methods.empty();
   if (bundle.several && (bundle.trains || bundle.accumulation > 1)) entry.refuse("has methods and trains; expected methods of inferences");
   if (bundle.several && (bundle.methods[0].inputs != own.inputs || bundle.methods[0].outputs != own.outputs))
@@ -176,32 +173,6 @@ bool same_ports(const Program& program, const std::vector<int64_t>& places, cons
   return true;
 }
 
-/// Bytes of device memory of all programs, or of one; streamed weights lie in the arena.
-std::map<std::string, int64_t> memory_of(const Bundle& bundle, const Program* only = nullptr) {
-  int64_t total = 0, arena = 0, live = 0, staging = 0, largest = 0;
-  std::set<std::string> shared;
-  std::vector<const Arena*> arenas;
-  for (const Program& program : bundle.programs) {
-    if (only != nullptr && only != &program) continue;
-    if (program.loads) staging = program.loads->staging_bytes;
-    for (size_t k = 0; k < program.tensors.size(); ++k) {
-      const Tensor& tensor = program.tensors[k];
-      if (tensor.role == Role::intermediate || program.in_arena(k)) continue;
-      largest = std::max(largest, tensor.form.device_bytes());
-      if (!bundle.shares(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
-    }
-    arenas.push_back(&program.arena);
-  }
-  Arena common;
-  if (bundle.several && only == nullptr) common = common_arena(bundle.programs), arenas = {&common};
-  for (const Arena* each : arenas) {
-    for (int64_t bytes : each->allocations()) arena += bytes, largest = std::max(largest, bytes);
-    live += each->live_bytes;
-  }
-  largest = std::max(largest, staging);
-  return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", live}, {"largest_bytes", largest}, {"staging_bytes", staging}, {"total_bytes", total + arena + staging}};
-}
-
 /// The manifest describes the programs, and both programs hold what they share in the same way.
 Status check_same(const Bundle& bundle) {
   auto differ = [&](const std::string& what) {
@@ -224,19 +195,15 @@ Status check_same(const Bundle& bundle) {
   const std::vector<Port>& outputs = bundle.methods[0].outputs;
   if (bundle.trains && (outputs.empty() || !outputs[0].shape.empty()))
     return Error{bundle.path + ": manifest.json says mode 'train', and program.json gives no loss: export the model again"};
+  auto held = [](const Tensor& tensor) {
+    const auto& [shape, dtype, layout] = tensor.form;
+    return std::tie(tensor.role, tensor.fill, shape, dtype, layout.order, layout.storage, layout.split, layout.fold, layout.pattern, layout.row_texels);
+  };
   std::map<std::string, const Tensor*> known;
   for (const Program& each : bundle.programs)
-    for (const Tensor& tensor : each.tensors) {
-      if (!is_resident(tensor.role)) continue;
-      const Tensor& other = *known.emplace(tensor.name, &tensor).first->second;
-      const Form &a = tensor.form, &b = other.form;
-      bool same = a.shape == b.shape && a.dtype == b.dtype && tensor.role == other.role && tensor.fill == other.fill &&
-                  a.layout.order == b.layout.order && a.layout.storage == b.layout.storage &&
-                  a.layout.split == b.layout.split && a.layout.fold == b.layout.fold &&
-                  a.layout.pattern == b.layout.pattern && a.layout.row_texels == b.layout.row_texels;
-      if (!same)
+    for (const Tensor& tensor : each.tensors)
+      if (is_resident(tensor.role) && held(*known.emplace(tensor.name, &tensor).first->second) != held(tensor))
         return Error{bundle.path + ": its programs hold " + tensor.name + " in different ways; expected the same: export the model again"};
-    }
   return {};
 }
 
@@ -261,26 +228,39 @@ Status check_weights(const Bundle& bundle) {
   auto schema = bundle.header.metadata.find("schema");
   if (schema == bundle.header.metadata.end() || schema->second != "torchedge-weights-1")
     return Error{path + ": has another schema; expected torchedge-weights-1: export the model again"};
-  std::set<std::string> names;
+  std::vector<const Tensor*> tensors;
   for (const Program& program : bundle.programs)
-    for (const Tensor& tensor : program.tensors) {
-      if (!is_resident(tensor.role)) continue;
-      names.insert(tensor.name);
-      auto entry = bundle.header.entries.find(tensor.name);
-      if (entry == bundle.header.entries.end()) {
-        if (tensor.role == Role::state) continue;
-        return Error{path + ": holds no " + name_of(tensor.role) + " " + tensor.name + "; export the model again"};
-      }
-      if (entry->second.dtype != tensor.form.dtype || entry->second.shape != tensor.form.packed_shape())
-        return Error{path + ": holds " + tensor.name + " with another shape or dtype than the program; export the model again"};
-    }
-  for (const auto& [name, entry] : bundle.header.entries)
-    if (!names.count(name) && name.rfind("~padding.", 0) != 0)
-      return Error{path + ": holds " + name.substr(0, 80) + ", which the program does not keep; export the model again"};
-  return {};
+    for (const Tensor& tensor : program.tensors)
+      if (is_resident(tensor.role)) tensors.push_back(&tensor);
+  return check_entries(path, bundle.header, tensors, true, "; export the model again");
 }
 
 }  // namespace
+
+std::map<std::string, int64_t> memory_of(const Bundle& bundle, const Program* only) {
+  int64_t total = 0, arena = 0, live = 0, staging = 0, largest = 0;
+  std::set<std::string> shared;
+  std::vector<const Arena*> arenas;
+  for (const Program& program : bundle.programs) {
+    if (only != nullptr && only != &program) continue;
+    if (program.loads) staging = program.loads->staging_bytes;
+    for (size_t k = 0; k < program.tensors.size(); ++k) {
+      const Tensor& tensor = program.tensors[k];
+      if (tensor.role == Role::intermediate || program.in_arena(k)) continue;
+      largest = std::max(largest, tensor.form.device_bytes());
+      if (!bundle.shares(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
+    }
+    arenas.push_back(&program.arena);
+  }
+  Arena common;
+  if (bundle.several && only == nullptr) common = common_arena(bundle.programs), arenas = {&common};
+  for (const Arena* each : arenas) {
+    for (int64_t bytes : each->allocations()) arena += bytes, largest = std::max(largest, bytes);
+    live += each->live_bytes;
+  }
+  largest = std::max(largest, staging);
+  return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", live}, {"largest_bytes", largest}, {"staging_bytes", staging}, {"total_bytes", total + arena + staging}};
+}
 
 Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256) {
   Bundle bundle;

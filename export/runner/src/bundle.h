@@ -68,6 +68,9 @@ struct Bundle {
   Status check_weights() const;
 };
 
+/// Bytes of device memory of all programs, or of one, as a manifest has them; streamed weights lie in the arena.
+std::map<std::string, int64_t> memory_of(const Bundle& bundle, const Program* only = nullptr);
+
 /// Read a bundle's check.json.
 Status read_check(const std::string& name, const std::string& text, Bundle& bundle);
 

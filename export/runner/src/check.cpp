@@ -2,7 +2,6 @@
 // measures the bounds and documents the figures: torchedge/bundles/checks.py.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "executor.h"
@@ -12,45 +11,17 @@ namespace {
 
 constexpr const char* kFigures[] = {"sum", "sum of absolute values", "weighted sum", "least number", "greatest number", "count of numbers that are not finite"};
 
-double float_of_half(uint16_t half) {
-  int exponent = half >> 10 & 31, fraction = half & 1023;
-  double value = exponent == 0 ? std::ldexp(fraction, -24) : exponent == 31 ? (fraction ? NAN : INFINITY) : std::ldexp(fraction + 1024, exponent - 25);
-  return half >> 15 ? -value : value;
-}
-
-/// Call `use(k, value)` for the elements of an array, as float64.
-template <class Use>
-void each_number(DType dtype, const std::string& array, Use use) {
-  auto all = [&](auto element, auto convert) {
-    for (size_t k = 0; k < array.size() / sizeof element; ++k) {
-      std::memcpy(&element, array.data() + k * sizeof element, sizeof element);
-      use(k, static_cast<double>(convert(element)));
-    }
-  };
-  auto same = [](auto value) { return value; };
-  switch (dtype) {
-    case DType::float32: return all(float{}, same);
-    case DType::float16: return all(uint16_t{}, float_of_half);
-    case DType::float64: return all(double{}, same);
-    case DType::int64: return all(int64_t{}, same);
-    case DType::int32: return all(int32_t{}, same);
-    case DType::int16: return all(int16_t{}, same);
-    case DType::int8: return all(int8_t{}, same);
-    case DType::uint32: return all(uint32_t{}, same);
-    default: return all(uint8_t{}, same);
-  }
-}
-
-std::array<double, 6> figures_of(DType dtype, const std::string& array) {
+std::array<double, 6> figures_of(const Form& form, const std::string& array) {
   double sum = 0, absolute = 0, weighted = 0, least = INFINITY, greatest = -INFINITY, missing = 0;
-  each_number(dtype, array, [&](size_t k, double value) {
+  for (int64_t k = 0; k < form.elements(); ++k) {
+    double value = element_of<double>(form.dtype, array.data(), k);
     if (!std::isfinite(value)) ++missing, value = 0;
     sum += value;
     absolute += std::abs(value);
     weighted += value * (static_cast<uint32_t>(static_cast<uint32_t>(k) * 2654435761u) / 4294967296.0 - 0.5);
     least = std::min(least, value);
     greatest = std::max(greatest, value);
-  });
+  }
   if (least > greatest) least = greatest = 0;
   return {sum, absolute, weighted, least, greatest, missing};
 }
@@ -59,7 +30,6 @@ std::array<double, 6> figures_of(DType dtype, const std::string& array) {
 std::string check_input(const Tensor& tensor, uint32_t port) {
   const Form& form = tensor.form;
   std::string array(form.array_bytes(), '\0');
-  auto put = [&](size_t k, auto element) { std::memcpy(array.data() + k * sizeof element, &element, sizeof element); };
   for (int64_t k = 0; k < form.elements(); ++k) {
     uint32_t bits = (static_cast<uint32_t>(k) + 1 + 40503 * port) * 2654435761u;
     bits = (bits ^ bits >> 15) * 2246822519u;
@@ -67,18 +37,8 @@ std::string check_input(const Tensor& tensor, uint32_t port) {
     double fraction = (bits >> 21) / 2048.0;
     bool ranged = tensor.indices && tensor.indices->high > tensor.indices->low;
     int64_t whole = ranged ? tensor.indices->low + bits % (tensor.indices->high - tensor.indices->low) : bits & 1;
-    int exponent = 0;
-    auto mantissa = static_cast<uint16_t>(std::frexp(fraction, &exponent) * 2048);
-    switch (form.dtype) {
-      case DType::float32: put(k, static_cast<float>(fraction)); break;
-      case DType::float16: put(k, static_cast<uint16_t>(mantissa ? ((exponent + 14) << 10) + mantissa - 1024 : 0)); break;
-      case DType::float64: put(k, fraction); break;
-      case DType::int64: put(k, whole); break;
-      case DType::int32:
-      case DType::uint32: put(k, static_cast<int32_t>(whole)); break;
-      case DType::int16: put(k, static_cast<int16_t>(whole)); break;
-      default: put(k, static_cast<int8_t>(whole));
-    }
+    if (is_float(form.dtype)) put_element(form.dtype, array.data(), k, fraction);
+    else put_element(form.dtype, array.data(), k, whole);
   }
   return array;
 }
@@ -146,7 +106,7 @@ Result<Json> Executor::check() {
           ++identical;
           continue;
         }
-        auto figures = figures_of(tensor.form.dtype, array);
+        auto figures = figures_of(tensor.form, array);
         for (size_t k = 0; k < figures.size() && off.is_null(); ++k) {
           if (std::abs(figures[k] - next->figures[k]) <= next->bounds[k]) continue;
           const Launch& launch = program.launches[position];

@@ -15,29 +15,10 @@ double now_ms() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Call a function with a number of a dtype's type; of booleans with a byte. Half has none.
-template <class Function>
-auto with_type(DType dtype, Function function) {
-  switch (dtype) {
-    case DType::float32: return function(float{});
-    case DType::float64: return function(double{});
-    case DType::int64: return function(int64_t{});
-    case DType::int32: return function(int32_t{});
-    case DType::int16: return function(int16_t{});
-    case DType::int8: return function(int8_t{});
-    case DType::uint32: return function(uint32_t{});
-    default: return function(uint8_t{});
-  }
-}
-
 /// An array of one number in every element, which its dtype holds exactly.
 std::string filled(const Form& form, double value) {
   std::string array(form.array_bytes(), '\0');
-  if (form.dtype == DType::float16) return array;  // of zeros
-  with_type(form.dtype, [&](auto element) {
-    element = static_cast<decltype(element)>(value);
-    for (int64_t k = 0; k < form.elements(); ++k) std::memcpy(array.data() + k * sizeof element, &element, sizeof element);
-  });
+  for (int64_t k = 0; k < form.elements(); ++k) put_element(form.dtype, array.data(), k, value);
   return array;
 }
 
@@ -54,13 +35,6 @@ bool fills_exactly(const Form& form, double value) {
   }
 }
 
-int64_t whole_number(DType dtype, const void* array, int64_t k) {
-  return with_type(dtype, [&](auto element) {
-    std::memcpy(&element, static_cast<const char*>(array) + k * sizeof element, sizeof element);
-    return static_cast<int64_t>(element);
-  });
-}
-
 /// Names of things with commas between them.
 template <class Things>
 std::string names_of(const Things& things) {
@@ -68,8 +42,6 @@ std::string names_of(const Things& things) {
   for (const auto& thing : things) names += (names.empty() ? "" : ", ") + thing.name;
   return names;
 }
-
-bool is_float(DType dtype) { return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::float64; }
 
 }  // namespace
 
@@ -128,8 +100,8 @@ Status Executor::open(const Settings& settings) {
   TE_CHECK(load_weights());
   for (const auto& [name, value] : bundle_.hyperparameters) TE_CHECK(set(name, value));
   figures_.load_ms = now_ms() - start;
-  for (const Call& call : placed_[0].calls)
-    if (figures_.warp == 0) cl_.GetKernelWorkGroupInfo(call.kernel, device_.handle, kWarp, sizeof figures_.warp, &figures_.warp, nullptr);
+  for (cl_kernel kernel : placed_[0].calls)
+    if (figures_.warp == 0) cl_.GetKernelWorkGroupInfo(kernel, device_.handle, kWarp, sizeof figures_.warp, &figures_.warp, nullptr);
   if (time_launches_ > 0) figures_.disk_ms = bundle_.weights.uncached_ms();
   return {};
 }
@@ -172,8 +144,7 @@ Executor::~Executor() {
     if (placed.recording != nullptr) cl_.ReleaseRecordingQCOM(placed.recording);
   if (recorded_ != nullptr) cl_.ReleaseCommandQueue(recorded_);
   for (Placed& placed : placed_)
-    for (Call& call : placed.calls)
-      if (call.kernel != nullptr) cl_.ReleaseKernel(call.kernel);
+    for (cl_kernel kernel : placed.calls) cl_.ReleaseKernel(kernel);
   // The last one first: images before the buffers under them. In another order NVIDIA's driver 580 crashes.
   for (size_t k = allocated_.size(); k-- > 0;) cl_.ReleaseMemObject(allocated_[k]);
   for (cl_program program : built_.programs) cl_.ReleaseProgram(program);
@@ -183,37 +154,29 @@ Executor::~Executor() {
 
 /// What the bundle asks of the device, before anything is built or allocated.
 Status Executor::check_limits(const Settings& settings) const {
-  const std::string elsewhere = "; export the model for this device";
   auto beyond = [&](const std::string& what, auto asked, auto most) {
-    return Error{what + " takes " + std::to_string(asked) + "; " + device_.title() + " takes at most " + std::to_string(most) + elsewhere};
+    return Error{what + " takes " + std::to_string(asked) + "; " + device_.title() + " takes at most " + std::to_string(most) + "; export the model for this device"};
   };
-  cl_ulong total = 0;
-  std::set<std::string> shared;
+  auto image_fits = [&](const std::string& whose, size_t width, size_t height) -> Status {
+    if (width > device_.image_width) return beyond(whose + ": the width of its image", width, device_.image_width);
+    if (height > device_.image_height) return beyond(whose + ": the height of its image", height, device_.image_height);
+    return {};
+  };
   for (const Program& program : bundle_.programs) {
     for (size_t k = 0; k < program.tensors.size(); ++k) {
       const Tensor& tensor = program.tensors[k];
       std::string name = std::string(name_of(tensor.role)) + " " + tensor.name;
       const Layout& layout = tensor.form.layout;
-      if (layout.image() && static_cast<size_t>(layout.width) > device_.image_width)
-        return beyond(name + ": the width of its image", layout.width, device_.image_width);
-      if (layout.image() && static_cast<size_t>(layout.height) > device_.image_height)
-        return beyond(name + ": the height of its image", layout.height, device_.image_height);
+      if (layout.image()) TE_CHECK(image_fits(name, layout.width, layout.height));
       if (tensor.form.dtype == DType::float64 && !device_.has("cl_khr_fp64"))
         return Error{name + " is float64, with which " + device_.title() + " does not compute; export the model in float32"};
       if (!program.stays(k)) continue;
       cl_ulong bytes = tensor.form.device_bytes();
       if (bytes > device_.allocation) return beyond(name + ": one allocation", bytes, device_.allocation);
-      if (!bundle_.shares(tensor.role) || shared.insert(tensor.name).second) total += bytes;
     }
-    for (const Slot& slot : program.arena.slots)
-      if (static_cast<size_t>(slot.width) > device_.image_width || static_cast<size_t>(slot.height) > device_.image_height)
-        return Error{"an image of the arena is " + std::to_string(slot.width) + " x " + std::to_string(slot.height) +
-                     " texels, more than " + device_.title() + " takes" + elsewhere};
-    for (cl_ulong bytes : program.arena.allocations()) {
+    for (const Slot& slot : program.arena.slots) TE_CHECK(image_fits("the arena", slot.width, slot.height));
+    for (cl_ulong bytes : program.arena.allocations())
       if (bytes > device_.allocation) return beyond("the arena: one allocation", bytes, device_.allocation);
-      total += bundle_.several ? 0 : bytes;
-    }
-    if (program.loads) total += program.loads->staging_bytes;
     for (const Kernel& kernel : program.kernels) {
       if (static_cast<cl_ulong>(kernel.local_bytes) > device_.local_bytes)
         return beyond("kernel " + kernel.name + ": local memory in bytes", kernel.local_bytes, device_.local_bytes);
@@ -230,9 +193,8 @@ Status Executor::check_limits(const Settings& settings) const {
       }
     }
   }
-  if (bundle_.several)
-    for (cl_ulong bytes : common_arena(bundle_.programs).allocations()) total += bytes;
-  cl_ulong most = settings.memory_limit > 0 ? settings.memory_limit : device_.memory;
+  const cl_ulong total = memory_of(bundle_).at("total_bytes");
+  const cl_ulong most = settings.memory_limit > 0 ? settings.memory_limit : device_.memory;
   if (total > most)
     return Error{bundle_.model + " takes " + std::to_string(total) + " bytes" + (bundle_.streams ? ", streaming weights by its plan; " : " with all weights on the device; ") +
                  (settings.memory_limit > 0 ? "the limit is " : device_.title() + " has ") + std::to_string(most) +
@@ -366,7 +328,7 @@ Status Executor::bind(Placed& placed, const Built& built) {
     cl_int code = 0;
     cl_kernel kernel = cl_.CreateKernel(built.by_kernel.at(described.name), described.name.c_str(), &code);
     if (kernel == nullptr) return failed("kernel " + described.name + ": creating it", code);
-    placed.calls.push_back({kernel, &launch});
+    placed.calls.push_back(kernel);
     cl_uint count = 0, place = 0;
     size_t expected = launch.tensors.size() + launch.sizes.size();
     if (cl_.GetKernelInfo(kernel, kNumArgs, sizeof count, &count, nullptr) != 0 || count != expected)
@@ -391,19 +353,25 @@ Status Executor::bind(Placed& placed, const Built& built) {
   return {};
 }
 
-/// Copy all bytes of a tensor to the device, or from there.
+/// Copy bytes of a tensor at a place to the device or from there, and wait for it, or return its event.
+Status Executor::transfer(const Tensor& tensor, cl_mem memory, const std::vector<int64_t>& place, int64_t nbytes, const void* source, void* target, cl_event* ended) {
+  const cl_uint wait = ended == nullptr ? kTrue : kFalse;
+  cl_int code = 0;
+  if (tensor.form.layout.image()) {
+    const size_t origin[3] = {static_cast<size_t>(place[0]), static_cast<size_t>(place[1]), 0};
+    const size_t region[3] = {static_cast<size_t>(place[2]), static_cast<size_t>(place[3]), 1};
+    code = source != nullptr ? cl_.EnqueueWriteImage(queue_, memory, wait, origin, region, 0, 0, source, 0, nullptr, ended)
+                             : cl_.EnqueueReadImage(queue_, memory, wait, origin, region, 0, 0, target, 0, nullptr, ended);
+  } else if (nbytes > 0) {
+    code = source != nullptr ? cl_.EnqueueWriteBuffer(queue_, memory, wait, place[0], nbytes, source, 0, nullptr, ended)
+                             : cl_.EnqueueReadBuffer(queue_, memory, wait, place[0], nbytes, target, 0, nullptr, ended);
+  }
+  return code == 0 ? Status() : Status(failed((source != nullptr ? "writing " : "reading ") + tensor.name, code));
+}
+
 Status Executor::transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target) {
   const Layout& layout = tensor.form.layout;
-  const size_t origin[3] = {0, 0, 0}, region[3] = {static_cast<size_t>(layout.width), static_cast<size_t>(layout.height), 1};
-  const int64_t nbytes = tensor.form.packed_bytes();
-  cl_int code = 0;
-  if (layout.image())
-    code = source != nullptr ? cl_.EnqueueWriteImage(queue_, memory.handle, kTrue, origin, region, 0, 0, source, 0, nullptr, nullptr)
-                             : cl_.EnqueueReadImage(queue_, memory.handle, kTrue, origin, region, 0, 0, target, 0, nullptr, nullptr);
-  else if (nbytes > 0)
-    code = source != nullptr ? cl_.EnqueueWriteBuffer(queue_, memory.handle, kTrue, 0, nbytes, source, 0, nullptr, nullptr)
-                             : cl_.EnqueueReadBuffer(queue_, memory.handle, kTrue, 0, nbytes, target, 0, nullptr, nullptr);
-  return code == 0 ? Status() : Status(failed((source != nullptr ? "writing " : "reading ") + tensor.name, code));
+  return transfer(tensor, memory.handle, {0, 0, layout.width, layout.height}, tensor.form.packed_bytes(), source, target, nullptr);
 }
 
 Status Executor::write_packed(const Tensor& tensor, Memory& memory, const void* packed) {
@@ -433,23 +401,13 @@ Status Executor::fill(const Tensor& tensor, Memory& memory) {
   return write(tensor, memory, filled(tensor.form, tensor.fill).data());
 }
 
-/// Enqueue a copy from staging memory; `wait` for it, or return its event.
-Status Executor::copy(const Placed& placed, const Copy& copy, bool wait, cl_event* ended) {
+/// Enqueue a copy from staging memory, and wait for it, or return its event.
+Status Executor::copy(const Placed& placed, const Copy& copy, cl_event* ended) {
   const Tensor& tensor = placed.program->tensors[copy.tensor];
-  cl_mem target = placed.memory[copy.tensor]->handle;
   const char* source = ring_.data() + copy.at;
   if (tensor.form.dtype == DType::boolean && std::any_of(source, source + copy.nbytes, [](unsigned char byte) { return byte > 1; }))
     return Error{bundle_.weights.name() + ": holds a byte of " + tensor.name + " that is no boolean; expected 0 or 1: copy it again"};
-  cl_int code = 0;
-  if (tensor.form.layout.image()) {
-    const size_t origin[3] = {static_cast<size_t>(copy.place[0]), static_cast<size_t>(copy.place[1]), 0};
-    const size_t region[3] = {static_cast<size_t>(copy.place[2]), static_cast<size_t>(copy.place[3]), 1};
-    code = cl_.EnqueueWriteImage(queue_, target, wait ? kTrue : kFalse, origin, region, 0, 0, source, 0, nullptr, ended);
-  } else {
-    code = cl_.EnqueueWriteBuffer(queue_, target, wait ? kTrue : kFalse, copy.place[0], copy.nbytes, source, 0, nullptr, ended);
-  }
-  if (code != 0) return failed("loading " + tensor.name, code);
-  return {};
+  return transfer(tensor, placed.memory[copy.tensor]->handle, copy.place, copy.nbytes, source, nullptr, ended);
 }
 
 /// Read bytes of the weights file into staging memory.
@@ -472,7 +430,7 @@ Status Executor::advance(const Placed& placed, int64_t copies) {
       TE_CHECK(take(read));
     }
     cl_event ended = nullptr;
-    TE_CHECK(copy(placed, read.copies[of_read_], false, &ended));
+    TE_CHECK(copy(placed, read.copies[of_read_], &ended));
     copied_.push_back(ended);
     if (++of_read_ == read.copies.size()) ++read_, of_read_ = 0;
   }
@@ -492,28 +450,32 @@ Status Executor::preload() {
   TE_CHECK(bundle_.check_weights());
   ring_.resize(loads.staging_bytes);
   figures_.allocated_bytes += loads.staging_bytes;
-  std::string packed, array;
+  std::string packed;
   for (size_t k = 0; k < placed.memory.size(); ++k) {
     const Tensor& tensor = placed.program->tensors[k];
     auto entry = bundle_.header.entries.find(tensor.name);
     if (!is_resident(tensor.role) || entry == bundle_.header.entries.end() || (tensor.role != Role::state && !tensor.indices)) continue;
     packed.resize(tensor.form.packed_bytes());
     TE_CHECK(bundle_.weights.read(entry->second.begin, packed.data(), packed.size()));
-    if (tensor.indices) {
-      array.resize(tensor.form.array_bytes());
-      tensor.form.unpack(packed.data(), array.data());
-      TE_CHECK(check_values(tensor, array.data()));
-    }
+    TE_CHECK(check_packed(tensor, packed.data()));
     if (tensor.role == Role::state) TE_CHECK(write_packed(tensor, *placed.memory[k], packed.data()));
   }
   for (const Read& read : loads.preload) {
     TE_CHECK(bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes));
     for (const Copy& item : read.copies) {
-      TE_CHECK(copy(placed, item, true, nullptr));
+      TE_CHECK(copy(placed, item, nullptr));
       placed.memory[item.tensor]->written = true;
     }
   }
   return {};
+}
+
+/// Check what a weights file gives a tensor that the model indexes with.
+Status Executor::check_packed(const Tensor& tensor, const void* packed) const {
+  if (!tensor.indices) return {};
+  std::string array(tensor.form.array_bytes(), '\0');
+  tensor.form.unpack(packed, array.data());
+  return check_values(tensor, array.data());
 }
 
 Status Executor::load_weights() {
@@ -531,11 +493,7 @@ Status Executor::load_weights() {
   return bundle_.read_weights([&](const std::string& name, const void* data) -> Status {
     const Memory* last = nullptr;
     for (auto& [tensor, memory] : targets[name]) {
-      if (tensor->indices) {
-        std::string array(tensor->form.array_bytes(), '\0');
-        tensor->form.unpack(data, array.data());
-        TE_CHECK(check_values(*tensor, array.data()));
-      }
+      TE_CHECK(check_packed(*tensor, data));
       if (memory != last) TE_CHECK(write_packed(*tensor, *memory, data));
       last = memory;
     }
@@ -548,10 +506,10 @@ Status Executor::load_weights() {
 Status Executor::check_values(const Tensor& tensor, const void* array) const {
   if (tensor.form.dtype == DType::boolean)
     for (int64_t k = 0; k < tensor.form.elements(); ++k)
-      if (whole_number(DType::uint8, array, k) > 1) return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1"};
+      if (element_of<int64_t>(DType::uint8, array, k) > 1) return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1"};
   if (!tensor.indices || is_float(tensor.form.dtype)) return {};
   for (int64_t k = 0; k < tensor.form.elements(); ++k) {
-    int64_t value = whole_number(tensor.form.dtype, array, k);
+    int64_t value = element_of<int64_t>(tensor.form.dtype, array, k);
     if (tensor.indices->holds(value)) continue;
     const IndexRange& range = *tensor.indices;
     return Error{tensor.name + " holds " + std::to_string(value) + " at element " + std::to_string(k) + "; expected classes or indices from " +
@@ -610,37 +568,30 @@ Status Executor::set(const std::string& name, double value) {
   return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
 }
 
-/// Enqueue a launch, or run it for its time.
+/// Enqueue a launch. timed: run it several times in a row, three times or for 30 ms and no more often than asked.
 Status Executor::launch(const Placed& placed, size_t position, cl_queue queue, bool timed) {
-  const Launch& launch = *placed.calls[position].launch;
+  const Launch& launch = placed.program->launches[position];
   const size_t* local = launch.local.empty() ? nullptr : launch.local.data();
   auto start = [&](cl_event* ended) {
-    return cl_.EnqueueNDRangeKernel(queue, placed.calls[position].kernel, launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, ended);
+    return cl_.EnqueueNDRangeKernel(queue, placed.calls[position], launch.global.size(), nullptr, launch.global.data(), local, 0, nullptr, ended);
   };
+  cl_int code = timed ? 0 : start(nullptr);
   if (timed) figures_.launch_ns.resize(placed.calls.size(), UINT64_MAX);
-  cl_int code = timed ? time_launch(start, figures_.launch_ns[position]) : start(nullptr);
-  if (code == 0) return {};
-  const std::string& name = placed.program->kernels[launch.kernel].name;
-  return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
-}
-
-/// Run a launch several times in a row: three times, or for 30 ms and no more often than asked.
-cl_int Executor::time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const {
   cl_ulong spent = 0;
-  for (int run = 0; run < time_launches_ && (run < 3 || spent < 30'000'000); ++run) {
+  for (int run = 0; timed && code == 0 && run < time_launches_ && (run < 3 || spent < 30'000'000); ++run) {
     cl_event ended = nullptr;
     cl_ulong from = 0, to = 0;
-    cl_int code = start(&ended);
+    code = start(&ended);
     if (code == 0) code = cl_.WaitForEvents(1, &ended);
     if (code == 0) code = cl_.GetEventProfilingInfo(ended, kStart, sizeof from, &from, nullptr);
     if (code == 0) code = cl_.GetEventProfilingInfo(ended, kEnd, sizeof to, &to, nullptr);
     if (ended != nullptr) cl_.ReleaseEvent(ended);
-    if (code != 0) return code;
     const cl_ulong ns = to > from ? to - from : 1;
-    shortest = std::min(shortest, ns);
-    spent += ns;
+    if (code == 0) figures_.launch_ns[position] = std::min(figures_.launch_ns[position], ns), spent += ns;
   }
-  return 0;
+  if (code == 0) return {};
+  const std::string& name = placed.program->kernels[launch.kernel].name;
+  return failed("launch " + std::to_string(position) + ", kernel " + name + (launch.scope.empty() ? "" : " of " + launch.scope) + ",", code);
 }
 
 /// Enqueue all launches of a step, and the copies that each waits for.
@@ -754,22 +705,14 @@ Status Executor::save(const std::string& path) {
 Status Executor::load(const std::string& path) {
   TE_TRY(file, File::open(path));
   TE_TRY(header, read_file_header(file));
-  std::set<std::string> names;
-  size_t states = 0, held = 0;
   const std::vector<Kept> all = kept();
-  for (const Kept& each : all) {  // everything is checked before anything is written
-    const Tensor& tensor = *each.tensor;
-    names.insert(tensor.name);
-    auto entry = header.entries.find(tensor.name);
-    states += tensor.role == Role::state;
-    held += tensor.role == Role::state && entry != header.entries.end();
-    if (entry == header.entries.end() && tensor.role == Role::state) continue;
-    if (entry == header.entries.end()) return Error{path + ": holds no " + name_of(tensor.role) + " " + tensor.name + "; expected a state of this model"};
-    if (entry->second.shape != tensor.form.shape || entry->second.dtype != tensor.form.dtype)
-      return Error{path + ": holds " + tensor.name + " with another shape or dtype; expected " + tensor.form.text()};
+  std::vector<const Tensor*> tensors;
+  size_t states = 0, held = 0;
+  for (const Kept& each : all) {
+    tensors.push_back(each.tensor);
+    if (each.tensor->role == Role::state) ++states, held += header.entries.count(each.tensor->name);
   }
-  for (const auto& [name, entry] : header.entries)
-    if (!names.count(name)) return Error{path + ": holds " + name.substr(0, 80) + ", which this model does not keep; expected a state of this model"};
+  TE_CHECK(check_entries(path, header, tensors, false, "; expected a state of this model"));  // before anything is written
   if (held != 0 && held != states) return Error{path + ": holds " + std::to_string(held) + " of " + std::to_string(states) + " states; expected all, or none to begin anew"};
   int64_t batches = 0;
   std::map<std::string, double> numbers;

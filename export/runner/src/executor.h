@@ -8,7 +8,6 @@
 
 #include "builds.h"
 #include "bundle.h"
-#include "generation.h"
 #include "opencl.h"
 
 namespace torchedge {
@@ -20,6 +19,20 @@ struct Settings {
   int time_launches = 0;     // most runs of each launch for its time
   Progress progress;
 };
+
+/// How generation.cpp chooses tokens. temperature 0: the most likely token. top_k: among so many of the most likely; 0: all. top_p: among the fewest
+/// whose probabilities reach it. seed: of the first text, one more for each other. stop: tokens that end a text.
+/// stream: called with the number of a text and its new token.
+struct Sampling {
+  double temperature = 0, top_p = 1;
+  uint64_t top_k = 0, seed = 0;
+  std::vector<int64_t> stop;
+  std::function<void(size_t, int64_t)> stream;
+};
+
+/// The tokens of several texts at one place; kNone before a text begins.
+using Column = std::vector<int64_t>;
+constexpr int64_t kNone = INT64_MIN;
 
 constexpr int64_t kRecentSteps = 1000;
 
@@ -74,16 +87,12 @@ class Executor {
   Status load(const std::string& path);
 
  private:
-  struct Call {
-    cl_kernel kernel = nullptr;
-    const Launch* launch = nullptr;
-  };
-  /// A program on the device: the memory of its tensors and its calls.
+  /// A program on the device: the memory of its tensors and the kernels of its launches.
   struct Placed {
     const Program* program;
     const Method* method;
     std::vector<std::shared_ptr<Memory>> memory;  // by tensor; none where no launch touches it
-    std::vector<Call> calls;
+    std::vector<cl_kernel> calls;  // by launch
     std::vector<int64_t> flags;
     int64_t last_flag = -1;        // the launch that writes the last of them
     bool updates_before_flags = false;
@@ -108,22 +117,23 @@ class Executor {
   Status record(Placed& placed);
   Status load_weights();
   Status preload();
-  Status copy(const Placed& placed, const Copy& copy, bool wait, cl_event* ended);
+  Status copy(const Placed& placed, const Copy& copy, cl_event* ended);
   Status take(const Read& read);
   Status advance(const Placed& placed, int64_t copies);
   void end_copies();
   /// Enqueue a step's launches; `observe` is called after each, where it is given, and flags are not read then.
   Status enqueue(const Placed& placed, const std::function<Status(int64_t position)>& observe = nullptr);
-  cl_int time_launch(const std::function<cl_int(cl_event*)>& start, cl_ulong& shortest) const;
   Status fill(const Tensor& tensor, Memory& memory);
   Result<cl_mem> buffer(int64_t nbytes);
   Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
   Result<cl_mem> own_memory(const Form& form);
+  Status transfer(const Tensor& tensor, cl_mem memory, const std::vector<int64_t>& place, int64_t nbytes, const void* source, void* target, cl_event* ended);
   Status transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target);
   Status write_packed(const Tensor& tensor, Memory& memory, const void* packed);
   Status write(const Tensor& tensor, Memory& memory, const void* array);
   Status read(const Tensor& tensor, const Memory& memory, void* array);
   Status check_values(const Tensor& tensor, const void* array) const;
+  Status check_packed(const Tensor& tensor, const void* packed) const;
   Status check_flags(const Placed& placed);
   Error failed(const std::string& doing, cl_int code) const;
   /// The place of a method among those of the bundle.

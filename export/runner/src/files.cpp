@@ -75,6 +75,12 @@ std::string sha256_of(std::string_view text) {
   return state.hex();
 }
 
+std::string bytes_of(uint64_t number) {
+  std::string bytes;
+  for (int k = 0; k < 8; ++k) bytes += static_cast<char>(number >> (8 * k) & 255);
+  return bytes;
+}
+
 // reading -----------------------------------------------------------------------------------------------------
 
 namespace {

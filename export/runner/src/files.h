@@ -30,6 +30,9 @@ class Sha256 {
 
 std::string sha256_of(std::string_view text);
 
+/// Eight bytes, the lowest first.
+std::string bytes_of(uint64_t number);
+
 /// A file or folder that is open, closed at the end.
 class File {
  public:

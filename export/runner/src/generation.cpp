@@ -1,5 +1,4 @@
-#include "generation.h"
-
+// Generation of text: how tokens follow from logits, with the bits of torchedge/bundles/generation.py.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -38,15 +37,22 @@ bool is_encoder(const Method& method) {
          method.outputs.size() == 1 && is(method.outputs[0], {1});
 }
 
-}  // namespace
+/// Numbers from 0 to 1 in 53 bits, by SplitMix64.
+class Generator {
+ public:
+  explicit Generator(uint64_t seed) : state_(seed) {}
+  double next() {
+    uint64_t bits = state_ += 0x9E3779B97F4A7C15;
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
+    return static_cast<double>((bits ^ bits >> 31) >> 11) * 0x1p-53;
+  }
 
-double Generator::next() {
-  uint64_t bits = state_ += 0x9E3779B97F4A7C15;
-  bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
-  bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
-  return static_cast<double>((bits ^ bits >> 31) >> 11) * 0x1p-53;
-}
+ private:
+  uint64_t state_;
+};
 
+/// Return the place of the token that a number from 0 to 1 draws.
 int64_t draw(const std::vector<float>& logits, const Sampling& sampling, double number) {
   double most = *std::max_element(logits.begin(), logits.end());
   std::vector<std::pair<double, int64_t>> scores;
@@ -66,6 +72,8 @@ int64_t draw(const std::vector<float>& logits, const Sampling& sampling, double 
   auto chosen = std::upper_bound(sums.begin(), sums.begin() + kept, number * sums[kept - 1]);
   return scores[std::min<size_t>(chosen - sums.begin(), kept - 1)].second;
 }
+
+}  // namespace
 
 /// Run a method on arrays for its inputs, and read what it returns.
 Status Executor::run_on(const Placed& placed, const std::vector<const int64_t*>& arrays, void* output) {

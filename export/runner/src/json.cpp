@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 namespace torchedge {
@@ -74,34 +73,21 @@ class Builder : public nlohmann::json_sax<Json> {
   size_t count_ = 0;
 };
 
-/// Python's repr of a float: the shortest digits that give it back, with an exponent from 1e16 and below 1e-4.
-std::string float_text(double value) {
-  char buffer[32];
-  auto end = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific).ptr;
-  std::string text(buffer, end), digits;
-  size_t mark = text.find('e');
-  int exponent = std::atoi(text.c_str() + mark + 1);
-  std::string sign = text[0] == '-' ? "-" : "";
-  for (char c : text.substr(0, mark))
-    if (c >= '0' && c <= '9') digits += c;
-  int count = static_cast<int>(digits.size());
-  if (exponent < -4 || exponent >= 16) {
-    if (count > 1) digits.insert(1, ".");
-    std::string power = std::to_string(std::abs(exponent));
-    return sign + digits + (exponent < 0 ? "e-" : "e+") + (power.size() < 2 ? "0" : "") + power;
-  }
-  if (exponent < 0) return sign + "0." + std::string(-exponent - 1, '0') + digits;
-  if (count <= exponent + 1) return sign + digits + std::string(exponent + 1 - count, '0') + ".0";
-  return sign + digits.insert(exponent + 1, ".");
-}
-
 bool printable(std::string_view text) {
-  for (unsigned char c : text)
-    if (c < 0x20 || c == 0x7f) return false;
-  return true;
+  return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
 }  // namespace
+
+/// The shortest digits that give it back, with an exponent from 1e16 and below 1e-4.
+std::string number_text(double value) {
+  const double size = std::abs(value);
+  const bool plain = size == 0 || (size >= 1e-4 && size < 1e16);
+  char buffer[32];
+  auto end = std::to_chars(buffer, buffer + sizeof buffer, value, plain ? std::chars_format::fixed : std::chars_format::scientific).ptr;
+  std::string text(buffer, end);
+  return plain && text.find('.') == std::string::npos ? text + ".0" : text;
+}
 
 Document::Document(std::string name, std::unique_ptr<Json> json) : name_(std::move(name)), json_(std::move(json)) {}
 Document::Document(Document&&) = default;
@@ -113,9 +99,6 @@ std::string Document::canonical_without(const std::string& key) const {
   entries.erase(key);
   return canonical(entries);
 }
-
-std::string number_text(double value) { return float_text(value); }
-std::string quoted(const std::string& text) { return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 Result<Document> Document::parse(const std::string& name, std::string_view text) {
   Builder builder;
@@ -138,20 +121,21 @@ std::string canonical(const Json& value) {
     for (const auto& item : value) text += (text.empty() ? "" : ",") + canonical(item);
     return "[" + text + "]";
   }
-  return value.is_number_float() ? float_text(value.get<double>()) : value.dump(-1, ' ', true);
+  return value.is_number_float() ? number_text(value.get<double>()) : value.dump(-1, ' ', true);
 }
 
-bool Entry::present() const { return value_ != nullptr && !value_->is_null(); }
+/// Whether a value that is there fits; one that does not is refused.
+bool Entry::is(bool fits, const char* otherwise) const {
+  if (readable() && !fits) refuse(otherwise);
+  return readable() && fits;
+}
 
 Entry Entry::find(const char* key) const {
-  std::string where = where_.empty() ? key : where_ + "." + key;
-  if (!document_->ok() || !present()) return {document_, nullptr, std::move(where)};
-  if (!value_->is_object()) {
-    refuse("is no object; expected one");
-    return {document_, nullptr, std::move(where)};
-  }
-  auto found = value_->find(key);
-  return {document_, found == value_->end() ? nullptr : &*found, std::move(where)};
+  Entry entry{document_, nullptr, where_.empty() ? key : where_ + "." + key};
+  if (!is(value_ && value_->is_object(), "is no object; expected one")) return entry;
+  auto place = value_->find(key);
+  if (place != value_->end() && !place->is_null()) entry.value_ = &*place;
+  return entry;
 }
 
 Entry Entry::at(const char* key) const {
@@ -161,15 +145,15 @@ Entry Entry::at(const char* key) const {
 }
 
 void Entry::only(std::initializer_list<const char*> keys) const {
-  if (!document_->ok() || !present() || !value_->is_object()) return;
+  if (!readable() || !value_->is_object()) return;
   for (const auto& item : value_->items())
     if (std::none_of(keys.begin(), keys.end(), [&](const char* key) { return item.key() == key; }))
       return refuse("has the unknown key '" + (printable(item.key()) ? item.key().substr(0, 80) : "?") +
                     "'; it may be of a later version: export the bundle again");
 }
 
-int64_t Entry::integer(int64_t low, int64_t high) const {
-  if (!document_->ok() || value_ == nullptr) return 0;
+int64_t Entry::integer(int64_t low, int64_t high, int64_t absent) const {
+  if (!readable()) return absent;
   bool fits = value_->is_number_integer() && (!value_->is_number_unsigned() || value_->get<uint64_t>() <= INT64_MAX);
   int64_t number = fits ? value_->get<int64_t>() : 0;
   if (fits && low <= number && number <= high) return number;
@@ -179,32 +163,22 @@ int64_t Entry::integer(int64_t low, int64_t high) const {
 }
 
 double Entry::number() const {
-  if (!document_->ok() || value_ == nullptr) return 0;
-  if (value_->is_number()) return value_->get<double>();
-  refuse("is no number; expected one");
-  return 0;
+  return is(value_ && value_->is_number(), "is no number; expected one") ? value_->get<double>() : 0;
 }
 
 bool Entry::boolean() const {
-  if (!document_->ok() || value_ == nullptr) return false;
-  if (value_->is_boolean()) return value_->get<bool>();
-  refuse("is neither true nor false");
-  return false;
+  return is(value_ && value_->is_boolean(), "is neither true nor false") && value_->get<bool>();
 }
 
 void Entry::plain() const {
-  if (!document_->ok() || value_ == nullptr || value_->is_number() || value_->is_boolean()) return;
-  text(4000, 0);
+  if (readable() && !value_->is_number() && !value_->is_boolean()) text(4000, 0);
 }
 
 std::string Entry::text(size_t most, size_t least) const {
-  if (!document_->ok() || value_ == nullptr) return "";
-  if (value_->is_string()) {
-    const auto& text = value_->get_ref<const std::string&>();
-    if (least <= text.size() && text.size() <= most && printable(text)) return text;
-  }
-  refuse("is no printable text of " + std::to_string(least) + " to " + std::to_string(most) + " bytes");
-  return "";
+  if (!readable()) return "";
+  const auto* text = value_->get_ptr<const std::string*>();
+  if (text && least <= text->size() && text->size() <= most && printable(*text)) return *text;
+  return refuse("is no printable text of " + std::to_string(least) + " to " + std::to_string(most) + " bytes"), "";
 }
 
 std::string Entry::sha256() const {
@@ -226,13 +200,6 @@ int Entry::word(std::initializer_list<const char*> words) const {
   return 0;
 }
 
-bool Entry::array(size_t most, size_t least) const {
-  if (!document_->ok() || value_ == nullptr) return false;
-  if (value_->is_array() && least <= value_->size() && value_->size() <= most) return true;
-  refuse("is no list of " + std::to_string(least) + " to " + std::to_string(most) + " entries");
-  return false;
-}
-
 std::vector<int64_t> Entry::integers(int64_t low, int64_t high, size_t most, size_t least) const {
   std::vector<int64_t> numbers;
   for (const Entry& item : items(most, least)) numbers.push_back(item.integer(low, high));
@@ -241,7 +208,9 @@ std::vector<int64_t> Entry::integers(int64_t low, int64_t high, size_t most, siz
 
 std::vector<Entry> Entry::items(size_t most, size_t least) const {
   std::vector<Entry> list;
-  if (!array(most, least)) return list;
+  if (!readable()) return list;
+  if (!value_->is_array() || value_->size() < least || value_->size() > most)
+    return refuse("is no list of " + std::to_string(least) + " to " + std::to_string(most) + " entries"), list;
   for (size_t k = 0; k < value_->size(); ++k)
     list.push_back(Entry(document_, &(*value_)[k], where_ + "[" + std::to_string(k) + "]"));
   return list;
@@ -249,16 +218,11 @@ std::vector<Entry> Entry::items(size_t most, size_t least) const {
 
 std::vector<std::pair<std::string, Entry>> Entry::entries(size_t most) const {
   std::vector<std::pair<std::string, Entry>> list;
-  if (!document_->ok() || value_ == nullptr) return list;
-  if (!value_->is_object() || value_->size() > most) {
-    refuse("is no object of up to " + std::to_string(most) + " entries");
-    return list;
-  }
+  if (!readable()) return list;
+  if (!value_->is_object() || value_->size() > most) return refuse("is no object of up to " + std::to_string(most) + " entries"), list;
   for (const auto& item : value_->items()) {
-    if (item.key().empty() || item.key().size() > 4000 || !printable(item.key())) {
-      refuse("has a key that is no printable text");
-      return list;
-    }
+    bool named = !item.key().empty() && item.key().size() <= 4000 && printable(item.key());
+    if (!is(named, "has a key that is no printable text")) return list;
     list.emplace_back(item.key(), Entry(document_, &item.value(), where_ + "." + item.key()));
   }
   return list;

@@ -21,9 +21,8 @@ class Entry;
 /// Return JSON in ASCII with sorted keys and without spaces, numbers as Python writes them.
 std::string canonical(const Json& value);
 
-/// A number or a text as JSON.
+/// A number as Python's repr writes it.
 std::string number_text(double value);
-std::string quoted(const std::string& text);
 
 /// A parsed document, and the first thing that is wrong in it. After that every entry reads as zero, so that code
 /// that reads documents needs no branch an entry: it asks once, at the end.
@@ -53,20 +52,21 @@ class Document {
 /// One value of a document, and where it stands.
 class Entry {
  public:
-  /// Whether it is there and not null.
-  bool present() const;
+  /// Whether it is there and, of those that may be absent, not null.
+  bool present() const { return value_ != nullptr; }
   const std::string& where() const { return where_; }
   /// Whether nothing in the document was refused.
   bool ok() const { return document_->ok(); }
   void refuse(const std::string& what) const { document_->refuse(where_.empty() ? "it" : where_, what); }
 
-  /// An entry of an object, which has to be there; `find`: which may be absent.
+  /// An entry of an object, which has to be there; `find`: which may be absent, and then reads as zero.
   Entry at(const char* key) const;
   Entry find(const char* key) const;
   /// Refuse keys of an object other than these.
   void only(std::initializer_list<const char*> keys) const;
 
-  int64_t integer(int64_t low, int64_t high) const;
+  /// A whole number; `absent` where there is none.
+  int64_t integer(int64_t low, int64_t high, int64_t absent = 0) const;
   double number() const;
   bool boolean() const;
   /// Refuse anything but a number, a text, true or false.
@@ -86,7 +86,8 @@ class Entry {
   friend class Document;
   Entry(Document* document, const Json* value, std::string where)
       : document_(document), value_(value), where_(std::move(where)) {}
-  bool array(size_t most, size_t least) const;
+  bool is(bool fits, const char* otherwise) const;
+  bool readable() const { return document_->ok() && value_ != nullptr; }
 
   Document* document_;
   const Json* value_;

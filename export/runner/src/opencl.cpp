@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 
@@ -29,17 +30,15 @@ std::string text_of(Info info, Handle handle, cl_uint key) {
   return text.substr(0, std::strlen(text.c_str()));
 }
 
-template <class Value>
-Value value_of(const ClLibrary& cl, cl_device device, cl_uint key, Value otherwise) {
-  Value value{};
-  return cl.GetDeviceInfo(device, key, sizeof value, &value, nullptr) == 0 ? value : otherwise;
-}
-
 ClDevice describe(const ClLibrary& cl, cl_platform platform, cl_device handle) {
   ClDevice device{};
   device.platform = platform;
   device.handle = handle;
   auto text = [&](cl_uint key) { return text_of(cl.GetDeviceInfo, handle, key); };
+  auto get = [&](cl_uint key, auto& field) {
+    auto value = field;
+    if (cl.GetDeviceInfo(handle, key, sizeof value, &value, nullptr) == 0) field = value;
+  };
   device.name = text(0x102B);
   device.vendor = text(0x102C);
   device.driver = text(0x102D);
@@ -47,22 +46,24 @@ ClDevice describe(const ClLibrary& cl, cl_platform platform, cl_device handle) {
   device.extensions = text(0x1030);
   device.platform_name = text_of(cl.GetPlatformInfo, platform, 0x0902);
   device.platform_version = text_of(cl.GetPlatformInfo, platform, 0x0901);
-  device.type = value_of<cl_ulong>(cl, handle, 0x1000, 0);
-  device.memory = value_of<cl_ulong>(cl, handle, 0x101F, 0);
-  device.allocation = value_of<cl_ulong>(cl, handle, 0x1010, 0);
-  device.local_bytes = value_of<cl_ulong>(cl, handle, 0x1023, 0);
-  device.base_alignment = std::max<cl_uint>(value_of<cl_uint>(cl, handle, 0x1019, 8) / 8, 1);
-  device.work_group = value_of<size_t>(cl, handle, 0x1004, 1);
-  device.compute_units = value_of<cl_uint>(cl, handle, 0x1002, 1);
-  device.clock_mhz = value_of<cl_uint>(cl, handle, 0x100C, 0);
-  device.unified = value_of<cl_uint>(cl, handle, 0x1035, 0);
-  size_t sizes[16] = {1, 1, 1};
-  if (cl.GetDeviceInfo(handle, 0x1005, sizeof sizes, sizes, nullptr) == 0) std::copy(sizes, sizes + 3, device.work_item_sizes);
-  if (value_of<cl_uint>(cl, handle, 0x1016, 0)) {
-    device.image_width = value_of<size_t>(cl, handle, 0x1011, 0);
-    device.image_height = value_of<size_t>(cl, handle, 0x1012, 0);
-  }
-  if (device.image_from_buffer()) device.pitch_alignment = value_of<cl_uint>(cl, handle, 0x104A, 0);
+  cl_uint align_bits = 8, unified = 0, images = 0;
+  std::array<size_t, 16> sizes{1, 1, 1};  // a device may have more than three dimensions
+  get(0x1000, device.type);
+  get(0x101F, device.memory);
+  get(0x1010, device.allocation);
+  get(0x1023, device.local_bytes);
+  get(0x1019, align_bits);
+  get(0x1004, device.work_group);
+  get(0x1002, device.compute_units);
+  get(0x100C, device.clock_mhz);
+  get(0x1035, unified);
+  get(0x1016, images);
+  get(0x1005, sizes);
+  if (images) get(0x1011, device.image_width), get(0x1012, device.image_height);
+  if (device.image_from_buffer()) get(0x104A, device.pitch_alignment);
+  device.base_alignment = std::max<cl_uint>(align_bits / 8, 1);
+  device.unified = unified;
+  std::copy_n(sizes.begin(), 3, device.work_item_sizes);
   return device;
 }
 
@@ -76,40 +77,26 @@ std::string lower(std::string text) {
 Result<ClLibrary> open_opencl(const std::string& path) {
   std::vector<std::string> places;
   const char* variable = std::getenv("TORCHEDGE_OPENCL");
-  if (!path.empty()) {
-    places = {path};
-  } else if (variable != nullptr && *variable != '\0') {
-    places = {variable};
-  } else {
-    places.assign(std::begin(kPlaces), std::end(kPlaces));
-  }
+  if (!path.empty()) places = {path};
+  else if (variable != nullptr && *variable != '\0') places = {variable};
+  else places.assign(std::begin(kPlaces), std::end(kPlaces));
   void* handle = nullptr;
   for (const std::string& place : places)
     if ((handle = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) != nullptr) break;
   if (handle == nullptr)
     return Error{"no OpenCL library was found at " + places[0] + (places.size() > 1 ? " or the vendors' places" : "") +
                  "; install a driver and its loader (Debian: ocl-icd-libopencl1), or name one in TORCHEDGE_OPENCL"};
-  ClLibrary cl{};
-  std::string missing;
-  auto load = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
-    if (function == nullptr) missing = name;
-  };
-#define TE_LOAD(name) load(cl.name, "cl" #name)
-  TE_LOAD(GetPlatformIDs), TE_LOAD(GetPlatformInfo), TE_LOAD(GetDeviceIDs), TE_LOAD(GetDeviceInfo);
-  TE_LOAD(CreateContext), TE_LOAD(CreateCommandQueue), TE_LOAD(CreateBuffer), TE_LOAD(CreateSubBuffer);
-  TE_LOAD(CreateImage), TE_LOAD(GetSupportedImageFormats), TE_LOAD(CreateProgramWithSource);
-  TE_LOAD(CreateProgramWithBinary), TE_LOAD(BuildProgram), TE_LOAD(GetProgramInfo), TE_LOAD(GetProgramBuildInfo);
-  TE_LOAD(CreateKernel), TE_LOAD(GetKernelInfo), TE_LOAD(SetKernelArg), TE_LOAD(EnqueueNDRangeKernel);
-  TE_LOAD(EnqueueReadBuffer), TE_LOAD(EnqueueWriteBuffer), TE_LOAD(EnqueueReadImage), TE_LOAD(EnqueueWriteImage);
-  TE_LOAD(Flush), TE_LOAD(Finish), TE_LOAD(WaitForEvents), TE_LOAD(GetEventProfilingInfo), TE_LOAD(GetKernelWorkGroupInfo), TE_LOAD(ReleaseEvent), TE_LOAD(ReleaseKernel), TE_LOAD(ReleaseProgram), TE_LOAD(ReleaseMemObject);
-  TE_LOAD(ReleaseCommandQueue), TE_LOAD(ReleaseContext);
-  const std::string needed = missing;
-  TE_LOAD(CreateCommandQueueWithProperties), TE_LOAD(NewRecordingQCOM), TE_LOAD(EndRecordingQCOM), TE_LOAD(EnqueueRecordingQCOM), TE_LOAD(ReleaseRecordingQCOM);
-#undef TE_LOAD
-  missing = needed;
-  if (!missing.empty()) return Error{"the OpenCL library has no " + missing + "; expected OpenCL 1.2 or newer: update the driver"};
+  ClLibrary cl(handle);
+  if (!cl.missing.empty()) return Error{"the OpenCL library has no " + cl.missing + "; expected OpenCL 1.2 or newer: update the driver"};
   return cl;
+}
+
+ClLibrary::Address ClLibrary::find_optional(const char* name) const { return {library ? dlsym(library, name) : nullptr}; }
+
+ClLibrary::Address ClLibrary::find(const char* name) {
+  Address address = find_optional(name);
+  if (address.address == nullptr) missing = name;
+  return address;
 }
 
 Result<ClDevice> choose_device(const ClLibrary& cl, const std::string& query) {

@@ -38,50 +38,64 @@ struct ClImageDescriptor {
   cl_mem buffer;
 };
 
-/// The functions of the library, by their names without `cl`.
+/// The functions of a library, by their names without `cl`.
 struct ClLibrary {
+  explicit ClLibrary(void* library = nullptr) : library(library) {}
+
+  void* library;
+  std::string missing;  // a function that it lacks
+
   // clang-format off
-  cl_int (*GetPlatformIDs)(cl_uint, cl_platform*, cl_uint*);
-  cl_int (*GetPlatformInfo)(cl_platform, cl_uint, size_t, void*, size_t*);
-  cl_int (*GetDeviceIDs)(cl_platform, cl_ulong, cl_uint, cl_device*, cl_uint*);
-  cl_int (*GetDeviceInfo)(cl_device, cl_uint, size_t, void*, size_t*);
-  cl_context (*CreateContext)(const cl_property*, cl_uint, const cl_device*, void*, void*, cl_int*);
-  cl_queue (*CreateCommandQueue)(cl_context, cl_device, cl_ulong, cl_int*);
-  cl_mem (*CreateBuffer)(cl_context, cl_ulong, size_t, void*, cl_int*);
-  cl_mem (*CreateSubBuffer)(cl_mem, cl_ulong, cl_uint, const void*, cl_int*);
-  cl_mem (*CreateImage)(cl_context, cl_ulong, const ClImageFormat*, const ClImageDescriptor*, void*, cl_int*);
-  cl_int (*GetSupportedImageFormats)(cl_context, cl_ulong, cl_uint, cl_uint, ClImageFormat*, cl_uint*);
-  cl_program (*CreateProgramWithSource)(cl_context, cl_uint, const char**, const size_t*, cl_int*);
-  cl_program (*CreateProgramWithBinary)(cl_context, cl_uint, const cl_device*, const size_t*, const unsigned char**, cl_int*, cl_int*);
-  cl_int (*BuildProgram)(cl_program, cl_uint, const cl_device*, const char*, void*, void*);
-  cl_int (*GetProgramInfo)(cl_program, cl_uint, size_t, void*, size_t*);
-  cl_int (*GetProgramBuildInfo)(cl_program, cl_device, cl_uint, size_t, void*, size_t*);
-  cl_kernel (*CreateKernel)(cl_program, const char*, cl_int*);
-  cl_int (*GetKernelInfo)(cl_kernel, cl_uint, size_t, void*, size_t*);
-  cl_int (*SetKernelArg)(cl_kernel, cl_uint, size_t, const void*);
-  cl_int (*EnqueueNDRangeKernel)(cl_queue, cl_kernel, cl_uint, const size_t*, const size_t*, const size_t*, cl_uint, const cl_event*, cl_event*);
-  cl_int (*EnqueueReadBuffer)(cl_queue, cl_mem, cl_uint, size_t, size_t, void*, cl_uint, const cl_event*, cl_event*);
-  cl_int (*EnqueueWriteBuffer)(cl_queue, cl_mem, cl_uint, size_t, size_t, const void*, cl_uint, const cl_event*, cl_event*);
-  cl_int (*EnqueueReadImage)(cl_queue, cl_mem, cl_uint, const size_t*, const size_t*, size_t, size_t, void*, cl_uint, const cl_event*, cl_event*);
-  cl_int (*EnqueueWriteImage)(cl_queue, cl_mem, cl_uint, const size_t*, const size_t*, size_t, size_t, const void*, cl_uint, const cl_event*, cl_event*);
-  cl_int (*Flush)(cl_queue);
-  cl_int (*Finish)(cl_queue);
-  cl_int (*WaitForEvents)(cl_uint, const cl_event*);
-  cl_int (*GetEventProfilingInfo)(cl_event, cl_uint, size_t, void*, size_t*);
-  cl_int (*GetKernelWorkGroupInfo)(cl_kernel, cl_device, cl_uint, size_t, void*, size_t*);
-  cl_int (*ReleaseEvent)(cl_event);
-  cl_int (*ReleaseKernel)(cl_kernel);
-  cl_int (*ReleaseProgram)(cl_program);
-  cl_int (*ReleaseMemObject)(cl_mem);
-  cl_int (*ReleaseCommandQueue)(cl_queue);
-  cl_int (*ReleaseContext)(cl_context);
+  cl_int (*GetPlatformIDs)(cl_uint, cl_platform*, cl_uint*) = find("clGetPlatformIDs");
+  cl_int (*GetPlatformInfo)(cl_platform, cl_uint, size_t, void*, size_t*) = find("clGetPlatformInfo");
+  cl_int (*GetDeviceIDs)(cl_platform, cl_ulong, cl_uint, cl_device*, cl_uint*) = find("clGetDeviceIDs");
+  cl_int (*GetDeviceInfo)(cl_device, cl_uint, size_t, void*, size_t*) = find("clGetDeviceInfo");
+  cl_context (*CreateContext)(const cl_property*, cl_uint, const cl_device*, void*, void*, cl_int*) = find("clCreateContext");
+  cl_queue (*CreateCommandQueue)(cl_context, cl_device, cl_ulong, cl_int*) = find("clCreateCommandQueue");
+  cl_mem (*CreateBuffer)(cl_context, cl_ulong, size_t, void*, cl_int*) = find("clCreateBuffer");
+  cl_mem (*CreateSubBuffer)(cl_mem, cl_ulong, cl_uint, const void*, cl_int*) = find("clCreateSubBuffer");
+  cl_mem (*CreateImage)(cl_context, cl_ulong, const ClImageFormat*, const ClImageDescriptor*, void*, cl_int*) = find("clCreateImage");
+  cl_int (*GetSupportedImageFormats)(cl_context, cl_ulong, cl_uint, cl_uint, ClImageFormat*, cl_uint*) = find("clGetSupportedImageFormats");
+  cl_program (*CreateProgramWithSource)(cl_context, cl_uint, const char**, const size_t*, cl_int*) = find("clCreateProgramWithSource");
+  cl_program (*CreateProgramWithBinary)(cl_context, cl_uint, const cl_device*, const size_t*, const unsigned char**, cl_int*, cl_int*) = find("clCreateProgramWithBinary");
+  cl_int (*BuildProgram)(cl_program, cl_uint, const cl_device*, const char*, void*, void*) = find("clBuildProgram");
+  cl_int (*GetProgramInfo)(cl_program, cl_uint, size_t, void*, size_t*) = find("clGetProgramInfo");
+  cl_int (*GetProgramBuildInfo)(cl_program, cl_device, cl_uint, size_t, void*, size_t*) = find("clGetProgramBuildInfo");
+  cl_kernel (*CreateKernel)(cl_program, const char*, cl_int*) = find("clCreateKernel");
+  cl_int (*GetKernelInfo)(cl_kernel, cl_uint, size_t, void*, size_t*) = find("clGetKernelInfo");
+  cl_int (*SetKernelArg)(cl_kernel, cl_uint, size_t, const void*) = find("clSetKernelArg");
+  cl_int (*EnqueueNDRangeKernel)(cl_queue, cl_kernel, cl_uint, const size_t*, const size_t*, const size_t*, cl_uint, const cl_event*, cl_event*) = find("clEnqueueNDRangeKernel");
+  cl_int (*EnqueueReadBuffer)(cl_queue, cl_mem, cl_uint, size_t, size_t, void*, cl_uint, const cl_event*, cl_event*) = find("clEnqueueReadBuffer");
+  cl_int (*EnqueueWriteBuffer)(cl_queue, cl_mem, cl_uint, size_t, size_t, const void*, cl_uint, const cl_event*, cl_event*) = find("clEnqueueWriteBuffer");
+  cl_int (*EnqueueReadImage)(cl_queue, cl_mem, cl_uint, const size_t*, const size_t*, size_t, size_t, void*, cl_uint, const cl_event*, cl_event*) = find("clEnqueueReadImage");
+  cl_int (*EnqueueWriteImage)(cl_queue, cl_mem, cl_uint, const size_t*, const size_t*, size_t, size_t, const void*, cl_uint, const cl_event*, cl_event*) = find("clEnqueueWriteImage");
+  cl_int (*Flush)(cl_queue) = find("clFlush");
+  cl_int (*Finish)(cl_queue) = find("clFinish");
+  cl_int (*WaitForEvents)(cl_uint, const cl_event*) = find("clWaitForEvents");
+  cl_int (*GetEventProfilingInfo)(cl_event, cl_uint, size_t, void*, size_t*) = find("clGetEventProfilingInfo");
+  cl_int (*GetKernelWorkGroupInfo)(cl_kernel, cl_device, cl_uint, size_t, void*, size_t*) = find("clGetKernelWorkGroupInfo");
+  cl_int (*ReleaseEvent)(cl_event) = find("clReleaseEvent");
+  cl_int (*ReleaseKernel)(cl_kernel) = find("clReleaseKernel");
+  cl_int (*ReleaseProgram)(cl_program) = find("clReleaseProgram");
+  cl_int (*ReleaseMemObject)(cl_mem) = find("clReleaseMemObject");
+  cl_int (*ReleaseCommandQueue)(cl_queue) = find("clReleaseCommandQueue");
+  cl_int (*ReleaseContext)(cl_context) = find("clReleaseContext");
   // Of OpenCL 2.0, and of Qualcomm's extension: null where the library has none.
-  cl_queue (*CreateCommandQueueWithProperties)(cl_context, cl_device, const cl_ulong*, cl_int*);
-  cl_recording (*NewRecordingQCOM)(cl_queue, cl_int*);
-  cl_int (*EndRecordingQCOM)(cl_recording);
-  cl_int (*EnqueueRecordingQCOM)(cl_queue, cl_recording, size_t, const void*, size_t, const void*, size_t, const void*, size_t, const void*, cl_uint, const cl_event*, cl_event*);
-  cl_int (*ReleaseRecordingQCOM)(cl_recording);
+  cl_queue (*CreateCommandQueueWithProperties)(cl_context, cl_device, const cl_ulong*, cl_int*) = find_optional("clCreateCommandQueueWithProperties");
+  cl_recording (*NewRecordingQCOM)(cl_queue, cl_int*) = find_optional("clNewRecordingQCOM");
+  cl_int (*EndRecordingQCOM)(cl_recording) = find_optional("clEndRecordingQCOM");
+  cl_int (*EnqueueRecordingQCOM)(cl_queue, cl_recording, size_t, const void*, size_t, const void*, size_t, const void*, size_t, const void*, cl_uint, const cl_event*, cl_event*) = find_optional("clEnqueueRecordingQCOM");
+  cl_int (*ReleaseRecordingQCOM)(cl_recording) = find_optional("clReleaseRecordingQCOM");
   // clang-format on
+
+ private:
+  struct Address {
+    void* address;
+    template <class Function>
+    operator Function*() const { return reinterpret_cast<Function*>(address); }
+  };
+  Address find_optional(const char* name) const;
+  Address find(const char* name);
 };
 
 /// Open the library that `path` names, else the first of $TORCHEDGE_OPENCL, the loader and the vendors' places

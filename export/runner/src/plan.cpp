@@ -1,4 +1,5 @@
-#include "plan.h"
+// The streaming plan of a bundle: reads of the weights file, copies to the device, and what waits for what.
+#include "program.h"
 
 #include <algorithm>
 #include <set>

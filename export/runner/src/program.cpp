@@ -8,6 +8,7 @@ namespace {
 
 constexpr size_t kMaxItems = size_t{1} << 16;
 constexpr size_t kMaxArguments = 256;
+constexpr std::initializer_list<const char*> kRoles = {"input", "parameter", "buffer", "state", "constant", "output", "intermediate"};
 constexpr int64_t kItemsPerElement = 64;  // far more work-items than any schedule takes
 
 Tensor read_tensor(const Entry& entry) {
@@ -16,11 +17,10 @@ Tensor read_tensor(const Entry& entry) {
   tensor.name = entry.at("name").text();
   tensor.form.shape = entry.at("shape").integers(0, kMaxSize, kMaxRank);
   tensor.form.dtype = read_dtype(entry.at("dtype"));
-  tensor.role = static_cast<Role>(
-      entry.at("role").word({"input", "parameter", "buffer", "state", "constant", "output", "intermediate"}));
+  tensor.role = static_cast<Role>(entry.at("role").word(kRoles));
   tensor.form.layout = read_layout(entry.at("layout"), tensor.form.shape);
-  if (auto fill = entry.find("fill"); fill.present()) tensor.fill = fill.number();
-  if (auto divisor = entry.find("divisor"); divisor.present()) tensor.divisor = divisor.boolean();
+  tensor.fill = entry.find("fill").number();
+  tensor.divisor = entry.find("divisor").boolean();
   if (auto indices = entry.find("indices"); indices.present()) {
     indices.only({"low", "high", "ignored"});
     IndexRange range{indices.at("low").integer(-kMaxSize, kMaxSize), indices.at("high").integer(-kMaxSize, kMaxSize), {}};
@@ -42,15 +42,13 @@ Kernel read_kernel(const Entry& entry, const std::map<std::string, std::string>&
   entry.at("load_class").word({"elemental", "hierarchical", "reusable"});
   for (const Entry& access : entry.at("access").items(kMaxArguments))
     kernel.access.push_back(static_cast<Access>(access.word({"read", "write", "update"})));
-  if (auto pairs = entry.find("in_place"); pairs.present())
-    for (const Entry& pair : pairs.items(kMaxItems)) {
-      auto places = pair.integers(0, static_cast<int64_t>(kernel.access.size()) - 1, 2, 2);
-      if (places.size() == 2) kernel.in_place.emplace(places[0], places[1]);
-    }
-  if (auto local = entry.find("local_bytes"); local.present()) kernel.local_bytes = local.integer(0, kMaxSize);
-  if (auto sizes = entry.find("sizes"); sizes.present()) kernel.sizes = sizes.integer(0, kMaxArguments - 1);
-  if (auto checks = entry.find("checks"); checks.present() && checks.boolean())
-    entry.refuse("was made with checks; expected one without: export the bundle again");
+  for (const Entry& pair : entry.find("in_place").items(kMaxItems)) {
+    auto places = pair.integers(0, static_cast<int64_t>(kernel.access.size()) - 1, 2, 2);
+    if (places.size() == 2) kernel.in_place.emplace(places[0], places[1]);
+  }
+  kernel.local_bytes = entry.find("local_bytes").integer(0, kMaxSize);
+  kernel.sizes = entry.find("sizes").integer(0, kMaxArguments - 1);
+  if (entry.find("checks").boolean()) entry.refuse("was made with checks; expected one without: export the bundle again");
   auto digest = entry.at("sha256").sha256();
   auto source = sources.find(kernel.name);
   if (source == sources.end()) {
@@ -74,10 +72,9 @@ Launch read_launch(const Entry& entry, const Program& program) {
   launch.kernel = entry.at("kernel").integer(0, static_cast<int64_t>(program.kernels.size()) - 1);
   launch.tensors = entry.at("tensors").integers(0, static_cast<int64_t>(program.tensors.size()) - 1, kMaxArguments);
   launch.global = work_items(entry.at("global_size"));
-  if (auto local = entry.find("local_size"); local.present()) launch.local = work_items(local);
-  if (auto scope = entry.find("scope"); scope.present()) launch.scope = scope.text(4000, 0);
-  if (auto sizes = entry.find("sizes"); sizes.present())
-    launch.sizes = sizes.integers(INT32_MIN, INT32_MAX, kMaxArguments);
+  launch.local = work_items(entry.find("local_size"));
+  launch.scope = entry.find("scope").text(4000, 0);
+  launch.sizes = entry.find("sizes").integers(INT32_MIN, INT32_MAX, kMaxArguments);
   return launch;
 }
 
@@ -126,7 +123,7 @@ Arena arena_of(const Entry& entry, const Program& program) {
   entry.only({"nbytes", "offsets", "slots", "slot_of", "live_bytes", "allocation_bytes", "pieces"});
   arena.nbytes = entry.at("nbytes").integer(0, kMaxSize);
   arena.live_bytes = entry.at("live_bytes").integer(0, kMaxSize);
-  if (auto pieces = entry.find("pieces"); pieces.present()) arena.pieces = pieces.integers(1, kMaxSize, kMaxItems);
+  arena.pieces = entry.find("pieces").integers(1, kMaxSize, kMaxItems);
   if (arena.pieces.empty() && arena.nbytes > 0) arena.pieces = {arena.nbytes};
   if (std::accumulate(arena.pieces.begin(), arena.pieces.end(), int64_t{0}) != arena.nbytes)
     entry.refuse("has pieces of other bytes than " + std::to_string(arena.nbytes));
@@ -274,8 +271,7 @@ void read_arena(const Entry& entry, Program& program) {
 }
 
 const char* name_of(Role role) {
-  const char* names[] = {"input", "parameter", "buffer", "state", "constant", "output", "intermediate"};
-  return names[static_cast<int>(role)];
+  return kRoles.begin()[static_cast<int>(role)];
 }
 
 std::vector<int64_t> Arena::allocations() const {
@@ -349,6 +345,23 @@ std::vector<int64_t> Program::fed() const {
     if (std::none_of(hyperparameters.begin(), hyperparameters.end(), [&](auto& item) { return item.second == index; }))
       fed.push_back(index);
   return fed;
+}
+
+Status check_entries(const std::string& path, const FileHeader& header, const std::vector<const Tensor*>& tensors, bool packed, const std::string& advice) {
+  std::set<std::string> names;
+  for (const Tensor* tensor : tensors) {
+    const Form& form = tensor->form;
+    names.insert(tensor->name);
+    auto entry = header.entries.find(tensor->name);
+    if (entry == header.entries.end() && tensor->role == Role::state) continue;
+    if (entry == header.entries.end()) return Error{path + ": holds no " + name_of(tensor->role) + " " + tensor->name + advice};
+    if (entry->second.dtype != form.dtype || entry->second.shape != (packed ? form.packed_shape() : form.shape))
+      return Error{path + ": holds " + tensor->name + " with another shape or dtype than the program's " + form.text() + advice};
+  }
+  for (const auto& [name, entry] : header.entries)
+    if (!names.count(name) && !(packed && name.rfind("~padding.", 0) == 0))
+      return Error{path + ": holds " + name.substr(0, 80) + ", which the model does not keep" + advice};
+  return {};
 }
 
 Result<Program> read_program(const std::string& name, const std::string& text,

@@ -125,6 +125,12 @@ void split_arena(Program& program, int64_t most, int64_t alignment);
 Result<Program> read_program(const std::string& name, const std::string& text,
                              const std::map<std::string, std::string>& sources);
 
+/// Check that a file holds each tensor, packed or as an array, and nothing else; states may be absent.
+Status check_entries(const std::string& path, const FileHeader& header, const std::vector<const Tensor*>& tensors, bool packed, const std::string& advice);
+
+/// Give a program the loads and the arena of its streaming plan, checked: `header` and `nbytes` are the weights file's.
+Status read_plan(const std::string& name, const std::string& text, const FileHeader& header, int64_t nbytes, Program& program);
+
 /// Give a program the arena of a document, in which streamed weights have places, too.
 void read_arena(const Entry& entry, Program& program);
 

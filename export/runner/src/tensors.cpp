@@ -1,7 +1,8 @@
 #include "tensors.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 namespace torchedge {
@@ -88,6 +89,18 @@ DType read_dtype(const Entry& entry) {
       {"float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "uint32"}));
 }
 
+Half Half::of(double value) {
+  int exponent = 0;
+  int mantissa = static_cast<int>(std::frexp(value, &exponent) * 2048);
+  return {static_cast<uint16_t>(mantissa ? ((exponent + 14) << 10) + mantissa - 1024 : 0)};
+}
+
+Half::operator double() const {
+  int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double value = exponent == 0 ? std::ldexp(fraction, -24) : exponent == 31 ? (fraction ? NAN : INFINITY) : std::ldexp(fraction + 1024, exponent - 25);
+  return bits >> 15 ? -value : value;
+}
+
 int64_t product(const int64_t* begin, const int64_t* end) {
   int64_t result = 1;
   for (auto size = begin; size != end; ++size)
@@ -105,47 +118,41 @@ Layout read_layout(const Entry& entry, const Shape& shape) {
   Layout layout;
   entry.only({"order", "storage", "split", "pattern", "fold", "row_texels"});
   layout.order = entry.at("order").integers(0, kMaxRank - 1, kMaxRank);
-  if (auto storage = entry.find("storage"); storage.present())
-    layout.storage = static_cast<Storage>(storage.word({"buffer", "image", "image_buffer"}));
-  if (auto split = entry.find("split"); split.present()) layout.split = split.integer(0, kMaxRank);
-  if (auto fold = entry.find("fold"); fold.present()) layout.fold = fold.integer(1, kMaxExtent);
-  if (auto row = entry.find("row_texels"); row.present()) layout.row_texels = row.integer(0, kMaxExtent);
-  if (auto pattern = entry.find("pattern"); pattern.present())
-    layout.pattern = pattern.word({"row", "column", "block-2", "block-4", "block-8"});
-  layout.settle(entry, shape);
-  return layout;
-}
-
-void Layout::settle(const Entry& entry, const Shape& shape) {
-  std::vector<int64_t> sorted = order, all(shape.size());
+  layout.storage = static_cast<Storage>(entry.find("storage").word({"buffer", "image", "image_buffer"}));
+  layout.split = entry.find("split").integer(0, kMaxRank);
+  layout.fold = entry.find("fold").integer(1, kMaxExtent, 1);
+  layout.row_texels = entry.find("row_texels").integer(0, kMaxExtent);
+  layout.pattern = entry.find("pattern").word({"row", "column", "block-2", "block-4", "block-8"});
+  std::vector<int64_t> sorted = layout.order, all(shape.size());
   std::iota(all.begin(), all.end(), 0);
   std::sort(sorted.begin(), sorted.end());
-  if (sorted != all || split > static_cast<int64_t>(shape.size())) {
+  if (sorted != all || layout.split > static_cast<int64_t>(shape.size())) {
     entry.refuse("has an order or a split of other dimensions than the tensor's " + std::to_string(shape.size()));
-    *this = Layout();
-    order = all;
-    return;
+    layout = Layout();
+    layout.order = all;
+    return layout;
   }
-  if (!image()) {
-    if (split != 0 || fold != 1 || row_texels != 0 || pattern != kRow)
+  if (!layout.image()) {
+    if (layout.split != 0 || layout.fold != 1 || layout.row_texels != 0 || layout.pattern != kRow)
       entry.refuse("is a buffer; expected neither split, pattern, fold nor row_texels");
-    return;
+    return layout;
   }
   Shape sizes;
-  for (int64_t d : order) sizes.push_back(shape[d]);
+  for (int64_t d : layout.order) sizes.push_back(shape[d]);
   if (sizes.empty()) sizes.push_back(1);
   sizes.back() = ceil_div(sizes.back(), kLanes);
-  steps = product(sizes.data() + split, sizes.data() + sizes.size());
-  lines = product(sizes.data(), sizes.data() + split);
-  int64_t many_steps = std::max<int64_t>(steps, 1), many_lines = std::max<int64_t>(lines, 1);
-  if (pattern == kColumn) std::swap(many_steps, many_lines);
-  width = ceil_div(ceil_div(many_steps, kRows[pattern]), fold);
-  height = std::min(many_lines, kMaxExtent + 1) * kRows[pattern] * fold;
-  if (width > kMaxExtent || height > kMaxExtent)
-    entry.refuse("is an image of " + std::to_string(width) + " x " + std::to_string(height) +
+  layout.steps = product(sizes.data() + layout.split, sizes.data() + sizes.size());
+  layout.lines = product(sizes.data(), sizes.data() + layout.split);
+  int64_t many_steps = std::max<int64_t>(layout.steps, 1), many_lines = std::max<int64_t>(layout.lines, 1);
+  if (layout.pattern == kColumn) std::swap(many_steps, many_lines);
+  layout.width = ceil_div(ceil_div(many_steps, kRows[layout.pattern]), layout.fold);
+  layout.height = std::min(many_lines, kMaxExtent + 1) * kRows[layout.pattern] * layout.fold;
+  if (layout.width > kMaxExtent || layout.height > kMaxExtent)
+    entry.refuse("is an image of " + std::to_string(layout.width) + " x " + std::to_string(layout.height) +
                  " texels; expected at most " + std::to_string(kMaxExtent) + " each way");
-  bool pitched = storage == Storage::image_buffer ? row_texels >= width : row_texels == 0;
-  if (!pitched) entry.refuse("has row_texels " + std::to_string(row_texels) + " for an image " + std::to_string(width) + " wide");
+  bool pitched = layout.storage == Storage::image_buffer ? layout.row_texels >= layout.width : layout.row_texels == 0;
+  if (!pitched) entry.refuse("has row_texels " + std::to_string(layout.row_texels) + " for an image " + std::to_string(layout.width) + " wide");
+  return layout;
 }
 
 std::pair<int64_t, int64_t> Layout::place(int64_t step, int64_t line) const {
@@ -256,28 +263,22 @@ Status write_tensors(const std::string& path, std::vector<FileTensor> tensors,
   std::sort(tensors.begin(), tensors.end(), [](const FileTensor& a, const FileTensor& b) {
     return std::pair(-size_of(a.dtype), a.name) < std::pair(-size_of(b.dtype), b.name);
   });
-  std::string header;
+  using Ordered = nlohmann::ordered_json;
+  Ordered::object_t entries;
   int64_t end = 0, most = 0;
-  for (const auto& [key, value] : metadata) header += (header.empty() ? "" : ",") + quoted(key) + ":" + quoted(value);
-  if (!header.empty()) header = "\"__metadata__\":{" + header + "}";
+  if (!metadata.empty()) entries.emplace_back("__metadata__", metadata);
   for (const FileTensor& tensor : tensors) {
     int64_t nbytes = product(tensor.shape) * size_of(tensor.dtype);
-    std::string sizes;
-    for (int64_t size : tensor.shape) sizes += (sizes.empty() ? "" : ",") + std::to_string(size);
-    header += (header.empty() ? "" : ",") + quoted(tensor.name) + ":{\"dtype\":\"" + code_of(tensor.dtype) +
-              "\",\"shape\":[" + sizes + "],\"data_offsets\":[" + std::to_string(end) + "," +
-              std::to_string(end + nbytes) + "]}";
+    entries.emplace_back(tensor.name, Ordered{{"dtype", code_of(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {end, end + nbytes}}});
     end += nbytes;
     most = std::max(most, nbytes);
   }
-  header = "{" + header + "}";
+  std::string header = Ordered(std::move(entries)).dump(-1, ' ', false, Ordered::error_handler_t::replace);
   header.resize(round_up(header.size(), 8), ' ');
   if (static_cast<int64_t>(header.size()) > kMaxHeader) return Error{path + ": has too many tensors for one file"};
   return write_atomically(path, [&](const Sink& sink) -> Status {
-    unsigned char mark[8];
-    for (int k = 0; k < 8; ++k) mark[k] = static_cast<uint64_t>(header.size()) >> (8 * k) & 255;
-    TE_CHECK(sink(mark, 8));
-    TE_CHECK(sink(header.data(), header.size()));
+    const std::string head = bytes_of(header.size()) + header;
+    TE_CHECK(sink(head.data(), head.size()));
     std::string data(most, '\0');  // one tensor at a time
     for (const FileTensor& tensor : tensors) {
       TE_CHECK(tensor.read(data.data()));

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,7 +20,51 @@ const char* name_of(DType dtype);
 /// Its name in safetensors files.
 const char* code_of(DType dtype);
 int64_t size_of(DType dtype);
+inline bool is_float(DType dtype) { return dtype <= DType::float64; }
 DType read_dtype(const Entry& entry);
+
+/// A number of float16: its bits.
+struct Half {
+  uint16_t bits = 0;
+  /// Half of a number from 0 to 65504 that it holds exactly, and is 0 or at least 2^-14.
+  static Half of(double value);
+  operator double() const;
+};
+
+/// Call a function with a number of a dtype's type; of booleans with a byte.
+template <class Function>
+auto with_type(DType dtype, Function function) {
+  switch (dtype) {
+    case DType::float32: return function(float{});
+    case DType::float16: return function(Half{});
+    case DType::float64: return function(double{});
+    case DType::int64: return function(int64_t{});
+    case DType::int32: return function(int32_t{});
+    case DType::int16: return function(int16_t{});
+    case DType::int8: return function(int8_t{});
+    case DType::uint32: return function(uint32_t{});
+    default: return function(uint8_t{});
+  }
+}
+
+/// Element k of an array as a number of this type.
+template <class Number>
+Number element_of(DType dtype, const void* array, int64_t k) {
+  return with_type(dtype, [&](auto element) {
+    std::memcpy(&element, static_cast<const char*>(array) + k * sizeof element, sizeof element);
+    return static_cast<Number>(element);
+  });
+}
+
+/// Make element k of an array a number, which its dtype holds exactly.
+template <class Number>
+void put_element(DType dtype, void* array, int64_t k, Number number) {
+  with_type(dtype, [&](auto element) {
+    if constexpr (std::is_same_v<decltype(element), Half>) element = Half::of(static_cast<double>(number));
+    else element = static_cast<decltype(element)>(number);
+    std::memcpy(static_cast<char*>(array) + k * sizeof element, &element, sizeof element);
+  });
+}
 
 using Shape = std::vector<int64_t>;
 constexpr int64_t kMaxSize = int64_t{1} << 40;
@@ -43,11 +88,10 @@ struct Layout {
   int64_t steps = 1, lines = 1, width = 1, height = 1;
 
   bool image() const { return storage != Storage::buffer; }
-  /// Check it against a shape and compute what follows; errors go to the entry.
-  void settle(const Entry& entry, const Shape& shape);
   /// Column and row of a texel.
   std::pair<int64_t, int64_t> place(int64_t step, int64_t line) const;
 };
+/// Read a layout, check it against a shape and compute what follows.
 Layout read_layout(const Entry& entry, const Shape& shape);
 
 /// What a tensor is, apart from its role in a program.

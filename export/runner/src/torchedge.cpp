@@ -28,7 +28,6 @@ Json ports_json(const std::vector<Port>& ports) {
   return list;
 }
 
-Json report(const Executor& executor);
 Json limits_json(const Executor& executor) {
   const ClDevice& device = executor.device();
   return {{"name", device.name}, {"vendor", device.vendor}, {"platform", device.platform_name}, {"opencl", device.version},
@@ -38,34 +37,6 @@ Json limits_json(const Executor& executor) {
           {"image_width", device.image_width}, {"image_height", device.image_height}, {"pitch_alignment", device.pitch_alignment},
           {"image_from_buffer", device.image_from_buffer()}, {"half", device.has("cl_khr_fp16")}, {"double", device.has("cl_khr_fp64")},
           {"warp", executor.figures().warp}};
-}
-
-std::string describe(const Executor& executor) {
-  const Bundle& bundle = executor.bundle();
-  Json state = Json::array(), methods = Json::array();
-  for (const auto& [tensor, memory] : executor.kept()) {
-    state.push_back(port_json(tensor->name, tensor->form.shape, tensor->form.dtype));
-    state.back()["role"] = name_of(tensor->role);
-  }
-  for (const Method& method : bundle.methods)
-    methods.push_back({{"name", method.name}, {"inputs", ports_json(method.inputs)}, {"outputs", ports_json(method.outputs)}});
-  Json document = {{"model", bundle.model},
-                   {"mode", bundle.trains ? "train" : "infer"},
-                   {"accumulation", bundle.accumulation},
-                   {"sha256", bundle.sha256},
-                   {"made_for", bundle.made_for},
-                   {"device", executor.device().title()},
-                   {"driver", executor.device().driver},
-                   {"methods", methods},
-                   {"limits", limits_json(executor)},
-                   {"inputs", ports_json(bundle.methods[0].inputs)},
-                   {"outputs", ports_json(bundle.methods[0].outputs)},
-                   {"state", state},
-                   {"hyperparameters", executor.hyperparameters()},
-                   {"launches", bundle.programs[0].launches.size()},
-                   {"streams", bundle.streams},
-                   {"figures", report(executor)}};
-  return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 /// A quantile of sorted times, interpolated between its neighbours; 0 of none.
@@ -103,25 +74,58 @@ Json report(const Executor& executor) {
   return document;
 }
 
-/// Run a function of the executor; its error, or that of memory that ran out, is the handle's.
+std::string describe(const Executor& executor) {
+  const Bundle& bundle = executor.bundle();
+  Json state = Json::array(), methods = Json::array();
+  for (const auto& [tensor, memory] : executor.kept()) {
+    state.push_back(port_json(tensor->name, tensor->form.shape, tensor->form.dtype));
+    state.back()["role"] = name_of(tensor->role);
+  }
+  for (const Method& method : bundle.methods)
+    methods.push_back({{"name", method.name}, {"inputs", ports_json(method.inputs)}, {"outputs", ports_json(method.outputs)}});
+  Json document = {{"model", bundle.model},
+                   {"mode", bundle.trains ? "train" : "infer"},
+                   {"accumulation", bundle.accumulation},
+                   {"sha256", bundle.sha256},
+                   {"made_for", bundle.made_for},
+                   {"device", executor.device().title()},
+                   {"driver", executor.device().driver},
+                   {"methods", methods},
+                   {"limits", limits_json(executor)},
+                   {"inputs", ports_json(bundle.methods[0].inputs)},
+                   {"outputs", ports_json(bundle.methods[0].outputs)},
+                   {"state", state},
+                   {"hyperparameters", executor.hyperparameters()},
+                   {"launches", bundle.programs[0].launches.size()},
+                   {"streams", bundle.streams},
+                   {"figures", report(executor)}};
+  return document.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+/// Run a function under the lock of a handle; its error, or that of memory that ran out, is the handle's.
+template <class Function>
+int guarded(torchedge_bundle& handle, Function function) {
+  std::lock_guard<std::mutex> held(handle.lock);
+  try {
+    Status status = function();
+    handle.error = status.ok() ? "" : status.error().text;
+    return status.ok() ? 0 : -1;
+  } catch (const std::bad_alloc&) {
+    handle.error.assign("the host has too little memory");
+  } catch (...) {
+    handle.error.assign("an unexpected failure: report it");
+  }
+  return -1;
+}
+
+/// Run a function of the executor; a bundle that did not open still says why.
 template <class Function>
 int call(torchedge_bundle* handle, Function function) {
   if (handle == nullptr) return -1;
-  std::lock_guard<std::mutex> held(handle->lock);
-  try {
-    if (handle->executor == nullptr) {
-      if (handle->error.empty()) handle->error = "the bundle is not open";
-      return -1;
-    }
-    Status status = function(*handle->executor);
-    handle->error = status.ok() ? "" : status.error().text;
-    return status.ok() ? 0 : -1;
-  } catch (const std::bad_alloc&) {
-    handle->error.assign("the host has too little memory");
-  } catch (...) {
-    handle->error.assign("an unexpected failure: report it");
-  }
-  return -1;
+  return guarded(*handle, [&]() -> Status {
+    if (handle->executor == nullptr) return Error{handle->error};
+    return function(*handle->executor);
+  });
 }
 
 std::string given(const char* text) { return text == nullptr ? "" : text; }
@@ -132,30 +136,17 @@ int torchedge_open(const char* folder, const torchedge_options* options, torched
   if (handle == nullptr) return -1;
   *handle = new (std::nothrow) torchedge_bundle();
   if (*handle == nullptr) return -1;
-  try {
+  return guarded(**handle, [&]() -> Status {
     const torchedge_options chosen = options == nullptr ? torchedge_options{} : *options;
     Settings settings{given(chosen.device), given(chosen.library), given(chosen.cache),
                       static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), chosen.hints, chosen.time_launches, nullptr};
     if (chosen.progress != nullptr)
       settings.progress = [chosen](int done, int total) { chosen.progress(chosen.context, done, total); };
-    auto bundle = open_bundle(given(folder), given(chosen.sha256));
-    if (!bundle.ok()) {
-      (*handle)->error = bundle.error().text;
-      return -1;
-    }
-    auto executor = Executor::create(std::move(bundle.value()), settings);
-    if (!executor.ok()) {
-      (*handle)->error = executor.error().text;
-      return -1;
-    }
-    (*handle)->executor = std::move(executor.value());
-    return 0;
-  } catch (const std::bad_alloc&) {
-    (*handle)->error.assign("the host has too little memory");
-  } catch (...) {
-    (*handle)->error.assign("an unexpected failure: report it");
-  }
-  return -1;
+    TE_TRY(bundle, open_bundle(given(folder), given(chosen.sha256)));
+    TE_TRY(executor, Executor::create(std::move(bundle), settings));
+    (*handle)->executor = std::move(executor);
+    return {};
+  });
 }
 
 const char* torchedge_describe(torchedge_bundle* handle) {

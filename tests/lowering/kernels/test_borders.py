@@ -1,7 +1,5 @@
 """Zero padding from the border of an image: the same as by comparing, in every layout."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Products and convolutions by every schedule, on PoCL, against PyTorch in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

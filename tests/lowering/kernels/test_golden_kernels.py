@@ -3,8 +3,6 @@
 `pytest tests/lowering/kernels/test_golden_kernels.py --update-golden` writes the new ones.
 """
 
-from __future__ import annotations
-
 import re
 from math import prod
 

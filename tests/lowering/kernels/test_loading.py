@@ -1,7 +1,5 @@
 """Loading slots on PoCL: a kernel's own results stay bit for bit, and the target holds the source's bytes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

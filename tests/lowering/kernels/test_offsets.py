@@ -1,7 +1,5 @@
 """Kernels with offsets into the arena compute the same bits as kernels that get parts of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Kernels over rows and element by element compute the same by every legal schedule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -19,12 +17,7 @@ from torchedge.lowering.fusion import form_groups
 from torchedge.lowering.kernels.nests import nest_of
 from torchedge.lowering.nodes import Stored, nodes_below
 from torchedge.lowering.placement import place_tensors
-from torchedge.lowering.schedules import (
-    ContractionSchedule,
-    RowsExtents,
-    RowsSchedule,
-    is_legal,
-)
+from torchedge.lowering.schedules import ContractionSchedule, RowsExtents, RowsSchedule, is_legal
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.translation import Translation
 from torchedge.textures.layouts import Layout

@@ -1,7 +1,5 @@
 """What tests of rules share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Batch normalization in training and evaluation, with its gradients, against PyTorch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from oracles.rule_checks import apply, check

@@ -1,7 +1,5 @@
 """What PyTorch's samples of operators lack: whole numbers, bools, ties, missing numbers, rare arguments."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """The negative log likelihood, against PyTorch."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from oracles.nodes import compute

@@ -1,7 +1,5 @@
 """Copies and conversions, against PyTorch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from oracles.rule_checks import check

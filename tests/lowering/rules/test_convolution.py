@@ -1,7 +1,5 @@
 """Convolutions and their gradients: the same as PyTorch's."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

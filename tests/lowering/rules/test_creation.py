@@ -1,7 +1,5 @@
 """Constants, ranges and random numbers, against PyTorch and the generator's paper."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Small, huge and missing numbers through OpenCL, mixed within vectors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Group normalization and its gradients through OpenCL, over shapes, against PyTorch in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Elements at places that tensors hold, read and written: the same as PyTorch's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Products of matrices and vectors: the same as PyTorch's."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from oracles.nodes import compute

@@ -1,7 +1,5 @@
 """Layer, group and RMS normalization with their gradients, against PyTorch."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

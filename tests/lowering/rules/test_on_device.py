@@ -4,8 +4,6 @@ Long rows, odd rows, rows that lie across memory; kernels for a CPU and those fo
 a work-group. Held against PyTorch in float64, norm-wise.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -57,10 +55,7 @@ CASES = {
         aten._log_softmax_backward_data.default,
         (normal(37, 1001), LOGITS.log_softmax(1), 1, torch.float64),
     ),
-    "batch norm": (
-        aten._native_batch_norm_legit_functional.default,
-        (IMAGES, *CHANNELS, True, 0.1, 1e-5),
-    ),
+    "batch norm": (aten._native_batch_norm_legit_functional.default, (IMAGES, *CHANNELS, True, 0.1, 1e-5)),
     "batch norm in evaluation": (
         aten._native_batch_norm_legit_no_training.default,
         (IMAGES, *CHANNELS, 0.1, 1e-5),

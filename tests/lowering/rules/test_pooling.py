@@ -1,7 +1,5 @@
 """Pooling and its gradients: the same as PyTorch's."""
 
-from __future__ import annotations
-
 import torch
 from oracles.rule_checks import check
 

@@ -1,7 +1,5 @@
 """Promotion of dtypes, against torch.result_type."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

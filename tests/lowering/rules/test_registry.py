@@ -1,7 +1,5 @@
 """Each rule has an entry in `torchedge.ops`, or is of an operator that only captured steps hold."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchedge.errors import LoweringError

@@ -1,7 +1,5 @@
 """Tensors drawn at other sizes: the same as PyTorch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from oracles.rule_checks import check

@@ -1,7 +1,5 @@
 """PyTorch's own samples of every operator, with gradients: nodes in numpy against float64."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("expecttest", reason="PyTorch's operator samples import it")

@@ -1,7 +1,5 @@
 """Running sums, products and extremes, against PyTorch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from oracles.rule_checks import check

@@ -1,7 +1,5 @@
 """Many sources to the rows that others name: sorted first, so that work does not grow as their product."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -52,10 +50,7 @@ CASES = {
         (BASE, 0, places(40, 45, 25), normal(45, 28), "mean"),
         {"include_self": False},
     ),
-    "index_put": (
-        aten.index_put.default,
-        (BASE, [places(40, 333), places(30, 333)], normal(333), True),
-    ),
+    "index_put": (aten.index_put.default, (BASE, [places(40, 333), places(30, 333)], normal(333), True)),
     "index_put, separable": (
         aten.index_put.default,
         (normal(2, 6, 5), [None, places(6, 9, 1), places(5, 8)], normal(2, 9, 8), True),

@@ -1,7 +1,5 @@
 """Functions around gamma and erf, against PyTorch; their text in single precision on a device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What operators keep and allocate, replayed from PyTorch: against real steps on the CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The first step, later ones, and an evaluation between them, in one allocator."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

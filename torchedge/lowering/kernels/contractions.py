@@ -239,10 +239,7 @@ def _copy_cols(text: _ProductText, cut: Mapping[str, int], meets: _Value | None,
     width, deep = int(b.width), cut["depth"] * tile
     if not b.along_inner:
         body.add(f"__local {text.type}* to = b_block;")
-        with (
-            _points(text, cut, meets),
-            body.block(f"for (int q = inner; q < inner_end; ++q, to += {tile})"),
-        ):
+        with _points(text, cut, meets), body.block(f"for (int q = inner; q < inner_end; ++q, to += {tile})"):
             body.add(*_at_depth(product, 1))
             with body.block(f"for (int c = 0; c < cols; c += {width})"):
                 body.add(*places(b.loops, "col0 + c", last_of(b.loops), width), *value.lines)
@@ -261,8 +258,7 @@ def _copy_cols(text: _ProductText, cut: Mapping[str, int], meets: _Value | None,
                 body.add(*places(b.loops, column), *value.lines, f"v[x] = {value.value};")
             _transpose(body, value.type, width)
             body.add(
-                UNROLL,
-                f"for (int x = 0; x < {width}; ++x) *(__local {value.type}*)(to + x * {tile}) = v[x];",
+                UNROLL, f"for (int x = 0; x < {width}; ++x) *(__local {value.type}*)(to + x * {tile}) = v[x];"
             )
 
 

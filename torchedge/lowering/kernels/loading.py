@@ -60,11 +60,7 @@ _UNITS: dict[Destination, _Unit] = {
         "slot_target[slot_at] = {0};",
     ),
     "float32 image": _Unit(
-        "write_only image2d_t slot_target",
-        VECTOR_BYTES,
-        "float4",
-        "as_float4(slot_source[{0}])",
-        _TEXEL,
+        "write_only image2d_t slot_target", VECTOR_BYTES, "float4", "as_float4(slot_source[{0}])", _TEXEL
     ),
     "float16 image": _Unit(
         "write_only image2d_t slot_target",

@@ -13,13 +13,7 @@ from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.contractions import write_contraction
 from torchedge.lowering.kernels.loops import every_offset
 from torchedge.lowering.kernels.products import Product, last_of, product_of
-from torchedge.lowering.kernels.rows import (
-    RowsNest,
-    elements_nest,
-    joining_schedule,
-    rows_nest,
-    write_rows,
-)
+from torchedge.lowering.kernels.rows import RowsNest, elements_nest, joining_schedule, rows_nest, write_rows
 from torchedge.lowering.kernels.sources import Arguments, KernelSource, arguments_of
 from torchedge.lowering.kernels.tilings import result_width, tiling_of, widest
 from torchedge.lowering.nodes import Contraction, Node, Pointwise, Rows, Stored

@@ -33,14 +33,7 @@ from torchedge.lowering.kernels.loops import (
     work_of,
     write_all,
 )
-from torchedge.lowering.kernels.sources import (
-    Arguments,
-    Body,
-    KernelSource,
-    WorkItems,
-    declared,
-    spread,
-)
+from torchedge.lowering.kernels.sources import Arguments, Body, KernelSource, WorkItems, declared, spread
 from torchedge.lowering.nodes import Node, Pointwise, Rows, Stage
 from torchedge.lowering.schedules import RowsExtents, RowsSchedule, default_schedule
 from torchedge.lowering.targets import Target
@@ -399,10 +392,7 @@ def _can_cut(host: Rows) -> bool:
 
 
 def _strides(
-    bodies: Sequence[Scalar],
-    stores: Stores,
-    arguments: Arguments,
-    moved: Mapping[Axis, Index] | None = None,
+    bodies: Sequence[Scalar], stores: Stores, arguments: Arguments, moved: Mapping[Axis, Index] | None = None
 ) -> dict[Axis, int]:
     """Return the strides of the host's axes in the operand that most is read of.
 
@@ -535,9 +525,7 @@ def _work_items(text: _Text, serial: bool) -> WorkItems:
         inside = " && ".join([f"x_{axis.name} == {axis.name}" for axis in uneven])
         statements.append(("inside", inside))
     return WorkItems(
-        tuple(declared([*statements, *own])),
-        (prod(blocks.values()) * parts * text.group,),
-        (text.group,),
+        tuple(declared([*statements, *own])), (prod(blocks.values()) * parts * text.group,), (text.group,)
     )
 
 

@@ -69,11 +69,7 @@ def write_updates(
         lane, axes, items = nest.lane(False), [], 1
         width = width_of(lane.extent if lane else 1, target.vector)
         renderer = Renderer(
-            arguments.site_of,
-            lane if width > 1 else None,
-            width,
-            helpers=body.helpers,
-            prefix=f"v{number}_",
+            arguments.site_of, lane if width > 1 else None, width, helpers=body.helpers, prefix=f"v{number}_"
         )
         write_all(renderer, nest.stores, arguments)
         for axis in reversed(nest.rows):

@@ -401,13 +401,7 @@ def scatter_reduce(
 
 @rule("index_reduce", indexes=ranges.along_dim)
 def index_reduce(
-    result: Result,
-    input: Node,
-    dim: int,
-    index: Node,
-    source: Node,
-    reduce: str,
-    include_self: bool = True,
+    result: Result, input: Node, dim: int, index: Node, source: Node, reduce: str, include_self: bool = True
 ) -> Node:
     """Input joined with source (prod, mean, amax or amin) at the indices of a dimension that index names."""
     flat, rows = reshaped(index, (index.numel,)), input.shape[dim] if input.shape else 1

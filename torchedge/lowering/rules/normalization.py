@@ -238,12 +238,7 @@ def group_norm(
     means = builder.row(mean, result.dtypes[1])
     rstds = builder.row(lambda *_: apply("rsqrt", squares / builder.count + eps), result.dtypes[2])
     output = _normalized(
-        x,
-        result.dtype,
-        (means, rstds),
-        (weight, bias),
-        lambda at: at[:2],
-        lambda at: (at[1] * each + at[2],),
+        x, result.dtype, (means, rstds), (weight, bias), lambda at: at[:2], lambda at: (at[1] * each + at[2],)
     )
     return reshaped(output, input.shape), means, rstds
 

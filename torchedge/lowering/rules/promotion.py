@@ -10,10 +10,7 @@ from torchedge.lowering.nodes import Node, Pointwise
 from torchedge.lowering.rules.registry import Result
 
 _ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-_TOGETHER = {
-    frozenset(("uint8", "int8")): "int16",
-    frozenset(("float16", "bfloat16")): "float32",
-}
+_TOGETHER = {frozenset(("uint8", "int8")): "int16", frozenset(("float16", "bfloat16")): "float32"}
 _OF_NUMBERS: dict[type, str] = {bool: "bool", int: "int64", float: "float32"}
 
 

@@ -78,12 +78,7 @@ def extreme(
 @rule("max", kind="max", bounds=partial(ranges.places, output=1))
 @rule("min", kind="min", bounds=partial(ranges.places, output=1))
 def placed_extreme(
-    result: Result,
-    input: Node,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    kind: Literal["max", "min"],
+    result: Result, input: Node, dim: int | None = None, keepdim: bool = False, *, kind: Literal["max", "min"]
 ) -> Node | tuple[Node, ...]:
     """The extreme element, with its place where a dimension is given."""
     if dim is None:

@@ -65,12 +65,7 @@ def _at_class(
 
 @rule("nll_loss_forward", "nll_loss2d_forward", indexes=ranges.classes)
 def nll_loss(
-    result: Result,
-    input: Node,
-    target: Node,
-    reduction: int,
-    ignore_index: int,
-    weight: Node | None = None,
+    result: Result, input: Node, target: Node, reduction: int, ignore_index: int, weight: Node | None = None
 ) -> tuple[Node, Node]:
     """-weight[class] · input[class], reduced (the mean is over the weights), and the sum of the weights."""
     compute = arithmetic_dtype(result.dtype)

@@ -14,13 +14,7 @@ import numpy as np
 from torchedge.graphs.partitions import Buffer, PartGraph, Partition
 from torchedge.prediction.latency.rates import CompiledRates
 from torchedge.prediction.latency.roofline import WorkRows, WorkTimes
-from torchedge.prediction.latency.workload import (
-    FUSED_COLUMNS,
-    LAUNCHES,
-    STEP_PHASES,
-    Workload,
-    update_bytes,
-)
+from torchedge.prediction.latency.workload import FUSED_COLUMNS, LAUNCHES, STEP_PHASES, Workload, update_bytes
 from torchedge.prediction.memory.compiled_steps import FusedGraph
 
 _ITEM = 4

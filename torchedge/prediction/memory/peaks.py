@@ -266,10 +266,7 @@ class _Program:
         self.counted_from = len(before.events)
         self.events, self.persistent = [*before.events, *after], before.persistent
         self.sizes = [*before.sizes, *steady.sizes]
-        self.scratch = [
-            *before.scratch,
-            *((moved[s], name, entries) for s, name, entries in steady.scratch),
-        ]
+        self.scratch = [*before.scratch, *((moved[s], name, entries) for s, name, entries in steady.scratch)]
 
 
 def _written(family: GraphFamily, settings: StepSettings, *, first: bool) -> tuple[TapeWriter, list[int]]:

@@ -24,12 +24,7 @@ from torchedge.prediction.memory.decomposition import Layouts, decompose
 from torchedge.prediction.memory.rewriting import releases_of, without_bodies
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
-from torchedge.prediction.memory.workspaces import (
-    NAMES,
-    PHASES,
-    convolution_geometry,
-    convolution_kind,
-)
+from torchedge.prediction.memory.workspaces import NAMES, PHASES, convolution_geometry, convolution_kind
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))

@@ -11,7 +11,6 @@ import torch
 
 from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.exporting import Request, make_bundle
-from torchedge.bundles.manifests import Port
 from torchedge.devices import Device
 from torchedge.errors import DeviceError, TorchedgeError, clipped
 from torchedge.graphs import Mode
@@ -21,6 +20,7 @@ from torchedge.profiling.remote_runs import RemoteRunner, RunError, scratch_bund
 from torchedge.profiling.topologies import PROBE, set_up
 from torchedge.storage.tensors import write_tensors
 from torchedge.streaming.schedules import works_of
+from torchedge.texts import rounded
 
 Row = dict[str, Any]
 
@@ -93,7 +93,7 @@ def export_point(job: Mapping[str, Any], mode: Mode, batch: int, device: Device,
 def _measured(bundle: Bundle, there: RemoteDevice, remote: RemoteRunner, inputs: Path) -> Row:
     """Run a bundle: once to compile its kernels, then for its figures, then launch by launch."""
     draw = np.random.default_rng(0)
-    write_tensors(inputs, {port.name: _array(port, draw) for port in bundle.inputs})
+    write_tensors(inputs, {port.name: port.drawn(draw) for port in bundle.inputs})
 
     def run(steps: int, *words: str) -> Mapping[str, Any]:
         given = ["--steps", str(steps), "--figures", *words]
@@ -131,12 +131,5 @@ def launches_of(bundle: Bundle, launch_ns: Iterable[int]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
-def _array(port: Port, draw: np.random.Generator) -> np.ndarray[Any, Any]:
-    dtype = np.dtype(port.dtype)
-    return (
-        draw.standard_normal(port.shape).astype(dtype) if dtype.kind == "f" else np.zeros(port.shape, dtype)
-    )
-
-
 def _short(number: float) -> float:
-    return float(f"{number:.6g}")
+    return rounded(number, 6)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from torchedge.devices import Provenance, find_device, write_device
-from torchedge.devices.device import DEVICE_FILE
+from torchedge.devices import find_device, write_device
+from torchedge.devices.device import DEVICE_FILE, measured_figure
 from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.plans import CampaignPlan
@@ -225,8 +225,7 @@ def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> 
     total = environment.get("memory_total_mib")
     if isinstance(total, (int, float)) and total >= 1:
         source = f"{environment.get('probe')} on {environment.get('date')}: {environment.get('command')}"
-        figure = {"value": total, "unit": "MiB", "provenance": str(Provenance.MEASURED), "source": source}
-        document["figures"] = {"memory_mib": figure}
+        document["figures"] = {"memory_mib": measured_figure("memory_mib", total, source)}
     versions = {"pytorch": "torch", "cuda": "cuda", "cudnn": "cudnn", "driver": "driver", "python": "python"}
     document["software"] = {
         key: str(environment[of]) for key, of in versions.items() if environment.get(of) is not None

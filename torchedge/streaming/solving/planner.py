@@ -162,13 +162,7 @@ class PartSolver:
     def _search(self, width: int, guide: Guide | None, limits: ChunkLimits) -> bool:
         """Offer what a search finds; return whether it proves that no plan is cheaper."""
         labels = LabelSearch(
-            self.problem,
-            self.part,
-            width=width,
-            work=self.work,
-            limits=limits,
-            guide=guide,
-            best=self.upper,
+            self.problem, self.part, width=width, work=self.work, limits=limits, guide=guide, best=self.upper
         ).run()
         if labels.preloaded is not None:
             self.offer(labels.preloaded, fewest_remaining)
@@ -180,11 +174,7 @@ class PartSolver:
         """Solve the mixed-integer programme of a small part."""
         limits = self.limits
         programme = make_programme(
-            self.problem,
-            self.part,
-            whole=limits.whole,
-            in_flight=limits.in_flight,
-            memory=limits.memory,
+            self.problem, self.part, whole=limits.whole, in_flight=limits.in_flight, memory=limits.memory
         )
         if programme is not None:
             value = programme.solve(self._offer_ends, self.upper, self.work)

@@ -21,6 +21,10 @@ public final class Bundle implements AutoCloseable {
   /** Open a folder. device, cache, sha256: null for none; memoryLimit: bytes, 0 for what the device has. */
   public Bundle(String folder, String device, String cache, String sha256, long memoryLimit) {
     handle = open(bytes(folder), bytes(device), bytes(cache), bytes(sha256), memoryLimit);
+    String reason = text(error(handle));
+    if (reason.isEmpty()) return;
+    close();
+    throw new IllegalStateException(reason);
   }
 
   public synchronized String describe() {
@@ -32,7 +36,7 @@ public final class Bundle implements AutoCloseable {
   }
 
   public synchronized void setInput(String method, String name, ByteBuffer array) {
-    setInput(opened(), bytes(method), bytes(name), direct(array), array.limit());
+    check(setInput(opened(), bytes(method), bytes(name), direct(array), array.limit()));
   }
 
   public void step() {
@@ -40,33 +44,37 @@ public final class Bundle implements AutoCloseable {
   }
 
   public synchronized void step(String method) {
-    step(opened(), bytes(method));
+    check(step(opened(), bytes(method)));
   }
 
   /** Return at most `most` tokens that follow a prompt. temperature 0: the most likely ones; topP, topK 0: of all. */
   public synchronized long[] generate(long[] prompt, int most, double temperature, double topP, long topK, long seed, long... stop) {
     long[] tokens = new long[most];
-    return Arrays.copyOf(tokens, generate(opened(), prompt, tokens, temperature, topP, topK, seed, stop));
+    int count = generate(opened(), prompt, tokens, temperature, topP, topK, seed, stop);
+    check(Math.min(count, 0));
+    return Arrays.copyOf(tokens, count);
   }
 
   public synchronized void getOutput(String name, ByteBuffer array) {
-    getOutput(opened(), bytes(name), direct(array), array.limit());
+    check(getOutput(opened(), bytes(name), direct(array), array.limit()));
   }
 
   public synchronized void set(String hyperparameter, double value) {
-    set(opened(), bytes(hyperparameter), value);
+    check(set(opened(), bytes(hyperparameter), value));
   }
 
   public synchronized void save(String path) {
-    save(opened(), bytes(path));
+    check(save(opened(), bytes(path)));
   }
 
   public synchronized void load(String path) {
-    load(opened(), bytes(path));
+    check(load(opened(), bytes(path)));
   }
 
   public synchronized String check() {
-    return text(check(opened()));
+    String report = text(selfTest(opened()));
+    check(error(handle).length);
+    return report;
   }
 
   @Override
@@ -78,6 +86,10 @@ public final class Bundle implements AutoCloseable {
   private long opened() {
     if (handle == 0) throw new IllegalStateException("the bundle is closed; open it again");
     return handle;
+  }
+
+  private void check(int code) {
+    if (code != 0) throw new IllegalStateException(text(error(handle)));
   }
 
   private static ByteBuffer direct(ByteBuffer array) {
@@ -97,23 +109,25 @@ public final class Bundle implements AutoCloseable {
 
   private static native long open(byte[] folder, byte[] device, byte[] cache, byte[] sha256, long memoryLimit);
 
+  private static native byte[] error(long handle);
+
   private static native byte[] describe(long handle);
 
-  private static native void setInput(long handle, byte[] method, byte[] name, ByteBuffer array, long nbytes);
+  private static native int setInput(long handle, byte[] method, byte[] name, ByteBuffer array, long nbytes);
 
-  private static native void step(long handle, byte[] method);
+  private static native int step(long handle, byte[] method);
 
   private static native int generate(long handle, long[] prompt, long[] tokens, double temperature, double topP, long topK, long seed, long[] stop);
 
-  private static native void getOutput(long handle, byte[] name, ByteBuffer array, long nbytes);
+  private static native int getOutput(long handle, byte[] name, ByteBuffer array, long nbytes);
 
-  private static native void set(long handle, byte[] name, double value);
+  private static native int set(long handle, byte[] name, double value);
 
-  private static native void save(long handle, byte[] path);
+  private static native int save(long handle, byte[] path);
 
-  private static native void load(long handle, byte[] path);
+  private static native int load(long handle, byte[] path);
 
-  private static native byte[] check(long handle);
+  private static native byte[] selfTest(long handle);
 
   private static native void close(long handle);
 }
