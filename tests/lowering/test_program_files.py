@@ -9,6 +9,7 @@ from oracles.small_programs import chain, image_copy, sgd, vector_add
 
 from torchedge.errors import InputError
 from torchedge.expressions.dialect import CHECK, SAMPLER, UNALIGNED
+from torchedge.lowering.kernel_texts import ITEMS_ANYWAY
 from torchedge.lowering.program_files import (
     parse_program,
     program_document,
@@ -42,6 +43,19 @@ def test_what_is_written_is_read_back(tmp_path, name, ending):
     path = tmp_path / f"program{ending}"
     write_program(path, PROGRAMS[name])
     assert same(read_program(path), PROGRAMS[name])
+
+
+@pytest.mark.parametrize("items", [ITEMS_ANYWAY, ITEMS_ANYWAY + 1])
+def test_few_numbers_have_some_work_items_at_least(items):
+    """Few numbers may be the bounds of a long sum, as of a mask; more work-items than that are refused."""
+    document = json.loads(json.dumps(program_document(PROGRAMS["add"])))
+    (launch,) = document["launches"]
+    launch["global_size"], launch["local_size"] = [items], [1]
+    if items == ITEMS_ANYWAY:
+        assert parse_program("x", document).launches[0].global_size == (items,)
+    else:
+        with pytest.raises(InputError, match=f"at most {ITEMS_ANYWAY} work-items"):
+            parse_program("x", document)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
