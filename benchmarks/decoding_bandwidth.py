@@ -34,18 +34,17 @@ ROUNDS = 20
 
 def main() -> None:
     """Print a line for the prompt, for a token and for the copy."""
-    parser = options_of(__doc__)
-    for name, value in (
-        ("layers", 2),
-        ("hidden", 512),
-        ("intermediate", 1408),
-        ("vocabulary", 8000),
-        ("length", 512),
-        ("prompt", 128),
-        ("tokens", 32),
-        ("copy", 64),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    parser = options_of(
+        __doc__,
+        layers=2,
+        hidden=512,
+        intermediate=1408,
+        vocabulary=8000,
+        length=512,
+        prompt=128,
+        tokens=32,
+        copy=64,
+    )
     parser.add_argument("--format", default="int4", choices=("float32", "int8", "int4"))
     parser.add_argument("--device", default="local-cpu", help="profile that the bundle is exported for")
     parser.add_argument("--kernels", action="store_true")

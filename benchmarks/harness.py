@@ -16,11 +16,17 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT)]
 
 
-def options_of(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help is a script's description as it is written."""
-    return argparse.ArgumentParser(
+def options_of(description: str | None, **sizes: int) -> argparse.ArgumentParser:
+    """Return a parser whose help is a script's description as it is written.
+
+    sizes: options that are whole numbers, by name, with their defaults.
+    """
+    parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    for name, value in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    return parser
 
 
 def apart(

@@ -38,17 +38,9 @@ RANK, PROMPT, STEPS = 8, 64, 15
 
 def main() -> None:
     """Print predicted and measured figures of one Llama in each format."""
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, layers=4, hidden=384, vocabulary=6000, length=384, tokens=32)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--lora", action="store_true")
-    for name, value in (
-        ("layers", 4),
-        ("hidden", 384),
-        ("vocabulary", 6000),
-        ("length", 384),
-        ("tokens", 32),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     prepare_torchvision()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -32,16 +32,9 @@ RANK = 16
 
 def main() -> None:
     """Print a line for each way to train."""
-    parser = options_of(__doc__)
-    for name, value in (
-        ("layers", 12),
-        ("hidden", 768),
-        ("intermediate", 2048),
-        ("vocabulary", 32000),
-        ("length", 256),
-        ("steps", 6),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    parser = options_of(
+        __doc__, layers=12, hidden=768, intermediate=2048, vocabulary=32000, length=256, steps=6
+    )
     parser.add_argument("--limits", type=float, nargs="*", default=[0.8])
     parser.add_argument("--gradients", action="store_true")
     options = parser.parse_args()

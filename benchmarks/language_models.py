@@ -27,15 +27,7 @@ PROMPT, TURNS = 64, 5
 
 def main() -> None:
     """Print a line for PyTorch and one for each format of weights."""
-    parser = options_of(__doc__)
-    for name, value in (
-        ("layers", 4),
-        ("hidden", 512),
-        ("vocabulary", 8000),
-        ("length", 512),
-        ("tokens", 32),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    parser = options_of(__doc__, layers=4, hidden=512, vocabulary=8000, length=512, tokens=32)
     parser.add_argument("--formats", nargs="+", default=["float32"], choices=("float32", "int8", "int4"))
     options = parser.parse_args()
     prepare_torchvision()

@@ -14,11 +14,11 @@ from torchedge.expressions.scalars import Read, Scalar, substitute
 from torchedge.lowering.nodes import Node, Pointwise, Rows, RowsResult, nodes_below
 
 LARGEST = 1 << 16
-"""Elements of a node up to which it is kept for all that read it."""
+"""Most elements of a node that is shared: it stays in memory until its last reader has run."""
 
 
 def share_places(roots: Sequence[Node]) -> None:
-    """Make all read the first of several equal nodes, in place; roots stay."""
+    """Replace equal nodes by the first of them wherever they are read, in place. Roots stay."""
     firsts: dict[Any, Node] = {}
     same: dict[Node, Node] = {}
     for node in nodes_below(roots):
@@ -36,7 +36,7 @@ def _is_whole(node: Node) -> bool:
 
 
 def _redirect(node: Node, same: Mapping[Node, Node]) -> None:
-    """Let a node read the first ones of equal nodes."""
+    """Replace what a node reads by the first of its equals."""
     if not any(operand in same for operand in node.operands):
         return
 
@@ -59,7 +59,7 @@ def _first(read: Read, same: Mapping[Node, Node]) -> Read | None:
 
 
 def _key(node: Node) -> Any:  # noqa: ANN401
-    """Return what two nodes have in common that compute the same from the same nodes."""
+    """Return a key that two nodes share if they compute the same from the same nodes."""
     if isinstance(node, Pointwise):
         return node.shape, node.dtype, _numbered(node.axes, node.body)
     if isinstance(node, RowsResult):

@@ -60,11 +60,11 @@ MOST_EXTRA_WORK = 24
 OPERAND_BLOCKS: dict[Kind, int] = {"panel": 128, "local": 64, "register": 4}
 """Rows or columns for which a schedule of a contraction reads an element of an operand once."""
 NEAR = 16
-"""Groups of a step among which an element-wise one looks for others over the same elements."""
+"""Element-wise groups, in the order of the graph, within which a group is merged with later ones."""
 MOST_BESIDE = 1 << 20
-"""Elements up to which they share a kernel: of large ones a launch is a small part of the time."""
+"""Most elements of groups that are merged side by side: of large ones a launch is a small part."""
 LEAST_SHARED = 16
-"""Elements of an operand that both read, at least: not those of a learning rate."""
+"""Fewest elements of the operand that both read: a learning rate is no reason to merge."""
 ACCUMULATED = "acc"
 """The local under which the followers of a contraction read its result."""
 
@@ -481,7 +481,7 @@ def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axi
 
 
 def _join_beside(fuser: _Fuser, apart: Collection[Node]) -> None:
-    """Merge element-wise groups over the same elements that share an operand: both caches of a layer, say."""
+    """Merge element-wise groups over equal loops that share an operand, such as both caches of a layer."""
     order = sorted(
         (g for g in fuser.groups if _is_small_pointwise(g) and g.host not in apart), key=lambda g: g.place
     )

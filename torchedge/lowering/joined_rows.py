@@ -39,9 +39,9 @@ from torchedge.lowering.nodes import (
 LONGEST_ROW = 16_384
 """Elements of a row up to which one work-group computes all of it."""
 MOST_ROWS = 1 << 16
-"""Rows up to which reductions join others: their results are alive a little longer."""
+"""Most rows of a reduction that is merged: its results are computed earlier, and so live longer."""
 MOST_STAGES = 4
-"""Reductions that are joined at most: each takes registers of its own."""
+"""Most reductions of a merged node: each takes registers of its own."""
 
 
 def join_rows(roots: Sequence[Node]) -> None:
@@ -143,9 +143,9 @@ def _join(host: Rows, node: Pointwise, body: Scalar, place: Mapping[Node, int]) 
 
 
 def join_siblings(roots: Sequence[Node]) -> None:
-    """Make reductions over the same rows that read one operand one node, in place.
+    """Merge reductions over the same rows that share an operand into one node, in place.
 
-    They are of the same form, and none depends on the other.
+    They have the same form, and neither depends on the other.
     """
     order = nodes_below(roots)
     place = {node: number for number, node in enumerate(order)}
@@ -157,31 +157,32 @@ def join_siblings(roots: Sequence[Node]) -> None:
     for host in order:
         if not isinstance(host, Rows) or not 0 < host.numel <= MOST_ROWS or not _is_by_row(host):
             continue
-        for first in joined[_form_of(host)]:
+        alike = joined[_form_of(host)]
+        for first in alike:
             fits = len(first.stages) + len(host.stages) <= MOST_STAGES
             if fits and _sources_of(first) & _sources_of(host) and _is_computable(host, place, place[first]):
                 _append(first, host, results)
                 break
         else:
-            joined[_form_of(host)].append(host)
+            alike.append(host)
 
 
 def _is_by_row(host: Rows) -> bool:
     """Return whether a node reduces each row once, to numbers, and gives nothing for single elements."""
-    reads = {scalar.name for stage in host.stages for scalar in walk(stage.body) if isinstance(scalar, Local)}
-    plain = all(not stage.kind.startswith("arg") for stage in host.stages)
-    return plain and not reads and all(output.axes == host.outer for output in host.outputs)
+    chained = any(isinstance(scalar, Local) for stage in host.stages for scalar in walk(stage.body))
+    searches = any(stage.kind.startswith("arg") for stage in host.stages)
+    return not chained and not searches and all(output.axes == host.outer for output in host.outputs)
 
 
 def _form_of(host: Rows) -> Any:  # noqa: ANN401 - a key
-    """Return what reductions have in common that lie in memory, and are computed, in the same way."""
+    """Return a key of reductions whose operands lie in memory alike and are reduced alike."""
     numbered = {axis: of(Axis(f"a{k}", axis.extent)) for k, axis in enumerate((*host.outer, *host.inner))}
     reads = [
         (read.tensor.shape, read.tensor.dtype, tuple([i.substitute(numbered) for i in read.indices]))
-        for read in reads_of(*[stage.body for stage in host.stages[:1]])
+        for read in reads_of(*[stage.body for stage in host.stages])
     ]
-    kind = [(stage.kind, stage.dtype) for stage in host.stages[:1]]
-    return (*[tuple([a.extent for a in loops]) for loops in (host.outer, host.inner)], *kind, *reads)
+    kinds = [(stage.kind, stage.dtype) for stage in host.stages]
+    return (*[tuple([a.extent for a in loops]) for loops in (host.outer, host.inner)], *kinds, *reads)
 
 
 def _sources_of(host: Rows) -> set[Node]:

@@ -55,7 +55,7 @@ WORDS = "te_words"
 ITEMS_PER_ELEMENT = 64
 """Work-items that a launch may have for each element of its tensors: far more than any schedule takes."""
 ITEMS_ANYWAY = 1 << 18
-"""Work-items that any launch may have: few numbers may be the bounds of a long sum, as of a mask."""
+"""Work-items that any launch may have: a long sum may read few numbers, such as the bounds of a mask."""
 
 
 @dataclass(frozen=True, slots=True)

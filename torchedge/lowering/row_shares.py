@@ -21,7 +21,7 @@ UNCUT = 48
 WORTH = 1024
 """Fewest vectors that a launch reads for its rows to be cut into slices."""
 LARGE = 256
-"""Work-items of a group above which more of them share a row rather than a whole line of memory."""
+"""In groups of more work-items, neighbours read half a line of memory so that more members share a row."""
 UNLIMITED = 1 << 30
 
 
