@@ -19,7 +19,7 @@ from torchedge.cli import main
 from torchedge.errors import InputError, LimitError
 from torchedge.streaming.plans import PLANS
 
-LIMIT = 2.5
+LIMIT = 3.25
 """MiB"""
 
 
@@ -210,13 +210,13 @@ def test_the_snippet_of_the_documentation_streams(wide, image, preloading, check
 def test_runs_stream_on_the_command_line(preloading, tmp_path, capsys):
     bundle, trace = str(preloading.path), tmp_path / "trace.json"
     plot = tmp_path / "memory.svg"
-    options = ["--random", "--memory-limit", "2.5MiB", "--trace", str(trace), "--plot", str(plot)]
+    options = ["--random", "--memory-limit", "3.25MiB", "--trace", str(trace), "--plot", str(plot)]
     assert main(["run", bundle, *options, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["streaming"]["allocated_bytes"] <= LIMIT * 2**20
     assert json.loads(trace.read_text())["traceEvents"]
     assert plot.read_text().startswith("<?xml")
-    assert main(["run", bundle, "--random", "--memory-limit", "2.5MiB", "--time"]) == 0
+    assert main(["run", bundle, "--random", "--memory-limit", "3.25MiB", "--time"]) == 0
     assert "waiting for weights" in capsys.readouterr().out
     assert main(["run", bundle, "--random", "--memory-limit", "4KiB"]) == 3
     assert "works" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def rendered(scalar, width=1, **layouts):
 # fmt: off
 SHAPES = {
     "x": ((6, 16), "float32"), "b": ((16,), "float32"), "h": ((6, 16), "float16"), "m": ((6, 16), "bool"),
-    "t": ((16, 6), "float32"), "i": ((6,), "int64"), "k": ((16,), "int64"),
+    "w": ((6, 32), "float32"), "o": ((33,), "float32"), "t": ((16, 6), "float32"), "i": ((6,), "int64"), "k": ((16,), "int64"),
 }
 # fmt: on
 
@@ -47,6 +47,20 @@ def test_neighbours_are_read_as_an_aligned_vector_and_what_all_share_once():
 def test_neighbours_that_lie_apart_are_gathered():
     text = rendered(load("t", of(C), of(N)), 4)
     assert text.count("t[") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "part"),
+    [("w", 0, "even"), ("w", 1, "odd"), ("w", 2, None), ("o", 0, None), ("o", 1, None)],
+)
+def test_every_other_neighbour_is_picked_of_two_whole_vectors(name, place, part):
+    index = of(C) * 2 + place
+    text = rendered(load(name, *([of(N)] if name == "w" else []), index), 4)
+    if part is None:  # they begin between vectors, or would end behind the tensor
+        assert text.count(f"{name}[") == 4
+    else:
+        assert text.count(f"*(__global const float4*)({name} + ") == 2
+        assert f"(float4)(v1.{part}, v2.{part})" in text and "- " not in text
 
 
 def test_an_unaligned_vector_goes_through_the_macro_for_any_address():

@@ -1,6 +1,5 @@
 """Weights of GGUF files: the file's own integers, and the logits that transformers computes from it."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,6 +10,8 @@ from torchedge.tracing.vision import prepare_torchvision
 gguf = pytest.importorskip("gguf")
 prepare_torchvision()
 transformers = pytest.importorskip("transformers")
+
+from oracles.gguf_writing import write_gguf  # noqa: E402 - it imports gguf
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
 
@@ -34,54 +35,6 @@ def network(tied=True, kind="llama", hidden=64):
     return model
 
 
-def written(path, model, sort, kind="llama", *, listed=None):
-    """Write a model as llama.cpp's converter does; listed: the file's kind, where it is another one."""
-    hidden = model.config.hidden_size
-    writer = gguf.GGUFWriter(path, listed or kind)
-    writer.add_block_count(2)
-    writer.add_context_length(32)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(2 * hidden)
-    writer.add_head_count(4)
-    if kind == "gpt2":
-        writer.add_layer_norm_eps(model.config.layer_norm_epsilon)
-    else:
-        writer.add_head_count_kv(2)
-        writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
-    writer.add_vocab_size(64)
-    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(architectures[kind], 2)
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().numpy()
-        if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = 4 if "q_proj" in name else 2
-            values = values.reshape(heads, 2, -1, hidden).swapaxes(1, 2).reshape(values.shape)
-        if kind == "gpt2" and values.ndim == 2 and not name.endswith(("wte.weight", "wpe.weight")):
-            values = values.T
-        chosen = sort if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(
-            names.get_name(name, (".weight", ".bias")), blocks_of(values, chosen), raw_dtype=chosen
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def blocks_of(values, sort):
-    """Quantise a matrix; of a type that gguf cannot write, draw blocks with scales near 0.001."""
-    if "_K" not in sort.name:
-        return gguf.quants.quantize(np.ascontiguousarray(values), sort)
-    draw, size = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[sort][1]
-    blocks = draw.integers(0, 256, (values.size // 256, size), dtype=np.uint8)
-    scales = draw.uniform(0.0005, 0.001, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if sort.name == "Q6_K":
-        blocks[:, -2:] = scales[:, :2]
-    else:
-        blocks[:, :4] = scales
-    return blocks.reshape(values.shape[0], -1)
-
-
 def read_by_transformers(folder, model):
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, gguf_file="lm.gguf", config=model.config, dtype=torch.float32
@@ -91,7 +44,7 @@ def read_by_transformers(folder, model):
 @pytest.mark.parametrize(("sort", "bits", "tied"), [("Q4_0", 4, True), ("Q8_0", 8, False), ("F16", 0, False)])
 def test_a_file_gives_the_weights_that_transformers_reads(sort, bits, tied, tmp_path):
     model = network(tied)
-    written(tmp_path / "lm.gguf", model, gguf.GGMLQuantizationType[sort])
+    write_gguf(tmp_path / "lm.gguf", model, gguf.GGMLQuantizationType[sort])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     loaded = torchedge.load_gguf(model, tmp_path / "lm.gguf")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -110,7 +63,7 @@ def test_a_file_gives_the_weights_that_transformers_reads(sort, bits, tied, tmp_
 @pytest.mark.parametrize(("kind", "sort"), [("qwen2", "Q4_0"), ("gpt2", "Q8_0"), ("gpt2", "Q4_0")])
 def test_files_of_other_models_are_read(kind, sort, tmp_path):
     model = network(kind=kind)
-    written(tmp_path / "lm.gguf", model, gguf.GGMLQuantizationType[sort], kind)
+    write_gguf(tmp_path / "lm.gguf", model, gguf.GGMLQuantizationType[sort], kind)
     loaded, wanted = torchedge.load_gguf(model, tmp_path / "lm.gguf"), read_by_transformers(tmp_path, model)
     ids = torch.arange(9)[None]
     torch.testing.assert_close(loaded(ids).logits, wanted(ids).logits, rtol=1e-5, atol=1e-5)
@@ -120,7 +73,7 @@ def test_files_of_other_models_are_read(kind, sort, tmp_path):
 @pytest.mark.parametrize("sort", ["Q4_1", "Q5_0", "Q4_K", "Q6_K"])
 def test_other_types_become_floats_or_are_rounded_again(sort, tmp_path):
     model = network(hidden=256)
-    written(tmp_path / "lm.gguf", model, gguf.GGMLQuantizationType[sort])
+    write_gguf(tmp_path / "lm.gguf", model, gguf.GGMLQuantizationType[sort])
     with pytest.warns(torchedge.errors.TorchedgeWarning, match=rf"weights, such as .*\({sort}\)"):
         loaded = torchedge.load_gguf(model, tmp_path / "lm.gguf")
     wanted, ids = read_by_transformers(tmp_path, model), torch.arange(9)[None]
@@ -132,11 +85,11 @@ def test_other_types_become_floats_or_are_rounded_again(sort, tmp_path):
 
 def test_what_is_not_read_is_named(tmp_path):
     model, file = network(), tmp_path / "lm.gguf"
-    written(file, model, gguf.GGMLQuantizationType.F16, listed="gemma")
+    write_gguf(file, model, gguf.GGMLQuantizationType.F16, listed="gemma")
     with pytest.raises(InputError, match="a model of gemma; expected one of gpt2, llama, qwen2, qwen3"):
         torchedge.load_gguf(model, file)
     with pytest.raises(InputError, match=r"requantize is 'int2'"):
         torchedge.load_gguf(model, file, requantize="int2")
     with pytest.raises(InputError, match=r"holds output.weight, which|lacks lm_head.weight"):
-        written(file, model, gguf.GGMLQuantizationType.Q8_0)
+        write_gguf(file, model, gguf.GGMLQuantizationType.Q8_0)
         torchedge.load_gguf(network(False), file)

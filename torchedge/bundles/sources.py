@@ -185,7 +185,8 @@ class Source:
         """Return the program of each step, the first one's first.
 
         They share their tensors by name, and so the layouts: what later programs write lies as the first of
-        those wants it, all else as the first program wants it that has it.
+        those wants it. All else lies as the one wants it that computes least (a token, not a prompt): its time
+        is that of reading the weights.
 
         Raises:
             TorchedgeError: the steps are not well formed, or have operators without kernels.
@@ -199,14 +200,19 @@ class Source:
                 alone[place] = lower_step(step, target).program
                 own = {name: layout for name, layout in _layouts(alone[place]).items() if name in written}
                 settled = own | settled
-        programs: list[Program] = []
-        for place, step in enumerate(steps):
-            program = alone.get(place)
+        programs: dict[int, Program] = {}
+        for place in sorted(range(len(steps)), key=lambda place: _activation_elements(steps[place])):
+            step, program = steps[place], alone.get(place)
             if program is None or any(settled.get(n, own) != own for n, own in _layouts(program).items()):
                 program = lower_step(step, target, settled, () if place else self.apart).program
-            programs.append(program)
+            programs[place] = program
             settled = _layouts(program) | settled
-        return programs
+        return [programs[place] for place in range(len(steps))]
+
+
+def _activation_elements(step: Step) -> int:
+    """Return the number of elements that a step computes."""
+    return sum(math.prod(value.at(1)) for value in step.values if value.role == "activation")
 
 
 _LIMITS = ("image_width", "image_height", "half_images", "local_bytes", "double")

@@ -382,16 +382,30 @@ class Renderer:
         offset = offset_of(site, indices)
         if self.width == 1 or not self.depends(offset):
             return self._element(site, self._safe(offset, guard, None, site)), False
-        step = self._lane_step(offset)
+        step, first = self._lane_step(offset), self.at_lane(offset, 0)
         if step == 1:
-            base = self.at_lane(offset, 0)
-            return self._vector(site, base, guard), True
+            return self._vector(site, first, guard), True
+        if step == 2 and self.width >= LANES:
+            odd = 0 if aligned(first, 2) else 1
+            first = first - odd
+            elements = prod(site.shape)
+            if aligned(first, self.width) and elements % 2 == 0 and elements >= 2 * self.width:
+                return self._every_other(site, first, guard, "odd" if odd else "even"), True
         lanes = [
             self._element(site, self._safe(self.at_lane(offset, k), guard, k, site))
             for k in range(self.width)
         ]
         text = f"({COMPUTE[site.dtype]}{self.width})({', '.join(lanes)})"
         return (f"(-{text})" if site.dtype == "bool" else text), True
+
+    def _every_other(self, site: Site, first: Index, guard: str, part: str) -> str:
+        """Return the even or odd elements of two neighbouring vectors, read whole; what is between is there.
+
+        The last one is in the tensor too: its elements are even in number, as those before the vectors are.
+        """
+        kind = f"{COMPUTE[site.dtype]}{self.width}"
+        halves = [self.named(self._vector(site, first + k, guard), kind) for k in (0, self.width)]
+        return f"({kind})({', '.join(f'{half}.{part}' for half in halves)})"
 
     def _safe(self, offset: Index, guard: str, lane: int | None, site: Site, width: int = 1) -> str:
         text = self.integer(offset, guard, lane, site.name)

@@ -7,7 +7,7 @@ typedef float16 te_float16 __attribute__((aligned(sizeof(float))));
 #define te_load_float16(p) vload16(0, p)
 #define te_store_float16(v, p) vstore16(v, 0, p)
 #endif
-__kernel void rows_7c0951be4f(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6) {
+__kernel void rows_f2bd588487(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6) {
   const int b0 = get_global_id(0) * n0;
   const int e0 = min(b0 + n0, n1);
 
@@ -24,38 +24,11 @@ __kernel void rows_7c0951be4f(__global float* restrict t0, __global const float*
       const float v2_1 = t1[k0 + n3 * r0];
       s0_t = ((v2_1 > s0_t) | (v2_1 != v2_1)) ? v2_1 : s0_t;
     }
-    float s0_0 = s0_l.s0;
-    float s0_1 = s0_l.s1;
-    float s0_2 = s0_l.s2;
-    float s0_3 = s0_l.s3;
-    float s0_4 = s0_l.s4;
-    float s0_5 = s0_l.s5;
-    float s0_6 = s0_l.s6;
-    float s0_7 = s0_l.s7;
-    float s0_8 = s0_l.s8;
-    float s0_9 = s0_l.s9;
-    float s0_10 = s0_l.sa;
-    float s0_11 = s0_l.sb;
-    float s0_12 = s0_l.sc;
-    float s0_13 = s0_l.sd;
-    float s0_14 = s0_l.se;
-    float s0_15 = s0_l.sf;
-    s0_0 = ((s0_8 > s0_0) | (s0_8 != s0_8)) ? s0_8 : s0_0;
-    s0_1 = ((s0_9 > s0_1) | (s0_9 != s0_9)) ? s0_9 : s0_1;
-    s0_2 = ((s0_10 > s0_2) | (s0_10 != s0_10)) ? s0_10 : s0_2;
-    s0_3 = ((s0_11 > s0_3) | (s0_11 != s0_11)) ? s0_11 : s0_3;
-    s0_4 = ((s0_12 > s0_4) | (s0_12 != s0_12)) ? s0_12 : s0_4;
-    s0_5 = ((s0_13 > s0_5) | (s0_13 != s0_13)) ? s0_13 : s0_5;
-    s0_6 = ((s0_14 > s0_6) | (s0_14 != s0_14)) ? s0_14 : s0_6;
-    s0_7 = ((s0_15 > s0_7) | (s0_15 != s0_15)) ? s0_15 : s0_7;
-    s0_0 = ((s0_4 > s0_0) | (s0_4 != s0_4)) ? s0_4 : s0_0;
-    s0_1 = ((s0_5 > s0_1) | (s0_5 != s0_5)) ? s0_5 : s0_1;
-    s0_2 = ((s0_6 > s0_2) | (s0_6 != s0_6)) ? s0_6 : s0_2;
-    s0_3 = ((s0_7 > s0_3) | (s0_7 != s0_7)) ? s0_7 : s0_3;
-    s0_0 = ((s0_2 > s0_0) | (s0_2 != s0_2)) ? s0_2 : s0_0;
-    s0_1 = ((s0_3 > s0_1) | (s0_3 != s0_3)) ? s0_3 : s0_1;
-    s0_0 = ((s0_1 > s0_0) | (s0_1 != s0_1)) ? s0_1 : s0_0;
-    float s0 = ((s0_t > s0_0) | (s0_t != s0_t)) ? s0_t : s0_0;
+    const float8 s0_8 = ((s0_l.hi > s0_l.lo) | (s0_l.hi != s0_l.hi)) ? s0_l.hi : s0_l.lo;
+    const float4 s0_4 = ((s0_8.hi > s0_8.lo) | (s0_8.hi != s0_8.hi)) ? s0_8.hi : s0_8.lo;
+    const float2 s0_2 = ((s0_4.hi > s0_4.lo) | (s0_4.hi != s0_4.hi)) ? s0_4.hi : s0_4.lo;
+    const float s0_1 = ((s0_2.hi > s0_2.lo) | (s0_2.hi != s0_2.hi)) ? s0_2.hi : s0_2.lo;
+    float s0 = ((s0_t > s0_1) | (s0_t != s0_t)) ? s0_t : s0_1;
     float16 s1_l = (float16)(0.0f);
     float s1_t = 0.0f;
     for (int k0 = 0; k0 < n2; ++k0) {
@@ -71,38 +44,11 @@ __kernel void rows_7c0951be4f(__global float* restrict t0, __global const float*
       const float v4_3 = exp(v4_2);
       s1_t = s1_t + v4_3;
     }
-    float s1_0 = s1_l.s0;
-    float s1_1 = s1_l.s1;
-    float s1_2 = s1_l.s2;
-    float s1_3 = s1_l.s3;
-    float s1_4 = s1_l.s4;
-    float s1_5 = s1_l.s5;
-    float s1_6 = s1_l.s6;
-    float s1_7 = s1_l.s7;
-    float s1_8 = s1_l.s8;
-    float s1_9 = s1_l.s9;
-    float s1_10 = s1_l.sa;
-    float s1_11 = s1_l.sb;
-    float s1_12 = s1_l.sc;
-    float s1_13 = s1_l.sd;
-    float s1_14 = s1_l.se;
-    float s1_15 = s1_l.sf;
-    s1_0 = s1_0 + s1_8;
-    s1_1 = s1_1 + s1_9;
-    s1_2 = s1_2 + s1_10;
-    s1_3 = s1_3 + s1_11;
-    s1_4 = s1_4 + s1_12;
-    s1_5 = s1_5 + s1_13;
-    s1_6 = s1_6 + s1_14;
-    s1_7 = s1_7 + s1_15;
-    s1_0 = s1_0 + s1_4;
-    s1_1 = s1_1 + s1_5;
-    s1_2 = s1_2 + s1_6;
-    s1_3 = s1_3 + s1_7;
-    s1_0 = s1_0 + s1_2;
-    s1_1 = s1_1 + s1_3;
-    s1_0 = s1_0 + s1_1;
-    float s1 = s1_0 + s1_t;
+    const float8 s1_8 = s1_l.lo + s1_l.hi;
+    const float4 s1_4 = s1_8.lo + s1_8.hi;
+    const float2 s1_2 = s1_4.lo + s1_4.hi;
+    const float s1_1 = s1_2.lo + s1_2.hi;
+    float s1 = s1_1 + s1_t;
     for (int k0 = 0; k0 < n2; ++k0) {
       // loading slot
       const float16 v5_1 = te_load_float16(t1 + 16 * k0 + n3 * r0);

@@ -1,5 +1,5 @@
 
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_582c4bec0b(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_bbeba46450(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5) {
   __local float s0_s[64];
   __local float s1_s[64];
   const int m_k0_over = (int)(mul_hi((uint)(get_local_id(0)), (uint)n0) >> n1);
@@ -17,14 +17,9 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_582c4bec0b(__
     const float4 v1_1 = *(__global const float4*)(t1 + 4 * k0 + n4 * r0);
     s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
   }
-  float s0_0 = s0_l.s0;
-  float s0_1 = s0_l.s1;
-  float s0_2 = s0_l.s2;
-  float s0_3 = s0_l.s3;
-  s0_0 = ((s0_2 > s0_0) | (s0_2 != s0_2)) ? s0_2 : s0_0;
-  s0_1 = ((s0_3 > s0_1) | (s0_3 != s0_3)) ? s0_3 : s0_1;
-  s0_0 = ((s0_1 > s0_0) | (s0_1 != s0_1)) ? s0_1 : s0_0;
-  float s0 = ((s0_t > s0_0) | (s0_t != s0_t)) ? s0_t : s0_0;
+  const float2 s0_2 = ((s0_l.hi > s0_l.lo) | (s0_l.hi != s0_l.hi)) ? s0_l.hi : s0_l.lo;
+  const float s0_1 = ((s0_2.hi > s0_2.lo) | (s0_2.hi != s0_2.hi)) ? s0_2.hi : s0_2.lo;
+  float s0 = ((s0_t > s0_1) | (s0_t != s0_t)) ? s0_t : s0_1;
   s0_s[slot] = s0;
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int span = 8; span > 0; span >>= 1) {
@@ -41,14 +36,9 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_582c4bec0b(__
     const float4 v2_3 = exp(v2_2);
     s1_l = s1_l + v2_3;
   }
-  float s1_0 = s1_l.s0;
-  float s1_1 = s1_l.s1;
-  float s1_2 = s1_l.s2;
-  float s1_3 = s1_l.s3;
-  s1_0 = s1_0 + s1_2;
-  s1_1 = s1_1 + s1_3;
-  s1_0 = s1_0 + s1_1;
-  float s1 = s1_0 + s1_t;
+  const float2 s1_2 = s1_l.lo + s1_l.hi;
+  const float s1_1 = s1_2.lo + s1_2.hi;
+  float s1 = s1_1 + s1_t;
   s1_s[slot] = s1;
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int span = 8; span > 0; span >>= 1) {

@@ -130,16 +130,13 @@ class Accumulator:
         if not self.along:
             const = "" if shared else "const "
             return [*lines, f"{const}{self.result_type} {self.name} = {self.name}_l;"]
-        lane = "({0}_l.s{1:x} != 0)" if self.dtype == "bool" else "{0}_l.s{1:x}"
-        lines += [f"{self.type} {self.name}_{k} = {lane.format(self.name, k)};" for k in range(self.width)]
-        half = self.width // 2
-        while half:
-            for k in range(half):
-                lines.append(
-                    f"{self.name}_{k} = {self._joined(f'{self.name}_{k}', f'{self.name}_{k + half}')};"
-                )
-            half //= 2
-        return [*lines, f"{self.type} {self.name} = {self._joined(f'{self.name}_0', f'{self.name}_t')};"]
+        lanes, half = f"{self.name}_l", self.width // 2
+        while half:  # the upper half of the lanes to the lower one
+            both = self._joined(f"{lanes}.lo", f"{lanes}.hi")
+            lines.append(f"const {sized(self.type, half)} {self.name}_{half} = {both};")
+            lanes, half = f"{self.name}_{half}", half // 2
+        lanes = f"({lanes} != 0)" if self.dtype == "bool" else lanes
+        return [*lines, f"{self.type} {self.name} = {self._joined(lanes, f'{self.name}_t')};"]
 
     def share(self, members: int, step: int) -> list[str]:
         """Return the statements that join the results of a row's members, in a fixed order.

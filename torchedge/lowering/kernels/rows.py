@@ -54,7 +54,8 @@ class RowsNest:
     rows, inner: loops over rows and within them. bodies, stores: reduced values and results in terms of these
     loops. position: of an element among the host's inner axes, row-major. memory: all loops, the fastest in
     memory first. along: neighbours in memory belong to one row. slices: rows may be cut into slices. stages:
-    the reductions, by name, kind and dtype.
+    the reductions, by name, kind and dtype. product: they are products of matrices, whose sums are rounded as
+    contractions' are.
     """
 
     rows: tuple[Axis, ...]
@@ -66,6 +67,7 @@ class RowsNest:
     along: bool
     slices: bool
     stages: tuple[Stage, ...]
+    product: bool = False
 
     @property
     def searches(self) -> bool:
@@ -370,6 +372,7 @@ def rows_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
         along,
         not searches and _can_cut(host),
         host.stages,
+        host.name == "matmul",
     )
 
 
@@ -415,7 +418,8 @@ def _reduce(text: _Text, stages: Sequence[tuple[Stage, Scalar]]) -> None:
     """Add one round of reductions: accumulators, loops over the row, and the join of lanes and members."""
     body, accumulators = text.body, []
     for s, value in stages:
-        exact = s.kind == "sum" and COMPUTE[value.dtype] in ("float", "double") and text.rounds > LONG
+        long = text.rounds > LONG and not text.nest.product
+        exact = s.kind == "sum" and COMPUTE[value.dtype] in ("float", "double") and long
         form = (s.name, s.kind, s.dtype, value.dtype, text.width, text.along, exact)
         accumulators.append(Accumulator(*form))
     for accumulator in accumulators:

@@ -73,10 +73,11 @@ def _is_attention_of_one(a: Node, b: Node) -> bool:
 
 
 def _step_of_rows(a: Node, b: Node) -> int | None:
-    """Return the step of sums over a quantised matrix whose elements lie side by side; None: another product.
+    """Return the step of the sums of a product with a vector, computed as rows; None: another product.
 
-    A product with such a vector is as fast as the matrix can be read if work-items that stand side by side
-    share each sum. The step is the number of elements in one number of memory: two where they are packed.
+    Such a product is as fast as its matrix can be read: work-items share each sum, or lanes are neighbouring
+    results. The step is the number of elements in one number of memory: two where they are packed. A packed
+    matrix whose rows are not summed as they lie stays a contraction, which unpacks each number once.
     """
     inner = a.shape[-1]
     if inner < LEAST_ROW or (a.shape[-2] == 1) == (b.shape[-1] == 1):
@@ -90,7 +91,7 @@ def _step_of_rows(a: Node, b: Node) -> int | None:
             element = a.at(*[ZERO] * (len(a.shape) - 1), over)
         read = _largest_read(element)
         if read is None or read.tensor.dtype not in PACKED:
-            return None
+            return step if step == 1 else None
         position = flatten(read.indices, read.tensor.shape)
         if inner % step == 0 and position.terms == ((axis, 1),):
             return step
