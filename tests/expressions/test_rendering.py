@@ -29,7 +29,8 @@ def rendered(scalar, width=1, **layouts):
 # fmt: off
 SHAPES = {
     "x": ((6, 16), "float32"), "b": ((16,), "float32"), "h": ((6, 16), "float16"), "m": ((6, 16), "bool"),
-    "w": ((6, 32), "float32"), "o": ((33,), "float32"), "t": ((16, 6), "float32"), "i": ((6,), "int64"), "k": ((16,), "int64"),
+    "w": ((6, 32), "float32"), "o": ((33,), "float32"), "t": ((16, 6), "float32"), "i": ((6,), "int64"),
+    "k": ((16,), "int64"),
 }
 # fmt: on
 

@@ -185,8 +185,8 @@ class Source:
         """Return the program of each step, the first one's first.
 
         They share their tensors by name, and so the layouts: what later programs write lies as the first of
-        those wants it. All else lies as the one wants it that computes least (a token, not a prompt): its time
-        is that of reading the weights.
+        those wants it. All else lies as the one wants it that computes least (a token, not a prompt), whose
+        time is that of reading the weights.
 
         Raises:
             TorchedgeError: the steps are not well formed, or have operators without kernels.
