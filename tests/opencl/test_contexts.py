@@ -13,8 +13,9 @@ import pytest
 from torchedge.errors import DeviceError, DeviceLostError, DeviceMemoryError, OpenCLError
 from torchedge.opencl import compile_kernels, contexts, open_context
 from torchedge.opencl.contexts import DeviceContext, clock_offset, record_launches, translated
-from torchedge.opencl.memory import allocate_buffer, download, wait
+from torchedge.opencl.memory import allocate_buffer, download
 from torchedge.opencl.probes import NO_TIMES
+from torchedge.opencl.waiting import wait
 
 cl = pytest.importorskip("pyopencl")
 

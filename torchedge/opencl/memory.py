@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -14,8 +12,9 @@ import numpy.typing as npt
 
 from torchedge.errors import DeviceError, DeviceMemoryError
 from torchedge.opencl.compiling import compile_kernels
-from torchedge.opencl.contexts import DeviceContext, check_alive, failure, memory_text, translated
+from torchedge.opencl.contexts import DeviceContext, memory_text, translated
 from torchedge.opencl.sharing import keep_in_forks
+from torchedge.opencl.waiting import wait
 
 PAGE_BYTES = 4096
 """Bytes of a page: direct reads from a disk go to whole pages."""
@@ -110,48 +109,6 @@ def sub_buffer(context: DeviceContext, buffer: Any, offset: int, nbytes: int, wh
     """Return the part of a buffer that begins at byte `offset`, a multiple of the device's alignment."""
     with translated(what, nbytes=nbytes, device=context.device):
         return buffer.get_sub_region(offset, max(1, nbytes))
-
-
-def wait(context: DeviceContext, queue: Any) -> None:
-    """Wait until a queue has run all its commands, so that an interrupt (Ctrl-C) ends the waiting.
-
-    The driver's own waiting cannot be interrupted: a kernel without an end would take the process with it.
-    Pauses are a small share of what was waited, at most a hundredth of a second.
-
-    Raises:
-        DeviceLostError: a command of the queue failed, or an earlier one did; it names the launch.
-        DeviceMemoryError: the driver ran out of memory.
-    """
-    check_alive(context)
-    try:
-        marker = context.cl.enqueue_marker(queue)
-        queue.flush()
-        begun, short = time.perf_counter(), _SHORT if context.device.kind == "cpu" else 5 * _SHORT
-        while (status := marker.command_execution_status) > context.cl.command_execution_status.COMPLETE:
-            waited = time.perf_counter() - begun
-            if waited < short:  # a pause takes longer than asked for
-                _give_way()
-            else:
-                time.sleep(min(0.01, waited / 50))
-    except context.cl.Error as error:
-        raise failure(context, queue, error) from error
-    if status < 0:
-        raise failure(context, queue, status)
-
-
-_SHORT = 1e-4
-"""Seconds of waiting without a pause: about what a pause takes. A processor's own threads miss this one."""
-_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
-
-
-def drain(context: DeviceContext, *queues: Any) -> None:
-    """Wait until queues have run all their commands; raises the driver's errors.
-
-    Mesa's rusticl 22.3.6 returns from clFinish at once where clFlush came last, with commands still running:
-    so this waits for a command of its own.
-    """
-    for queue in queues:
-        context.cl.enqueue_marker(queue).wait()
 
 
 def upload(

@@ -44,7 +44,8 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.memory import StagingMemory, counted_buffer, drain, upload, upload_call
+from torchedge.opencl.memory import StagingMemory, counted_buffer, upload, upload_call
+from torchedge.opencl.waiting import drain
 from torchedge.runtime.executors import Executor
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory

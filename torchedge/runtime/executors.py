@@ -32,9 +32,10 @@ from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_cont
 from torchedge.opencl.build_processes import TrialRun
 from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import record_launches, translated, translation
-from torchedge.opencl.memory import download, upload, wait
+from torchedge.opencl.memory import download, upload
 from torchedge.opencl.memory_gauges import admit, memory_gauge
 from torchedge.opencl.sharing import is_fork, kept_in_forks, serialised
+from torchedge.opencl.waiting import wait
 from torchedge.runtime.kernel_stores import BoundSlot, KernelStore
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
 from torchedge.runtime.memory import ArenaMemory, Array, DeviceMemory, DeviceTensor, check_same

@@ -24,8 +24,8 @@ from torchedge.opencl.memory import (
     image_over_buffer,
     sub_buffer,
     upload,
-    wait,
 )
+from torchedge.opencl.waiting import wait
 
 Array = npt.NDArray[Any]
 

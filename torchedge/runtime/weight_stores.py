@@ -16,7 +16,8 @@ from typing import Any
 
 from torchedge.errors import OpenCLError, ProfileError, TorchedgeError
 from torchedge.opencl.contexts import clock_offset, translated
-from torchedge.opencl.memory import StagingMemory, drain, upload_call
+from torchedge.opencl.memory import StagingMemory, upload_call
+from torchedge.opencl.waiting import drain
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.staging import Readers, StagingPool
 from torchedge.runtime.weight_sources import WeightSource
