@@ -38,8 +38,8 @@ from torchedge.lowering.nodes import Node, Pointwise, Rows, Stage
 from torchedge.lowering.schedules import RowsExtents, RowsSchedule, default_schedule
 from torchedge.lowering.targets import Target
 
-LONG = 64
-"""Rounds of a loop above which sums are compensated for rounding errors."""
+LONG, LONG_PRODUCT = 64, 4096
+"""Rounds of a loop above which sums are compensated for rounding errors; contractions' are not at all."""
 MOST_UNROLLED = 64
 """Most copies of a row's statements by unrolled loops: hundreds of them compile for seconds."""
 
@@ -54,8 +54,7 @@ class RowsNest:
     rows, inner: loops over rows and within them. bodies, stores: reduced values and results in terms of these
     loops. position: of an element among the host's inner axes, row-major. memory: all loops, the fastest in
     memory first. along: neighbours in memory belong to one row. slices: rows may be cut into slices. stages:
-    the reductions, by name, kind and dtype. product: they are products of matrices, whose sums are rounded as
-    contractions' are.
+    the reductions, by name, kind and dtype. product: they are sums of a product of matrices.
     """
 
     rows: tuple[Axis, ...]
@@ -418,7 +417,7 @@ def _reduce(text: _Text, stages: Sequence[tuple[Stage, Scalar]]) -> None:
     """Add one round of reductions: accumulators, loops over the row, and the join of lanes and members."""
     body, accumulators = text.body, []
     for s, value in stages:
-        long = text.rounds > LONG and not text.nest.product
+        long = text.rounds > (LONG_PRODUCT if text.nest.product else LONG)
         exact = s.kind == "sum" and COMPUTE[value.dtype] in ("float", "double") and long
         form = (s.name, s.kind, s.dtype, value.dtype, text.width, text.along, exact)
         accumulators.append(Accumulator(*form))
