@@ -2,6 +2,7 @@
 
     python benchmarks/bundle_mutations.py --ran 5000 --record mutants.txt
     python benchmarks/bundle_mutations.py --count 1000 --trust
+    python benchmarks/bundle_mutations.py --ran 5000 --native build/sanitized/torchedge-open
 
 A few small networks are exported: inferences and training steps, for processors, GPUs and phones, with
 accumulation, with streamed weights, and with indices that weights hold or the network computes. Each mutant
@@ -17,7 +18,12 @@ is a copy with changes of one of three ways:
 All hashes in it are those of what it then holds. Children load and run the mutants; one that a signal ends,
 or that is silent for longer than --seconds, is counted and replaced. --ran: go on until so many were run;
 --record: a file with a line for each mutant, which a later call continues; --trust: load without the proof
-that programs are their source's, which is then all that holds them.
+that programs are their source's, which is then all that holds them. --native FILE: the native runner loads
+and runs them, under the sanitizers of compilers:
+
+    cmake -S export/runner -B build/sanitized -D TORCHEDGE_SANITIZE=ON && cmake --build build/sanitized
+
+It trusts texts of kernels and launches of programs, which stay as they are then, unless all is made anew.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -186,17 +193,22 @@ def change_weights(path: Path, draw: random.Random, headers: float = 0.1) -> Non
     path.write_bytes(content)
 
 
-def change_any(folder: Path, documents: dict[str, Any], draw: random.Random) -> None:
-    """Change the weights, a kernel or a document."""
+def change_any(folder: Path, documents: dict[str, Any], draw: random.Random, kernels: bool = True) -> None:
+    """Change the weights, a kernel or a document; kernels: also texts, kernels and launches of programs."""
     for _ in range(draw.choice((1, 1, 2, 3))):
         what = draw.random()
         if what < 0.3:
             change_weights(folder / "weights.safetensors", draw)
-        elif what < 0.45:
+        elif what < 0.45 and kernels:
             path = draw.choice(sorted((folder / "kernels").glob("*.cl")))
             path.write_text(change_text(path.read_text(), draw))
         else:
-            change_document(documents[draw.choice([name for name in DOCUMENTS if name in documents])], draw)
+            document = documents[draw.choice([name for name in DOCUMENTS if name in documents])]
+            trusted = (
+                {} if kernels else {k: document.pop(k) for k in ("kernels", "launches") if k in document}
+            )
+            change_document(document, draw)
+            document |= trusted
 
 
 def change_numbers(folder: Path, documents: dict[str, Any], draw: random.Random) -> None:
@@ -349,7 +361,7 @@ def adapt_manifest(manifest: dict[str, Any], folder: Path, programs: list[Progra
 CHANGES = {"any": change_any, "numbers": change_numbers, "source": change_network}
 
 
-def make_mutant(bundles: list[Path], seed: int, folder: Path) -> None:
+def make_mutant(bundles: list[Path], seed: int, folder: Path, kernels: bool = True) -> None:
     """Write the mutant of a seed; all hashes are those of what it then holds."""
     draw = random.Random(seed)
     shutil.copytree(draw.choice(bundles), folder)
@@ -357,7 +369,7 @@ def make_mutant(bundles: list[Path], seed: int, folder: Path) -> None:
         name: json.loads((folder / name).read_text()) for name in DOCUMENTS if (folder / name).exists()
     }
     (way,) = draw.choices(("any", "numbers", "source"), (4, 7, 1))
-    CHANGES[way](folder, documents, draw)
+    CHANGES[way](folder, documents, draw, **({} if kernels or way != "any" else {"kernels": False}))
     for name, document in documents.items():
         kernels = document.get("kernels")
         for kernel in kernels if isinstance(kernels, list) else ():
@@ -407,28 +419,72 @@ def share_programs() -> None:
     compiling.build_text = functools.lru_cache(maxsize=64)(compiling.build_text)
 
 
-def serve(pipe: Connection, bundles: list[Path], trust: bool) -> None:
-    """Answer seeds with the outcomes of their mutants."""
+class Native:
+    """The native runner in a process of its own, started again where it ended."""
+
+    def __init__(self, opener: Path, folder: Path) -> None:
+        from drivers.processes import default_device, loader
+
+        device, variables = default_device(folder)
+        self._command = [str(opener), device, str(folder / "compiled")]
+        self._environment = {**os.environ, **loader(), **variables}
+        self._log, self._process = folder / "log", None
+
+    def outcome(self, folder: Path) -> str:
+        """Load a mutant and run it: as `outcome`, or "signal" with the report of a sanitizer."""
+        if self._process is None:
+            with self._log.open("w") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{folder}\n".encode())
+            self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        return answer.decode().rstrip("\n") if answer.endswith(b"\n") else self.end()
+
+    def end(self) -> str:
+        """End the process; return "ran", or "signal" and what it reported, such as leaks."""
+        if self._process is None:
+            return "ran"
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        code, self._process = self._process.wait(), None
+        errors = [
+            line
+            for line in self._log.read_text(errors="replace").splitlines()
+            if "ERROR" in line or "error:" in line
+        ]
+        return f"signal {code} {' '.join(errors)[:300]}" if code or errors else "ran"
+
+
+def serve(pipe: Connection, bundles: list[Path], trust: bool, opener: Path | None) -> None:
+    """Answer seeds with the outcomes of their mutants, and None with that of the native runner's end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what drivers print
     share_programs()
     with tempfile.TemporaryDirectory() as scratch:
-        while True:
-            seed = pipe.recv()
+        native = None if opener is None else Native(opener, Path(scratch))
+        while (seed := pipe.recv()) is not None:
             folder = Path(scratch, str(seed))
-            make_mutant(bundles, seed, folder)
-            pipe.send(outcome(folder, trust))
+            make_mutant(bundles, seed, folder, kernels=native is None)
+            pipe.send(native.outcome(folder) if native else outcome(folder, trust))
             shutil.rmtree(folder)
+        pipe.send(native.end() if native else "ran")
 
 
 class Child:
     """A process that runs mutants, replaced after a signal or a hang."""
 
-    def __init__(self, bundles: list[Path], trust: bool, seconds: float) -> None:
-        self._arguments, self._seconds = (bundles, trust), seconds
+    def __init__(self, bundles: list[Path], trust: bool, opener: Path | None, seconds: float) -> None:
+        self._arguments, self._seconds = (bundles, trust, opener), seconds
         self._worker: Worker | None = None
 
-    def run(self, seed: int) -> str:
-        """Return the outcome of a mutant."""
+    def run(self, seed: int | None) -> str:
+        """Return the outcome of a mutant; None: of the end."""
         self._worker = worker = self._worker or Worker(serve, *self._arguments)
         try:
             return str(worker.answer(self._seconds, seed))
@@ -453,6 +509,7 @@ def main() -> int:
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--record", type=Path, help="file of outcomes, which a later call continues")
     parser.add_argument("--trust", action="store_true", help="load without the proof")
+    parser.add_argument("--native", type=Path, help="torchedge-open, built with sanitizers")
     options = parser.parse_args()
     record = options.record or Path(os.devnull)
     before = record.read_text().splitlines() if record.is_file() else []
@@ -471,11 +528,16 @@ def main() -> int:
             if word not in ("refused", "ran"):
                 print(f"{seed}: {answer}", flush=True)
             if counts["ran"] + counts["failed"] >= options.ran or time.monotonic() > end:
-                return
+                break
+        if (answer := child.run(None)) != "ran":
+            counts["signal"] += 1
+            print(f"at the end: {answer}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         bundles = export_all(Path(folder))
-        children = [Child(bundles, options.trust, options.seconds) for _ in range(options.children)]
+        children = [
+            Child(bundles, options.trust, options.native, options.seconds) for _ in range(options.children)
+        ]
         with ThreadPoolExecutor(options.children) as pool:
             list(pool.map(work, children))
     total = sum(counts.values())

@@ -1,21 +1,12 @@
 """Compare the native runner with Python's, on this machine's default OpenCL device.
 
     make runner && python benchmarks/native_runner.py
-    python benchmarks/native_runner.py --mutants 100000 --opener build/sanitized/torchedge-open
 
 Small networks are exported and run by both, in turn, with compiled programs in the cache. It prints the time
 from the start of the process to the first output, that of a step within one process, from array to array, and
 their ratios (medians and quartiles); a step that streams its weights (alone with --streaming), and the
 largest resident set before they are loaded and after; then the size of the stripped library, and the lines of
-its source. With --fuzz SECONDS a libFuzzer target, built with clang, opens bundles of which a file is
-replaced, with every digest computed anew:
-
-    CXX=clang++ cmake -S export/runner -B build/fuzz -D TORCHEDGE_FUZZ=ON && cmake --build build/fuzz
-    python benchmarks/native_runner.py --fuzz 600
-
-With --mutants, bundles changed at random are opened instead, by a build with sanitizers:
-
-    cmake -S export/runner -B build/sanitized -D TORCHEDGE_SANITIZE=ON && cmake --build build/sanitized
+its source. `bundle_fuzzing.py` and `bundle_mutations.py` look for bundles that end it.
 """
 
 from __future__ import annotations
@@ -39,7 +30,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from drivers.processes import default_device, loader  # noqa: E402
 from harness import options_of  # noqa: E402
-from runner.mutants import open_mutants  # noqa: E402
 from torch import nn  # noqa: E402
 
 import torchedge  # noqa: E402
@@ -205,35 +195,6 @@ def steps_of(
     return pairs
 
 
-def fuzz(fuzzer: Path, seconds: int, folder: Path) -> None:
-    """Fuzz the files of a streaming bundle; print executions, and exit with libFuzzer's status."""
-    bundle = torchedge.export(
-        nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)]).eval(), torch.randn(2, 64),
-        out=folder / "bundle", device="adreno-740", onnx=False, memory_limit="150KiB", check=True,
-    )  # fmt: skip
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for number, name in enumerate(["manifest.json", *sorted(bundle.manifest.files)]):
-        (corpus / f"seed{number}").write_bytes(bytes([number]) + (bundle.path / name).read_bytes())
-    words = [
-        fuzzer,
-        corpus,
-        f"-max_total_time={seconds}",
-        "-max_len=160000",
-        "-timeout=60",
-        "-print_final_stats=1",
-    ]
-    words.append(f"-artifact_prefix={CHECKOUT / 'build'}/")
-    environment = {**os.environ, "TORCHEDGE_FUZZ_BUNDLE": str(bundle.path)}
-    done = subprocess.run(
-        [str(word) for word in words], env=environment, stderr=subprocess.PIPE, text=True, check=False
-    )
-    reports = [line for line in done.stderr.splitlines() if "ERROR" in line or "runtime error" in line]
-    print(*[line for line in done.stderr.splitlines() if line.startswith("stat::")], sep="\n")
-    print(f"{len(reports)} reports of sanitizers", *reports, sep="\n")
-    raise SystemExit(done.returncode)
-
-
 def show(name: str, what: str, pairs: Sequence[tuple[float, float]]) -> None:
     """Print medians of pairs (Python's, native) of seconds, and the median and quartiles of their ratio."""
     python, native = (statistics.median(column) * 1000 for column in zip(*pairs, strict=True))
@@ -245,27 +206,15 @@ def show(name: str, what: str, pairs: Sequence[tuple[float, float]]) -> None:
 
 
 def main() -> None:
-    """Compare, or open mutants."""
+    """Compare."""
     parser = options_of(__doc__)
     parser.add_argument("--program", type=Path, default=CHECKOUT / "build" / "runner" / "torchedge-run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--streaming", action="store_true", help="Measure streaming and memory alone.")
-    parser.add_argument("--fuzz", type=int, default=0, metavar="SECONDS", help="Fuzz for so long.")
-    parser.add_argument("--mutants", type=int, default=0)
-    parser.add_argument("--opener", type=Path, default=CHECKOUT / "build" / "sanitized" / "torchedge-open")
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        if arguments.fuzz:
-            fuzz(CHECKOUT / "build" / "fuzz" / "torchedge-fuzz", arguments.fuzz, folder)
-        if arguments.mutants:
-            model, example = networks()["lstm"]
-            out = folder / "bundle"
-            torchedge.export(model, example, out=out, device="adreno-740", onnx=False)
-            print(open_mutants(arguments.opener, out, folder, arguments.mutants, arguments.seed))
-            return
         stream(arguments.program, arguments.steps, folder)
         for name in networks() if not arguments.streaming else ():
             compare(arguments.program, name, arguments.rounds, arguments.steps, folder)

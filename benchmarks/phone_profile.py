@@ -4,10 +4,11 @@
 
 The phone is a folder behind the tests' program that stands for adb; this machine's OpenCL device runs there.
 `torchedge campaign run phone --over adb --runner FILE` measures the networks of one plan, `torchedge fit all`
-fits the profile, and the same command measures networks of another plan, whose bundles are predicted from the
-profile before. The columns: time of a step predicted and measured, ms; memory of the process predicted and
-measured, MiB; errors in %. With --rounds N the other networks are measured N times and medians count: on a
-machine that does other work single rounds differ. --small: few networks on images of 32 px, for a processor.
+fits the profile, and the same command measures networks of another plan, whose bundles are predicted from
+the profile before. The columns, predicted and measured: time of a step (Φ), the sum of its launches' times
+(each the shortest of five), ms; memory of the process (Γ), MiB; errors in %. What else the machine does makes
+steps longer, and the shortest launches hardly. With --rounds N the other networks are measured N times and
+medians count. --small: few networks on images of 32 px, for a processor.
 --real runs the real adb instead. A command that was interrupted continues.
 """
 
@@ -105,12 +106,16 @@ def pretend(folder: Path, priority: int) -> None:
     os.environ |= {"FAKE_LOG": str(folder.resolve() / "log"), "FAKE_HOME": str(folder.resolve() / "phone")}
 
 
-def measured(folder: Path) -> dict[tuple[str, int], tuple[float, float]]:
-    """Return latency (ms) and memory (MiB) of the points of a campaign that fit."""
+def measured(folder: Path) -> dict[tuple[str, int], tuple[float, float, float]]:
+    """Return latency, the sum of launches (ms) and memory (MiB) of the points of a campaign that fit."""
     with CampaignJournal(folder) as journal:
         rows = {point: journal.row_at(place) for point, place in journal.done.items()}
     return {
-        (job, batch): (row["latency_ms"], row["memory_mib"])
+        (job, batch): (
+            row["latency_ms"],
+            sum(launch[-1] for launch in row["launches"]["launches"]),
+            row["memory_mib"],
+        )
         for (job, _, batch), row in rows.items()
         if row["fits"]
     }
@@ -119,7 +124,7 @@ def measured(folder: Path) -> dict[tuple[str, int], tuple[float, float]]:
 def compare(folders: list[Path], device: Device) -> None:
     """Print predictions beside the medians of rounds."""
     rounds = [measured(folder) for folder in folders]
-    errors: list[tuple[float, float]] = []
+    errors: list[tuple[float, ...]] = []
 
     def lines():  # noqa: ANN202 - rows of a table
         for job in read_jobs(folders[0]):
@@ -127,16 +132,16 @@ def compare(folders: list[Path], device: Device) -> None:
                 with scratch_bundle() as folder:
                     predicted = export_point(job, "train", batch, device, folder).predict(device)
                 values = [known[job["id"], batch] for known in rounds if (job["id"], batch) in known]
-                ms, mib = (statistics.median(column) for column in zip(*values, strict=True))
-                pair = 100 * (predicted.latency.value / ms - 1), 100 * (predicted.memory.value / mib - 1)
-                errors.append(pair)
-                shown = predicted.latency.value, ms, pair[0], predicted.memory.value, mib, pair[1]
-                yield [job["network"], batch, *(f"{value:.4g}" for value in shown)]
+                medians = [statistics.median(column) for column in zip(*values, strict=True)]
+                guesses = predicted.latency.value, sum(predicted.launches_ms), predicted.memory.value
+                errors.append(tuple([100 * (a / b - 1) for a, b in zip(guesses, medians, strict=True)]))
+                parts = zip(guesses, medians, errors[-1], strict=True)
+                yield [job["network"], batch, *(f"{value:.4g}" for part in parts for value in part)]
 
-    print_rows(
-        ["network", "batch", "Φ predicted", "measured", "error", "Γ predicted", "measured", "error"], lines()
-    )
-    for name, column in zip(("Φ", "Γ"), zip(*errors, strict=True), strict=True):
+    figures = ("Φ", "launches", "Γ")
+    columns = [word for figure in figures for word in (f"{figure} predicted", "measured", "error")]
+    print_rows(["network", "batch", *columns], lines())
+    for name, column in zip(figures, zip(*errors, strict=True), strict=True):
         sizes = [abs(error) for error in column]
         print(f"{name}: mean error {statistics.mean(sizes):.1f} %, largest {max(sizes):.1f} %")
 
@@ -156,7 +161,7 @@ def main() -> None:
     if not chosen.real:
         pretend(chosen.out, chosen.nice)
     known, other = (SMALL_KNOWN, SMALL_OTHER) if chosen.small else (KNOWN, OTHER)
-    side, batches = (32, ([4, 8], [6])) if chosen.small else (64, ([2, 8, 16], [4, 12]))
+    side, batches = (32, ([4, 8, 32], [6])) if chosen.small else (64, ([2, 8, 16], [4, 12]))
     words = [
         "--over",
         "adb",

@@ -1,14 +1,30 @@
-"""Bundles changed at random: the runner reads or refuses each, under the sanitizers of compilers."""
+"""Bundles changed at random: the runner refuses or runs each, under the sanitizers of compilers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from runner.conftest import SANITIZERS
-from runner.mutants import open_mutants
+
+import torchedge
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["inference", "training"])
-def test_mutants_are_read_or_refused(build, request, kind, tmp_path):
-    """`python benchmarks/native_runner.py --mutants 100000` does this for longer."""
+def test_changed_bundles_are_refused_or_run_natively(build, checkout, tmp_path):
+    """`python benchmarks/bundle_mutations.py --ran 5000 --native FILE` does this for longer."""
+    pytest.importorskip("pyopencl")
     opener = build(*SANITIZERS).with_name("torchedge-open")
-    results = open_mutants(opener, request.getfixturevalue(kind), tmp_path, 300, 0)
-    assert results["read"] > 10 and results["refused"] > 100, results
+    script = checkout / "benchmarks" / "bundle_mutations.py"
+    process = subprocess.run(
+        [sys.executable, script, "--count", "60", "--children", "1", "--native", opener],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(torchedge.__file__).parents[1]), "HOME": str(tmp_path)},
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "60 mutants of 9 bundles" in process.stdout and ", 0 ended by a signal, 0 hung" in process.stdout
+    ran = int(process.stdout.split(" refused, ")[1].split()[0])
+    assert 10 < ran < 55, process.stdout

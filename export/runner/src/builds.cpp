@@ -161,13 +161,17 @@ struct Builder {
 }  // namespace
 
 Status build_kernels(const ClLibrary& cl, const ClDevice& device, cl_context context, const std::vector<Kernel>& kernels,
-                     const std::string& cache, const Progress& progress, Built& built) {
+                     const torchedge_options& options, Built& built) {
+  const std::string cache = given(options.cache);
   Builder builder{cl, device, context};
   std::vector<Unit> units = units_of(kernels);
   // PoCL has a cache of its own, and would compile all kernels once more to return a binary.
   bool cached = !cache.empty() && device.platform_name != "Portable Computing Language";
+  auto progress = [&](size_t done) {
+    if (options.progress != nullptr) options.progress(options.context, static_cast<int>(done), static_cast<int>(units.size()));
+  };
   for (size_t k = 0; k < units.size(); ++k) {
-    if (progress) progress(static_cast<int>(k), static_cast<int>(units.size()));
+    progress(k);
     const Unit& unit = units[k];
     std::string key = cached ? key_of(device, unit.text) : "", binary = cached ? read_entry(cache, key) : "", log;
     cl_program program = binary.empty() ? nullptr : builder.from_binary(binary);
@@ -181,7 +185,7 @@ Status build_kernels(const ClLibrary& cl, const ClDevice& device, cl_context con
     built.programs.push_back(program);
     for (const Kernel* kernel : unit.kernels) built.by_kernel[kernel->name] = program;
   }
-  if (progress) progress(static_cast<int>(units.size()), static_cast<int>(units.size()));
+  progress(units.size());
   return {};
 }
 

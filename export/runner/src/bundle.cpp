@@ -124,6 +124,10 @@ Result<std::string> digest_of(const File& file) {
   return state.hex();
 }
 
+Status check_digest(const File& file, const std::string& digest, const BundleFile& listed) {
+  return digest == listed.sha256 ? Status() : Status(Error{file.name() + ": has another SHA-256 than manifest.json says" + kAgain});
+}
+
 /// Check every file but the weights, which are hashed when they are loaded; return the small ones.
 Result<std::map<std::string, std::string>> read_files(const File& folder, Bundle& bundle) {
   std::map<std::string, std::string> contents;
@@ -147,7 +151,7 @@ Result<std::map<std::string, std::string>> read_files(const File& folder, Bundle
       TE_TRY(hashed, digest_of(file));
       digest = hashed;
     }
-    if (digest != listed.sha256) return Error{file.name() + ": has another SHA-256 than manifest.json says" + kAgain};
+    TE_CHECK(check_digest(file, digest, listed));
   }
   return contents;
 }
@@ -306,15 +310,12 @@ Status Bundle::read_weights(const std::function<Status(const std::string&, const
           return Error{weights.name() + ": holds a byte of " + name + " that is no boolean; expected 0 or 1: copy it again"};
     if (name[0] != '~') TE_CHECK(take(name, data.data()));
   }
-  if (state.hex() != files.at("weights.safetensors").sha256)
-    return Error{weights.name() + ": has another SHA-256 than manifest.json says" + kAgain};
-  return {};
+  return check_digest(weights, state.hex(), files.at("weights.safetensors"));
 }
 
 Status Bundle::check_weights() const {
   TE_TRY(digest, digest_of(weights));
-  if (digest != files.at("weights.safetensors").sha256) return Error{weights.name() + ": has another SHA-256 than manifest.json says" + kAgain};
-  return {};
+  return check_digest(weights, digest, files.at("weights.safetensors"));
 }
 
 }  // namespace torchedge

@@ -1,7 +1,5 @@
 #include "executor.h"
 
-#include "torchedge.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -52,33 +50,33 @@ Error Executor::failed(const std::string& doing, cl_int code) const {
 
 // opening -----------------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<Executor>> Executor::create(Bundle bundle, const Settings& settings) {
+Result<std::unique_ptr<Executor>> Executor::create(Bundle bundle, const torchedge_options& options) {
   std::unique_ptr<Executor> executor(new Executor());
   executor->bundle_ = std::move(bundle);
-  TE_CHECK(executor->open(settings));
+  TE_CHECK(executor->open(options));
   return executor;
 }
 
-Status Executor::open(const Settings& settings) {
-  TE_TRY(library, open_opencl(settings.library));
+Status Executor::open(const torchedge_options& options) {
+  TE_TRY(library, open_opencl(given(options.library)));
   cl_ = library;
-  TE_TRY(device, choose_device(cl_, settings.device));
+  TE_TRY(device, choose_device(cl_, given(options.device)));
   device_ = device;
   for (Program& program : bundle_.programs) {
     const std::vector<int64_t>& pieces = program.arena.pieces;
     bool large = std::any_of(pieces.begin(), pieces.end(), [&](int64_t bytes) { return static_cast<cl_ulong>(bytes) > device_.allocation; });
     if (large && !program.loads) split_arena(program, static_cast<int64_t>(device_.allocation), static_cast<int64_t>(device_.base_alignment));
   }
-  TE_CHECK(check_limits(settings));
-  time_launches_ = settings.time_launches;
-  TE_CHECK(open_queue(settings.hints));
+  TE_CHECK(check_limits(options.memory_limit));
+  time_launches_ = options.time_launches;
+  TE_CHECK(open_queue(options.hints));
   std::vector<Kernel> kernels;
   std::set<std::string> names;
   for (const Program& program : bundle_.programs)
     for (const Kernel& kernel : program.kernels)
       if (names.insert(kernel.name).second) kernels.push_back(kernel);
   double start = now_ms();
-  TE_CHECK(build_kernels(cl_, device_, context_, kernels, settings.cache, settings.progress, built_));
+  TE_CHECK(build_kernels(cl_, device_, context_, kernels, options, built_));
   figures_.programs = static_cast<int64_t>(built_.programs.size());
   figures_.programs_from_cache = built_.from_cache;
   figures_.build_ms = now_ms() - start;
@@ -94,7 +92,7 @@ Status Executor::open(const Settings& settings) {
     placed_.back().program = &bundle_.programs[k];
     placed_.back().method = &bundle_.method_of(k);
     TE_CHECK(place(placed_.back(), built_, bundle_.several ? &common : nullptr));
-    if (settings.hints & TORCHEDGE_RECORD) TE_CHECK(record(placed_.back()));
+    if (options.hints & TORCHEDGE_RECORD) TE_CHECK(record(placed_.back()));
   }
   start = now_ms();
   TE_CHECK(load_weights());
@@ -153,7 +151,7 @@ Executor::~Executor() {
 }
 
 /// What the bundle asks of the device, before anything is built or allocated.
-Status Executor::check_limits(const Settings& settings) const {
+Status Executor::check_limits(uint64_t memory_limit) const {
   auto beyond = [&](const std::string& what, auto asked, auto most) {
     return Error{what + " takes " + std::to_string(asked) + "; " + device_.title() + " takes at most " + std::to_string(most) + "; export the model for this device"};
   };
@@ -194,11 +192,11 @@ Status Executor::check_limits(const Settings& settings) const {
     }
   }
   const cl_ulong total = memory_of(bundle_).at("total_bytes");
-  const cl_ulong most = settings.memory_limit > 0 ? settings.memory_limit : device_.memory;
+  const cl_ulong most = memory_limit > 0 ? memory_limit : device_.memory;
   if (total > most)
     return Error{bundle_.model + " takes " + std::to_string(total) + " bytes" + (bundle_.streams ? ", streaming weights by its plan; " : " with all weights on the device; ") +
-                 (settings.memory_limit > 0 ? "the limit is " : device_.title() + " has ") + std::to_string(most) +
-                 ": use a limit of at least " + std::to_string(total) + (settings.memory_limit > 0 ? "" : ", or a smaller batch")};
+                 (memory_limit > 0 ? "the limit is " : device_.title() + " has ") + std::to_string(most) +
+                 ": use a limit of at least " + std::to_string(total) + (memory_limit > 0 ? "" : ", or a smaller batch")};
   return {};
 }
 

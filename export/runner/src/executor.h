@@ -9,26 +9,9 @@
 #include "builds.h"
 #include "bundle.h"
 #include "opencl.h"
+#include "torchedge.h"
 
 namespace torchedge {
-
-struct Settings {
-  std::string device, library, cache;
-  int64_t memory_limit = 0;  // bytes; 0: what the device has
-  uint32_t hints = 0;        // TORCHEDGE_FAST, ...
-  int time_launches = 0;     // most runs of each launch for its time
-  Progress progress;
-};
-
-/// How generation.cpp chooses tokens. temperature 0: the most likely token. top_k: among so many of the most likely; 0: all. top_p: among the fewest
-/// whose probabilities reach it. seed: of the first text, one more for each other. stop: tokens that end a text.
-/// stream: called with the number of a text and its new token.
-struct Sampling {
-  double temperature = 0, top_p = 1;
-  uint64_t top_k = 0, seed = 0;
-  std::vector<int64_t> stop;
-  std::function<void(size_t, int64_t)> stream;
-};
 
 /// The tokens of several texts at one place; kNone before a text begins.
 using Column = std::vector<int64_t>;
@@ -51,7 +34,7 @@ struct Figures {
 class Executor {
  public:
   /// Build, allocate and load everything; a bundle that the device does not take is refused before.
-  static Result<std::unique_ptr<Executor>> create(Bundle bundle, const Settings& settings);
+  static Result<std::unique_ptr<Executor>> create(Bundle bundle, const torchedge_options& options);
   ~Executor();
 
   const Bundle& bundle() const { return bundle_; }
@@ -78,7 +61,7 @@ class Executor {
   /// Run one batch of a method (empty: the first one); with accumulation N every N-th updates weights.
   Status step(const std::string& method);
   /// Return the tokens that follow each prompt, by a language model's methods: generation.cpp.
-  Result<std::vector<std::vector<int64_t>>> generate(std::vector<std::vector<int64_t>> prompts, size_t most, const Sampling& sampling);
+  Result<std::vector<std::vector<int64_t>>> generate(std::vector<std::vector<int64_t>> prompts, size_t most, const torchedge_sampling& sampling);
   /// Read an output of the last step, or a parameter, buffer or state.
   Status read(const std::string& name, void* data, int64_t nbytes);
   /// Compare what each launch of a batch writes with the bundle's check.json; the handle has run that batch then.
@@ -106,8 +89,8 @@ class Executor {
   };
 
   Executor() = default;
-  Status open(const Settings& settings);
-  Status check_limits(const Settings& settings) const;
+  Status open(const torchedge_options& options);
+  Status check_limits(uint64_t memory_limit) const;
   Status place(Placed& placed, const Built& built, const ArenaMemory* common);
   Result<ArenaMemory> allocate(const Arena& arena);
   Status place_arena(Placed& placed, const ArenaMemory& memory);

@@ -30,6 +30,9 @@ class Sha256 {
 
 std::string sha256_of(std::string_view text);
 
+/// A text of a C caller; NULL is the empty one.
+inline std::string given(const char* text) { return text == nullptr ? "" : text; }
+
 /// Eight bytes, the lowest first.
 std::string bytes_of(uint64_t number);
 

@@ -53,7 +53,7 @@ class Generator {
 };
 
 /// Return the place of the token that a number from 0 to 1 draws.
-int64_t draw(const std::vector<float>& logits, const Sampling& sampling, double number) {
+int64_t draw(const std::vector<float>& logits, const torchedge_sampling& sampling, double number) {
   double most = *std::max_element(logits.begin(), logits.end());
   std::vector<std::pair<double, int64_t>> scores;
   for (float logit : logits) scores.emplace_back((logit - most) / sampling.temperature, static_cast<int64_t>(scores.size()));
@@ -67,7 +67,7 @@ int64_t draw(const std::vector<float>& logits, const Sampling& sampling, double 
   std::stable_sort(scores.begin(), scores.end(), likelier);
   std::vector<double> sums;
   for (auto& score : scores) sums.push_back((sums.empty() ? 0 : sums.back()) + exp_of(score.first));
-  auto reached = std::lower_bound(sums.begin(), sums.end(), sampling.top_p * sums.back());
+  auto reached = std::lower_bound(sums.begin(), sums.end(), (sampling.top_p == 0 ? 1 : sampling.top_p) * sums.back());
   size_t kept = std::min<size_t>(reached - sums.begin() + 1, sums.size());
   auto chosen = std::upper_bound(sums.begin(), sums.begin() + kept, number * sums[kept - 1]);
   return scores[std::min<size_t>(chosen - sums.begin(), kept - 1)].second;
@@ -116,7 +116,7 @@ Status Executor::run_tokens(const std::vector<Column>& columns, size_t begin, si
   return {};
 }
 
-Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::vector<int64_t>> prompts, size_t most, const Sampling& sampling) {
+Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::vector<int64_t>> prompts, size_t most, const torchedge_sampling& sampling) {
   auto prefill = find("prefill"), decode = find("decode");
   size_t texts = 0, chunk = 0, length = 0, longest = 0;
   bool known = prefill.ok() && decode.ok() && bundle_.several;
@@ -154,7 +154,7 @@ Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::ve
   if (most < 1 || most > length || longest > length || longest + most - 1 > length)
     return Error{std::to_string(longest) + " tokens and " + std::to_string(most) + " new ones are given, and the caches hold " +
                  std::to_string(length) + "; expected fewer, but at least one new one, or a bundle with a larger max_length"};
-  if (!(sampling.temperature >= 0 && sampling.temperature <= 1e6 && sampling.top_p >= 1e-9 && sampling.top_p <= 1))
+  if (!(sampling.temperature >= 0 && sampling.temperature <= 1e6 && (sampling.top_p == 0 || (sampling.top_p >= 1e-9 && sampling.top_p <= 1))))
     return Error{"the temperature is " + number_text(sampling.temperature) + " and top_p " + number_text(sampling.top_p) +
                  "; expected numbers from 0 to 1000000 and from 1e-9 to 1"};
   // Texts end together; those that are not given compute what the first one does.
@@ -176,14 +176,14 @@ Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::ve
     done = std::min(begin + chunk, longest);
   }
   std::vector<std::vector<int64_t>> made(prompts.size());
-  auto ended = [&](auto& text) { return text.size() == most || (!text.empty() && std::count(sampling.stop.begin(), sampling.stop.end(), text.back())); };
+  auto ended = [&](auto& text) { return text.size() == most || (!text.empty() && std::count(sampling.stop, sampling.stop + sampling.stops, text.back())); };
   for (;;) {
     for (size_t text = 0; text < made.size(); ++text) {
       if (ended(made[text])) continue;
       std::vector<float> own(logits.begin() + text * logits.size() / texts, logits.begin() + (text + 1) * logits.size() / texts);
       auto likeliest = std::max_element(own.begin(), own.end()) - own.begin();
       made[text].push_back(sampling.temperature > 0 ? draw(own, sampling, generators[text].next()) : likeliest);
-      if (sampling.stream) sampling.stream(text, made[text].back());
+      if (sampling.stream != nullptr) sampling.stream(sampling.context, text, made[text].back());
     }
     if (std::all_of(made.begin(), made.end(), ended)) return made;
     columns.emplace_back();

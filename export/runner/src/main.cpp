@@ -51,11 +51,10 @@ struct Arguments {
   std::string bundle, inputs, outputs, load, save, device, cache, sha256, method;
   std::vector<int64_t> prompts, stop;
   std::vector<size_t> counts;  // tokens of each prompt
-  double temperature = 0, top_p = 0;
-  uint64_t new_tokens = 64, top_k = 0, seed = 0;
+  torchedge_sampling sampling{};
+  torchedge_options options{};
+  uint64_t new_tokens = 64, steps = 0, times = 0;
   std::vector<std::pair<std::string, double>> settings;
-  uint64_t steps = 0, times = 0, memory_limit = 0;
-  uint32_t hints = 0;
   bool figures = false, check = false, json = false;
 };
 
@@ -96,12 +95,12 @@ Result<Arguments> parse(int count, char** words) {
       {"--device", &arguments.device}, {"--cache", &arguments.cache},     {"--sha256", &arguments.sha256},
       {"--method", &arguments.method}};
   std::map<std::string, std::vector<int64_t>*> lists = {{"--prompt-ids", &arguments.prompts}, {"--stop", &arguments.stop}};
-  std::map<std::string, double*> shares = {{"--temperature", &arguments.temperature}, {"--top-p", &arguments.top_p}};
-  std::map<std::string, uint64_t*> counts = {{"--steps", &arguments.steps}, {"--memory-limit", &arguments.memory_limit}, {"--times", &arguments.times}, {"--top-k", &arguments.top_k},
-                                             {"--max-new-tokens", &arguments.new_tokens}, {"--seed", &arguments.seed}};
+  std::map<std::string, double*> shares = {{"--temperature", &arguments.sampling.temperature}, {"--top-p", &arguments.sampling.top_p}};
+  std::map<std::string, uint64_t*> counts = {{"--steps", &arguments.steps}, {"--memory-limit", &arguments.options.memory_limit}, {"--times", &arguments.times},
+                                             {"--top-k", &arguments.sampling.top_k}, {"--max-new-tokens", &arguments.new_tokens}, {"--seed", &arguments.sampling.seed}};
+  std::map<std::string, bool*> flags = {{"--figures", &arguments.figures}, {"--check", &arguments.check}, {"--json", &arguments.json}};
   for (int k = 1; k < count; ++k) {
     std::string word = words[k];
-    std::map<std::string, bool*> flags = {{"--figures", &arguments.figures}, {"--check", &arguments.check}, {"--json", &arguments.json}};
     if (flags.count(word)) {
       *flags[word] = true;
       continue;
@@ -119,7 +118,7 @@ Result<Arguments> parse(int count, char** words) {
     } else if (word == "--hint") {
       const std::map<std::string, uint32_t> hints = {{"fast", TORCHEDGE_FAST}, {"sparing", TORCHEDGE_SPARING}, {"record", TORCHEDGE_RECORD}};
       if (!hints.count(value)) return Error{"--hint is " + value + "; expected fast, sparing or record"};
-      arguments.hints |= hints.at(value);
+      arguments.options.hints |= hints.at(value);
     } else if (word == "--set") {
       size_t equals = value.find('=');
       if (equals == std::string::npos) return Error{"--set is " + value + "; expected NAME=VALUE, such as lr=0.1"};
@@ -229,8 +228,11 @@ Status continue_texts(torchedge_bundle* handle, const Arguments& arguments) {
   };
   if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
   const size_t texts = arguments.counts.size(), most = arguments.new_tokens;
-  torchedge_sampling how{arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed, arguments.stop.data(), arguments.stop.size(), nullptr, &first};
-  if (texts == 1) how.stream = show;
+  torchedge_sampling how = arguments.sampling;
+  how.stop = arguments.stop.data();
+  how.stops = arguments.stop.size();
+  how.stream = texts == 1 ? +show : nullptr;
+  how.context = &first;
   std::vector<int64_t> tokens(texts * most);
   std::vector<size_t> made(texts);
   int code = torchedge_generate(handle, arguments.prompts.data(), arguments.counts.data(), texts, tokens.data(), most, made.data(), &how);
@@ -281,12 +283,10 @@ int main(int count, char** words) {
   auto arguments = parse(count, words);
   if (!arguments.ok()) return fail(arguments.error().text);
   const Arguments& chosen = arguments.value();
-  torchedge_options options{};
+  torchedge_options options = chosen.options;
   options.device = chosen.device.c_str();
   options.cache = chosen.cache.c_str();
   options.sha256 = chosen.sha256.c_str();
-  options.memory_limit = chosen.memory_limit;
-  options.hints = chosen.hints;
   options.time_launches = static_cast<int>(chosen.times);
   if (isatty(STDERR_FILENO)) options.progress = show_progress;
   torchedge_bundle* handle = nullptr;

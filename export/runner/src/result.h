@@ -1,7 +1,6 @@
 // Results of what can fail. No exception crosses the library's boundary, and none is thrown on purpose.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -15,8 +14,9 @@ struct Error {
 
 /// A value, or why there is none.
 template <class T>
-class Result {
+class [[nodiscard]] Result {
  public:
+  Result() = default;
   Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
   Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
   bool ok() const { return state_.index() == 0; }
@@ -28,16 +28,7 @@ class Result {
 };
 
 /// Success, or why not.
-class [[nodiscard]] Status {
- public:
-  Status() = default;
-  Status(Error error) : error_(std::move(error)) {}
-  bool ok() const { return !error_; }
-  Error& error() { return *error_; }
-
- private:
-  std::optional<Error> error_;
-};
+using Status = Result<std::monostate>;
 
 }  // namespace torchedge
 

@@ -128,8 +128,6 @@ int call(torchedge_bundle* handle, Function function) {
   });
 }
 
-std::string given(const char* text) { return text == nullptr ? "" : text; }
-
 }  // namespace
 
 int torchedge_open(const char* folder, const torchedge_options* options, torchedge_bundle** handle) {
@@ -138,12 +136,8 @@ int torchedge_open(const char* folder, const torchedge_options* options, torched
   if (*handle == nullptr) return -1;
   return guarded(**handle, [&]() -> Status {
     const torchedge_options chosen = options == nullptr ? torchedge_options{} : *options;
-    Settings settings{given(chosen.device), given(chosen.library), given(chosen.cache),
-                      static_cast<int64_t>(std::min<uint64_t>(chosen.memory_limit, INT64_MAX)), chosen.hints, chosen.time_launches, nullptr};
-    if (chosen.progress != nullptr)
-      settings.progress = [chosen](int done, int total) { chosen.progress(chosen.context, done, total); };
     TE_TRY(bundle, open_bundle(given(folder), given(chosen.sha256)));
-    TE_TRY(executor, Executor::create(std::move(bundle), settings));
+    TE_TRY(executor, Executor::create(std::move(bundle), chosen));
     (*handle)->executor = std::move(executor);
     return {};
   });
@@ -166,12 +160,9 @@ int torchedge_step(torchedge_bundle* handle, const char* method) {
 int torchedge_generate(torchedge_bundle* handle, const int64_t* prompts, const size_t* counts, size_t texts, int64_t* tokens, size_t most,
                        size_t* made, const torchedge_sampling* how) {
   return call(handle, [&](Executor& executor) -> Status {
-    const torchedge_sampling chosen = how == nullptr ? torchedge_sampling{} : *how;
-    Sampling sampling{chosen.temperature, chosen.top_p == 0 ? 1 : chosen.top_p, chosen.top_k, chosen.seed, {chosen.stop, chosen.stop + chosen.stops}, nullptr};
-    if (chosen.stream != nullptr) sampling.stream = [chosen](size_t text, int64_t token) { chosen.stream(chosen.context, text, token); };
     std::vector<std::vector<int64_t>> given;
     for (size_t text = 0; text < texts; prompts += counts[text++]) given.emplace_back(prompts, prompts + counts[text]);
-    TE_TRY(continued, executor.generate(given, most, sampling));
+    TE_TRY(continued, executor.generate(given, most, how == nullptr ? torchedge_sampling{} : *how));
     for (size_t text = 0; text < texts; ++text) {
       std::copy(continued[text].begin(), continued[text].end(), tokens + text * most);
       made[text] = continued[text].size();
