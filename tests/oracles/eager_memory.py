@@ -7,10 +7,12 @@ and weak references to the storages tell when each one goes away.
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -71,6 +73,7 @@ class LiveStorages(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (
             func is torch.ops.aten.add.Tensor
+            and _is_engine(sys._getframe(1))
             and _references(args[0]) == self.owned
             and _summed_by_engine(args)
         ):
@@ -91,6 +94,17 @@ CASTING = (torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default)
 
 def _references(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def _is_engine(frame: FrameType | None) -> bool:
+    """Whether the engine itself calls an operator: a checkpoint or a custom function has frames of its own.
+
+    PyTorch wraps the method of a dispatch mode.
+    """
+    wrappers = ("torch._dynamo.eval_frame", "torch._compile")
+    while frame is not None and frame.f_globals.get("__name__") in wrappers:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is torch.autograd.graph._engine_run_backward.__code__
 
 
 def _summed_by_engine(args: Any) -> bool:

@@ -133,6 +133,12 @@ def test_a_reentrant_checkpoint_runs_again_what_it_ran_without_gradients():
         assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
 
 
+def test_what_a_second_run_adds_is_no_sum_of_the_engine():
+    body = (Step("own", "stops"), Step("hooked", (512, False)), Step("wide", ("pow", False)))
+    steps = (Step("linear", (1024, False)), Step("cast", torch.float16), within(*body))
+    assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "wide"), [(range(5), False), (range(1000, 1010), True)])
 def test_no_module_of_many_differs(seeds, wide):
