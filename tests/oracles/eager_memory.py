@@ -78,6 +78,8 @@ class LiveStorages(TorchDispatchMode):
             and _summed_by_engine(args)
         ):
             return args[0].add_(args[1])
+        if func in INTO_ZEROS and len(args) > 3 and _is_engine(sys._getframe(1)):
+            func = INTO_ZEROS[func]
         result = func(*args, **(kwargs or {}))
         node = torch._C._current_autograd_node()
         for leaf in tree_leaves(result):
@@ -90,6 +92,14 @@ class LiveStorages(TorchDispatchMode):
 
 CASTING = (torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default)
 """Their kernels copy an input of another dtype than the result's (`self.to(...)` in ReduceOps.cpp)."""
+
+
+INTO_ZEROS = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
+"""Derivatives write into the zeros that they make, but for subclasses (`areAnyTensorSubclassLike`)."""
 
 
 def _references(tensor: torch.Tensor) -> tuple[int, int]:
