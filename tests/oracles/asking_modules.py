@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from oracles.broad_parts import BROAD, LAYERS
 from oracles.custom_functions import FUNCTIONS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -105,8 +106,12 @@ class Step:
     parts: tuple[tuple[Step, ...], ...] = ()
 
 
-def drawn(seed: int, wide: bool = False) -> tuple[Step, ...]:
-    """Return the steps of a seed's module; wide: with operators that CUDA's autocast runs in float32."""
+def drawn(seed: int, wide: bool = False, broad: bool = False) -> tuple[Step, ...]:
+    """Return the steps of a seed's module.
+
+    wide: with operators that CUDA's autocast runs in float32. broad: with what else users write (`BROAD`,
+    `LAYERS`), and with reentrant checkpoints.
+    """
     source = random.Random(seed)
 
     def block(depth: int, low: bool) -> tuple[Step, ...]:
@@ -115,6 +120,8 @@ def drawn(seed: int, wide: bool = False) -> tuple[Step, ...]:
     def step(depth: int, low: bool) -> Step:
         kinds = ["linear", "linear", "hooked", "cast", "activation", "residual"]
         kinds += ["wide", "wide", "plain", "plain", "normed", "own"] if wide else []
+        kinds += ["broad"] * 6 + ["layer"] * 3 if broad else []
+        kinds += ["reentrant"] if broad and depth else []
         if depth:
             kinds += ["batch", "device", "autocast", "autocast", "checkpoint"]
         kind = source.choice(kinds)
@@ -124,6 +131,12 @@ def drawn(seed: int, wide: bool = False) -> tuple[Step, ...]:
             return Step(kind)
         if kind == "plain":
             return Step(kind, source.choice(sorted(PLAIN)))
+        if kind == "broad":
+            return Step(kind, source.choice(sorted(BROAD)))
+        if kind == "layer":
+            return Step(kind, source.choice(sorted(LAYERS)))
+        if kind == "reentrant":
+            return Step("checkpoint", kind, (block(depth - 1, low),))
         if kind == "own":
             return Step(kind, source.choice(sorted(FUNCTIONS)))
         if kind == "wide":
@@ -166,6 +179,8 @@ class Asking(nn.Module):
                     layer.register_forward_hook(lambda module, args, output: output.relu() + 1)
                 self.layers[here] = layer
                 width = step.argument[0]
+            elif step.kind == "layer":
+                self.layers[here] = LAYERS[step.argument](width)
             elif step.kind in ("residual", "normed"):
                 self.layers[here] = nn.Linear(width, width, bias=False)
                 if step.kind == "normed":
@@ -191,6 +206,10 @@ class Asking(nn.Module):
             return self.layers[here](x if low else x.float())
         if step.kind == "plain":
             return PLAIN[step.argument](x)
+        if step.kind == "broad":
+            return BROAD[step.argument](x)
+        if step.kind == "layer":
+            return self.layers[here](x)
         if step.kind == "own":
             return FUNCTIONS[step.argument](x)
         if step.kind == "residual":
@@ -207,7 +226,9 @@ class Asking(nn.Module):
             if not step.parts[0]:  # no operator leads to it
                 return x
             options = {"use_reentrant": step.argument == "reentrant", "preserve_rng_state": False}
-            return checkpoint(self._run, step.parts[0], x, f"{here}_0", low, **options)
+            if step.argument == "reentrant":
+                return checkpoint(self._run, step.parts[0], x, f"{here}_0", low, **options)
+            return checkpoint(self._run, step.parts[0], x, place=f"{here}_0", low=low, **options)
         if step.kind == "autocast":
             enabled, dtype, form = step.argument
             with self._autocast(x, enabled, DTYPES[dtype], form):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import array
 import contextvars
+import ctypes
 import enum
 import functools
+import io
+import operator
 import os
+import sys
 import threading
-from collections import OrderedDict, defaultdict, deque, namedtuple
+import weakref
+from collections import ChainMap, OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType, SimpleNamespace
@@ -20,6 +26,7 @@ from torch.nn.utils import parametrize
 
 GLOBAL = {"scale": 1.0}
 FACTOR = 1.0
+LEVEL = 1.0
 CONTEXT = contextvars.ContextVar("CONTEXT", default=1.0)
 LOCAL = threading.local()
 VARIABLE = "TORCHEDGE_TEST_HOLDER"
@@ -86,6 +93,9 @@ class Settings:
     items: list[float] = field(default_factory=lambda: [1.0])
 
 
+OWNED = [Settings(), Settings()]  # what others refer to weakly
+
+
 class Mode(enum.Enum):
     LOW = 1.0
     HIGH = 2.0
@@ -103,6 +113,46 @@ class OwnLength:
 
     def __call__(self):
         return self.value
+
+
+class Other(Slots):
+    __slots__ = ()
+
+    def read(self):
+        return 3.0
+
+
+class Base:
+    value = 1.0
+
+
+class OtherBase:
+    value = 2.0
+
+
+class Attributes(Base):
+    """Has attributes that code names by pieces, and one that no code names."""
+
+    other_value = scale_1 = 1.0
+
+    def __init__(self):
+        self.unread, self.scale_1 = 0, 1.0
+
+    def scaled(self, number):
+        return number * self.scale_1
+
+    doubled = functools.partialmethod(scaled, 2.0)
+
+
+def shadow(item: Attributes) -> None:
+    """Let an attribute take the place of one that no code names, and hide that of the class."""
+    del item.unread
+    item.other_value = 2.0
+
+
+def replace_key(item: dict[Any, float]) -> None:
+    item.clear()
+    item[1.0] = 1.0
 
 
 class Doubling(torch.autograd.Function):
@@ -203,6 +253,67 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
     "Autograd": (
         lambda: Doubling, lambda x: x.apply(torch.ones(())), lambda x: setattr(x, "factor", 3.0),
     ),
+    "NameOfPieces": (Attributes, lambda x: getattr(x, f"scale_{1}"), lambda x: setattr(x, "scale_1", 2.0)),
+    "NameWithDefault": (
+        lambda: (Attributes(), ["scale_1"]), lambda x: getattr(x[0], x[1][0], "1"),
+        lambda x: setattr(x[0], "scale_1", 2.0),
+    ),
+    "NameInMap": (
+        lambda: [Attributes()], lambda x: next(map(getattr, x, ["scale" + "_1"])),
+        lambda x: setattr(x[0], "scale_1", 2.0),
+    ),
+    "AttributeGetter": (
+        lambda: (Attributes(), operator.attrgetter("scale" + "_1")), lambda x: x[1](x[0]),
+        lambda x: setattr(x[0], "scale_1", 2.0),
+    ),
+    "MethodCaller": (
+        lambda: (Attributes(), operator.methodcaller("sca" + "led", number=1.0)), lambda x: x[1](x[0]),
+        lambda x: setattr(x[0], "scale_1", 2.0),
+    ),
+    "PartialMethod": (Attributes, lambda x: x.doubled(), lambda x: setattr(x, "scale_1", 2.0)),
+    "HidesClassAttribute": (Attributes, lambda x: x.other_value, shadow),
+    "OtherClass": (Slots, lambda x: x.read(), lambda x: setattr(x, "__class__", Other)),
+    "OtherBases": (
+        lambda: type("Derived", (Base,), {"__slots__": ()}), lambda x: x.value,
+        lambda x: setattr(x, "__bases__", (OtherBase,)),
+    ),
+    "Reference": (
+        lambda: weakref.ref(OWNED[0]), lambda x: x().value, lambda x: setattr(OWNED[0], "value", 2.0),
+    ),
+    "WeakValues": (
+        lambda: weakref.WeakValueDictionary(key=OWNED[1]), lambda x: x["key"].value,
+        lambda x: setattr(OWNED[1], "value", 2.0),
+    ),
+    "InUserDict": (lambda: UserDict(a=1.0), lambda x: x["a"], lambda x: x.update(a=2.0)),
+    "InChainMap": (lambda: ChainMap({}, {"a": 1.0}), lambda x: x["a"], lambda x: x.update(a=2.0)),
+    "KeyOfOtherType": (
+        lambda: {1: 1.0}, lambda x: 2.0 if isinstance(next(iter(x)), float) else 1.0, replace_key,
+    ),
+    "MachineArray": (
+        lambda: array.array("d", [1.0]), lambda x: x[0], lambda x: x.__setitem__(0, 2.0),
+    ),
+    "MachineNumber": (lambda: ctypes.c_double(1.0), lambda x: x.value, lambda x: setattr(x, "value", 2.0)),
+    "MemoryView": (
+        lambda: memoryview(np.ones(1)), lambda x: x[0], lambda x: np.asarray(x).put(0, 2.0),
+    ),
+    "TextInMemory": (
+        lambda: io.StringIO("1"), lambda x: float(x.getvalue()), lambda x: x.write("2"),
+    ),
+    "ArrayShape": (
+        lambda: np.arange(6.0).reshape(2, 3), lambda x: float(x[1][0]),
+        lambda x: setattr(x, "shape", (3, 2)),
+    ),
+    "RequiresGradient": (
+        lambda: torch.ones(()), lambda x: 2.0 if x.requires_grad else 1.0, lambda x: x.requires_grad_(),
+    ),
+    "ModuleByName": (
+        lambda: torch, lambda x: sys.modules["oracles.changing_models"].LEVEL,
+        lambda x: globals().update(LEVEL=LEVEL + 1),
+    ),
+    "ModuleInModule": (
+        lambda: torch, lambda x: getattr(x.nn.init, "torchedge_test", 1.0),
+        lambda x: setattr(x.nn.init, "torchedge_test", 2.0),
+    ),
     "Operators": (OwnLength, len, lambda x: setattr(x, "value", 2.0)),
     "Callable": (OwnLength, lambda x: x(), lambda x: setattr(x, "value", 2.0)),
 }  # fmt: skip
@@ -212,9 +323,8 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
 class Holder:
     """State of one kind: a forward pass calls `read`, which gives another value after `change`."""
 
-    def __init__(self, kind: str) -> None:
-        start, self._read, self._change = ROWS[kind]
-        self.item = start()
+    def __init__(self, start: Any, read: Any, change: Any) -> None:  # names of other kinds stay unread
+        self.item, self._read, self._change = start(), read, change
 
     def read(self) -> Any:
         return self._read(self.item)
@@ -237,7 +347,7 @@ class Model(nn.Module):
 
     def __init__(self, kinds: list[str]) -> None:
         super().__init__()
-        self.holders = [Holder(kind) for kind in kinds]
+        self.holders = [Holder(*ROWS[kind]) for kind in kinds]
         self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
         parametrize.register_parametrization(self.third, "weight", Half())
         self.unregistered = {"scale": [Half()]}

@@ -7,10 +7,12 @@ and weak references to the storages tell when each one goes away.
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -71,10 +73,13 @@ class LiveStorages(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (
             func is torch.ops.aten.add.Tensor
+            and _is_engine(sys._getframe(1))
             and _references(args[0]) == self.owned
             and _summed_by_engine(args)
         ):
             return args[0].add_(args[1])
+        if func in INTO_ZEROS and len(args) > 3 and _is_engine(sys._getframe(1)):
+            func = INTO_ZEROS[func]
         result = func(*args, **(kwargs or {}))
         node = torch._C._current_autograd_node()
         for leaf in tree_leaves(result):
@@ -89,8 +94,27 @@ CASTING = (torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default)
 """Their kernels copy an input of another dtype than the result's (`self.to(...)` in ReduceOps.cpp)."""
 
 
+INTO_ZEROS = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
+"""Derivatives write into the zeros that they make, but for subclasses (`areAnyTensorSubclassLike`)."""
+
+
 def _references(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def _is_engine(frame: FrameType | None) -> bool:
+    """Whether the engine itself calls an operator: a checkpoint or a custom function has frames of its own.
+
+    PyTorch wraps the method of a dispatch mode.
+    """
+    wrappers = ("torch._dynamo.eval_frame", "torch._compile")
+    while frame is not None and frame.f_globals.get("__name__") in wrappers:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is torch.autograd.graph._engine_run_backward.__code__
 
 
 def _summed_by_engine(args: Any) -> bool:

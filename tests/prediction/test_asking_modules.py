@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.asking_modules import Asking, Step, drawn
+from oracles.broad_parts import LAYERS
 from oracles.fake_cpu import run_training_on_fake_cpu
 
 from torchedge.devices import find_device
@@ -133,11 +134,61 @@ def test_a_reentrant_checkpoint_runs_again_what_it_ran_without_gradients():
         assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
 
 
+def test_what_a_second_run_adds_is_no_sum_of_the_engine():
+    body = (Step("own", "stops"), Step("hooked", (512, False)), Step("wide", ("pow", False)))
+    steps = (Step("linear", (1024, False)), Step("cast", torch.float16), within(*body))
+    assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
+
+
+AROUND = {
+    "plain": lambda part: (part, Step("linear", (512, False))),
+    "reentrant": lambda part: (within(Step("residual"), part, Step("residual"), argument="reentrant"),),
+    "half": lambda part: (Step("cast", torch.float16), part, Step("residual")),
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "around"),
+    [
+        ("running maximum", "plain"),  # keeps its input
+        ("gathered", "plain"),  # its derivative writes into zeros, which has no copy
+        ("mish", "plain"),
+        ("entries written", "half"),
+        ("switched", "reentrant"),
+        ("hooked", "plain"),
+    ],
+)
+def test_peaks_of_what_users_write_are_exact(part, around):
+    step = Step("layer" if part in LAYERS else "broad", part)
+    steps = (Step("linear", (512, False)), *AROUND[around](step))
+    assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
+
+
+def test_a_spectral_norm_is_captured_under_autocast():
+    class Cast(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = LAYERS["spectral"](64).layer
+
+        def forward(self, x):
+            with torch.autocast("cuda", torch.bfloat16):
+                return self.layer(x)
+
+    with torch.device("meta"):
+        model, x = Cast(), torch.empty(16, 64)
+    graph = capture_request(CaptureRequest(model, 16, example=x, device=find_device("nvidia-h200")))
+    (product,) = [op for op in graph.ops if "dot" in op.kind]
+    assert {graph.values[index].dtype for index in product.inputs} == {"float32"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "wide"), [(range(5), False), (range(1000, 1010), True)])
-def test_no_module_of_many_differs(seeds, wide):
+@pytest.mark.parametrize(
+    ("seeds", "kinds"),
+    [(range(5), {}), (range(1000, 1010), {"wide": True}), (range(2000, 2010), {"wide": True, "broad": True})],
+)
+def test_no_module_of_many_differs(seeds, kinds):
     for seed in seeds:
         for batch in (16, 4096):
-            assert difference(drawn(seed, wide), batch)[0] == pytest.approx(1, rel=0.02), (
+            assert difference(drawn(seed, **kinds), batch)[0] == pytest.approx(1, rel=0.02), (
                 f"seed {seed} at {batch}"
             )

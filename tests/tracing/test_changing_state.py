@@ -161,6 +161,10 @@ def torch_number(self, x):
     return self.layer(x) * torch.rand(1).item()
 
 
+def gradient(self, x):
+    return self.layer(x) if self.layer.weight.grad is None else x
+
+
 REFUSED = {
     attribute: "model.calls (1, then 2)",
     list_: "model.seen ([1], then [1, 1])",
@@ -187,6 +191,7 @@ REFUSED = {
     own_random: "model.random",
     own_numpy: "model.generator",
     torch_number: "decides by values",
+    gradient: "reads .grad at test_changing_state.py",
 }
 
 

@@ -106,7 +106,8 @@ OPS = (
     _activation("tanh", "input", flops=flops_each(6)),
     _activation("silu", "input", flops=flops_each(5)),
     _activation("gelu", "input approximate", flops=flops_each(8)),
-    _activation("mish", "input", flops=flops_each(8)),
+    # On meta tensors its derivative is that of its parts, elsewhere one kernel.
+    _activation("mish", "input", flops=flops_each(8), memory=lambda call: kernel(call, (0,))),
     _activation("hardswish", "input", flops=flops_each(4)),
     _activation("hardsigmoid", "input", flops=flops_each(3)),
     _activation("leaky_relu", "input negative_slope"),

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from torchedge.graphs.footprints import Footprint
 from torchedge.ops import strides
 from torchedge.ops.kernels import kernel
-from torchedge.ops.specs import EVERY, LoadClass, Work, no_flops, spec
+from torchedge.ops.specs import EVERY, Call, LoadClass, Work, no_flops, spec
 from torchedge.ops.strides import Sizes
 
 
@@ -33,6 +34,16 @@ _free = partial(spec, work=Work.NONE, flops=no_flops, autocast="keep")
 _view = partial(_free, load=LoadClass.FREE, view=True)
 _reshaped = partial(_view, strides=strides.reshaped)
 _part = partial(_view, strides=strides.unchanged)
+
+
+def written_by_mask(call: Call) -> Footprint | None:
+    """What is written where a mask says keeps the mask: its number of places is unknown without values."""
+    masks = [
+        slot for slot, shape in enumerate(call.ins) if shape is not None and call.in_dtype(slot) == "bool"
+    ]
+    return kernel(call, [slot for slot in masks if slot]) if any(masks) else None
+
+
 _copy = partial(spec, work=Work.COPY, flops=no_flops)
 _join = partial(_copy, work=Work.JOIN, autocast="join")
 _new = partial(_free, stops=EVERY)
@@ -87,7 +98,12 @@ OPS = (
     _copy("index", "input indices", gathers=True),
     _copy("index_select", "input dim index", "take", gathers=True),
     _copy("gather", "input dim index", "take_along_dim", gathers=True),
-    _copy("index_put", "input indices values", "scatter scatter_add index_fill __setitem__"),
+    _copy(
+        "index_put",
+        "input indices values",
+        "scatter scatter_add index_fill __setitem__",
+        memory=written_by_mask,
+    ),
     _copy(
         "index_reduce", "input dim index source reduce", "index_add index_copy scatter_reduce masked_scatter"
     ),

@@ -170,7 +170,7 @@ OPS = (
         autocast="widest",
     ),
     _multiplied("inner", "input other"),
-    _multiplied("dot", "input other", "vdot", autocast="widest"),
+    _multiplied("dot", "input other", "vdot", autocast="join_on_cuda"),
     _multiplied("__rmatmul__", "other input"),
     _product(
         "addmm",

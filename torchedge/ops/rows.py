@@ -29,14 +29,6 @@ def reduced_flops(call: Call) -> int:
     return prod(call.ins[0] or ())
 
 
-def selection(call: Call) -> Footprint | None:
-    """What selects elements of each row keeps their indices; over everything it is replayed.
-
-    On meta tensors the gradient is written into a copy of zeros, elsewhere into the zeros.
-    """
-    return kernel(call, (-2,)) if len(call.outs) > 1 else None
-
-
 def reduced_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
     """A scalar where the loss is averaged (1) or summed (2), as PyTorch numbers reductions."""
     return () if attrs.get("reduction", 1) in (1, 2, "mean", "sum") else None
@@ -110,7 +102,7 @@ OPS = (
     _reduce("mean", "input dim keepdim dtype", "nanmean", autocast="keep"),
     _reduce("var", "input dim unbiased keepdim", "std var_mean std_mean", autocast="keep"),
     _reduce("amax", "input dim keepdim", "amin"),
-    _reduce("max", "input dim keepdim", "min median mode kthvalue cummax cummin", memory=selection),
+    _reduce("max", "input dim keepdim", "min median mode kthvalue cummax cummin"),
     _reduce("argmax", "input dim keepdim", "argmin all any count_nonzero argsort histc", stops=EVERY),
     _wide(
         "norm",
@@ -124,7 +116,7 @@ OPS = (
     _wide("cumsum", "input dim dtype", casts_inside=True),
     _wide("cumprod", "input dim dtype", casts_inside=True),
     _reduce("logcumsumexp", "input dim"),
-    _reduce("topk", "input k dim largest sorted", "sort", memory=selection),
+    _reduce("topk", "input k dim largest sorted", "sort"),
     _wide("cdist", "x1 x2 p"),
     _wide("cosine_similarity", "x1 x2 dim eps"),
     _loss(

@@ -41,27 +41,29 @@ class AutogradState:
         self._regions = 0
         self._annotated: CheckpointRegion | None = None
         self._function: tuple[int, ...] = ()  # the regions of the custom function that runs
-        self._off: list[int] = []  # `torch.no_grad` and the like, entered where gradients are disabled
+        self._within: list[tuple[int, bool]] = []  # `torch.no_grad` and the like in a reentrant checkpoint
 
     def switch(self, on: bool) -> None:
         """Follow `torch.set_grad_enabled`, called before it takes effect."""
-        if not (self._switched_on and self._is_inside_function()):
-            self._switched_on = on
+        if _reentrant_frame() is None:
+            self._within.clear()
+            if not (self._switched_on and self._is_inside_function()):
+                self._switched_on = on
             return
         manager, enters = _grad_manager(sys._getframe(1))
-        if enters and not on:
-            self._off.append(manager)
-        elif not enters and manager in self._off:
-            self._off.remove(manager)
+        if enters:
+            self._within.append((manager, on))
+        else:
+            self._within = [entry for entry in self._within if entry[0] != manager]
 
     def now(self, note: Note) -> tuple[bool, tuple[int, ...]]:
         """Return whether gradients are recorded, and the regions as in `Op.outer` and, last, `Op.region`."""
         if self._function:
             return True, self._function
+        if self._switched_on and (self._within or self._is_inside_function()):
+            return self._in_frames(note)
         if torch.is_grad_enabled():
             self._switched_on = True
-        elif self._switched_on and self._is_inside_function():
-            return self._in_frames(note)
         if self._annotated is not None:
             return self._switched_on, (*self._annotated.outer, self._annotated.number)
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -133,12 +135,10 @@ class AutogradState:
 
     def _in_frames(self, note: Note) -> tuple[bool, tuple[int, ...]]:
         """Return the region of the innermost reentrant checkpoint, else of the one whose hooks are set."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is CheckpointFunction.forward.__code__:
-                trains, path = self._in_reentrant(frame, note)
-                return trains and not self._off, path
-            frame = frame.f_back
+        frame = _reentrant_frame()
+        if frame is not None:
+            trains, path = self._in_reentrant(frame, note)
+            return trains and (not self._within or self._within[-1][1]), path
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook"):
             return True, self._path(hooks[0], note)
@@ -158,6 +158,14 @@ class AutogradState:
             note(_MIXED)
         number = self._number(owner)
         return (True, (-number,)) if owner.torchedge_trains else (False, (0,))
+
+
+def _reentrant_frame() -> FrameType | None:
+    """Return the frame of the innermost reentrant checkpoint that runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back
+    return frame
 
 
 def _grad_manager(frame: FrameType | None) -> tuple[int, bool]:

@@ -154,16 +154,25 @@ def _copied(model: _Module) -> tuple[_Module, list[Any]]:
 
 @contextmanager
 def scoped(model: _Module, scopes: list[str]) -> Iterator[None]:
-    """Make each module of a copy push its path to `scopes`, and PyTorch's modules run plain bodies."""
+    """Make each module of a copy push its path to `scopes`, and PyTorch's modules run plain bodies.
+
+    Hooks of the backward pass are dropped: what they do with gradients is not part of a forward pass.
+    """
     forget_patched()
     named = [*model.named_modules()]
     forwards = {kind: plain_forward(kind) for kind in {type(module) for _, module in named}}
     for name, module in named:
         home = vars(module)
         home["_compiled_call_impl"] = _scoped_call(module._call_impl, name, scopes)
+        for hooks in _BACKWARD_HOOKS:  # they pass gradients on by functions that stand-ins cannot run
+            if home.get(hooks):
+                home[hooks] = type(home[hooks])()
         if "forward" not in home and (forward := forwards[type(module)]) is not None:
             home["forward"] = MethodType(forward, module)
     yield
+
+
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
 def _scoped_call(call: Callable[..., Any], name: str, scopes: list[str]) -> Callable[..., Any]:

@@ -6,10 +6,12 @@ allocates. A dispatch mode follows every storage of one call while the autograd 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
+from types import FrameType
 from typing import Any
 
 import torch
@@ -109,6 +111,29 @@ _CASTING = (torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default)
 """Operators that cast their input to the dtype of their result for the kernel alone; meta tensors do not."""
 
 
+_aten = torch.ops.aten
+_INTO_ZEROS = {
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+    _aten.index_put.default: _aten.index_put_.default,
+}
+"""What derivatives write into zeros of their own: under a dispatch mode into a copy of them.
+
+`index_put` writes into zeros where it accumulates, its fourth argument.
+"""
+
+
+def _is_engine(frame: FrameType | None) -> bool:
+    """Return whether the autograd engine itself calls an operator, not a custom function's backward."""
+    while frame is not None and frame.f_globals.get("__name__") in _WRAPPERS:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is torch.autograd.graph._engine_run_backward.__code__
+
+
+_WRAPPERS = ("torch._dynamo.eval_frame", "torch._compile")
+"""Modules that wrap the method of a dispatch mode."""
+
+
 class StorageLog(TorchDispatchMode):
     """Numbers the storages of meta tensors, and writes down when each is allocated and freed.
 
@@ -123,6 +148,8 @@ class StorageLog(TorchDispatchMode):
         self._watched: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _INTO_ZEROS and len(args) > 3 and _is_engine(sys._getframe(1)):
+            func = _INTO_ZEROS[func]
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.is_meta:

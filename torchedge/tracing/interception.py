@@ -122,9 +122,13 @@ def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cas
                 return args, {**kwargs, "dtype": goal}
     else:
         joins = ("join",) if on_cpu else ("join", "join_on_cuda")
-        if low is not None and known.autocast in joins:
-            _note_refusal(rec, known.kind, low, [*tensors_in((args, kwargs), torch.Tensor)])
-        return args, kwargs
+        if low is None or known.autocast not in joins:
+            return args, kwargs
+        tensors = [*tensors_in((args, kwargs), torch.Tensor)]
+        _note_refusal(rec, known.kind, low, tensors)
+        if not known.work.multiplies_matrices or torch.float32 not in map(dtype_of, tensors):
+            return args, kwargs
+        goal, sources = torch.float32, frozenset(_LOW)  # `dot` refuses two dtypes
 
     def convert(item: Any) -> Any:
         if isinstance(item, torch.Tensor):

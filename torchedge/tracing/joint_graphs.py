@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import PROCESS
+from torchedge.tracing.copies import is_library, where
 from torchedge.tracing.decompositions import Table
 from torchedge.tracing.grid_sampling import grid_sample, grid_sampler
 from torchedge.tracing.torch_calls import called_function, for_users_alone, imported, patches
@@ -389,6 +390,7 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
     F.multi_head_attention_forward: _multi_head_attention,
 }
+_GET_GRADIENT = vars(torch._C.TensorBase)["grad"].__get__
 _LSTMS = frozenset((torch.lstm, torch.ops.aten.lstm, torch.ops.aten.lstm.input))
 
 
@@ -403,6 +405,11 @@ class _PlainKernels(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         func = called_function(func, sys._getframe(1))
+        if func == _GET_GRADIENT and not is_library(sys._getframe(1)):
+            raise CaptureError(
+                f"the forward pass reads .grad{where()}: a captured step has no gradients of earlier steps; "
+                "keep what it needs of them in a buffer"
+            )
         if func in _LSTMS and len(args) == 9 and not isinstance(args[1], torch.Tensor):  # no packed sequence
             return _lstm(*args)
         with no_python_dispatcher() if func in _RESAMPLING_CALLS else nullcontext():

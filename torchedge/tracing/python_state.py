@@ -17,7 +17,9 @@ import dis
 import enum
 import functools
 import hashlib
+import io
 import logging
+import operator
 import os
 import random
 import re
@@ -28,13 +30,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from io import IOBase
 from itertools import chain, compress
 from operator import attrgetter, contains, getitem, is_, itemgetter, not_
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -68,6 +69,9 @@ _ATOMS = frozenset(
 )  # fmt: skip
 _INERT = (logging.Logger, re.Pattern, PurePath)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_HOLDERS = frozenset(("argparse", "collections", "configparser", "functools", "weakref"))
+"""Modules of classes whose own code reads what their objects hold, such as UserDict: no code names it."""
+_TEXTS = (io.StringIO, io.BytesIO)
 _CLOCKS = frozenset(("time", "datetime", "uuid", "secrets"))
 _UNSEEDED = frozenset(("urandom", "getrandom", "SystemRandom", "default_rng"))
 """Names, in `os`, `random` and `numpy.random`, of what gives other numbers each time."""
@@ -189,7 +193,8 @@ def _shown(item: Any) -> str:
 class _Watched:
     """Places of values, and the values there.
 
-    missing: names that mappings do not have. unhooked: attributes of modules that have no hooks.
+    missing: names that mappings do not have. unhooked: attributes of modules that have no hooks. kinds:
+    objects with their classes. arrays: what has its content in memory that no name leads to.
     """
 
     values: list[tuple[Mapping[str, Any], str, Any, str]] = field(default_factory=list)
@@ -198,7 +203,8 @@ class _Watched:
     homes: list[tuple[Mapping[str, Any], frozenset[str], str]] = field(default_factory=list)
     boxes: list[tuple[Any, list[Any], str]] = field(default_factory=list)
     keyed: list[tuple[dict[Any, Any], list[Any], list[Any] | None, str]] = field(default_factory=list)
-    arrays: list[tuple[np.ndarray[Any, Any] | torch.Tensor, Any, str]] = field(default_factory=list)
+    arrays: list[tuple[Any, Any, str]] = field(default_factory=list)
+    kinds: list[tuple[Any, type, str]] = field(default_factory=list)
     classes: dict[int, type] = field(default_factory=dict)  # by the id of their attributes' mapping
 
 
@@ -240,9 +246,15 @@ class PythonState:
         present = [entry[:3] for entry in seen.values if entry[2] is not _ABSENT]
         self._maps, self._keys, self._values = _columns(present)
         self._absent_maps, self._absent_keys, _ = _columns([e[:3] for e in seen.values if e[2] is _ABSENT])
-        self._missing = [(home, names, len(home)) for home, names, _ in seen.missing]
+        missing: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for home, names, _ in seen.missing:
+            missing.setdefault(id(home), (home, set()))[1].update(names)
+        self._missing = [(home.keys(), names) for home, names in missing.values()]
+        self._homes = [home for home, _, _ in seen.homes]
+        self._home_keys = [*chain.from_iterable(self._homes)]
+        self._kinds = [item for item, _, _ in seen.kinds], [kind for _, kind, _ in seen.kinds]
         self._unhooked = [attributes for attributes, _ in seen.unhooked]
-        sized: list[Any] = [entry[0] for entry in (*seen.homes, *seen.boxes, *seen.keyed)]
+        sized: list[Any] = [entry[0] for entry in (*seen.boxes, *seen.keyed)]
         # Most are empty, such as the children of layers: whether they are true is known faster than a size.
         plain = [not len(box) and not hasattr(type(box), "__bool__") for box in sized]
         self._empty: list[Any] = [*compress(sized, plain)]
@@ -264,13 +276,15 @@ class PythonState:
             return (
                 all(map(is_, map(getitem, self._maps, self._keys), self._values))
                 and not any(map(contains, self._absent_maps, self._absent_keys))
-                and all([len(home) == n or names.isdisjoint(home) for home, names, n in self._missing])
+                and all([present.isdisjoint(names) for present, names in self._missing])
+                and [*map(type, self._kinds[0])] == self._kinds[1]
                 and not any(chain.from_iterable(map(_hooks_of, self._unhooked)))
+                and [*chain.from_iterable(self._homes)] == self._home_keys
                 and not any(self._empty)
                 and [*map(len, self._sized)] == self._sizes
                 and all(map(is_, chain.from_iterable(self._lists), self._listed))
                 and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._held))
-                and [*chain.from_iterable(self._dicts)] == self._dict_keys
+                and all(map(is_, chain.from_iterable(self._dicts), self._dict_keys))
                 and all([_content(array) == content for array, content, _ in self._watched.arrays])
                 and all([len(box) == len(box.intersection(items)) for box, items in self._sets])
                 and (self._tracing or _flags() == self._now)
@@ -286,6 +300,9 @@ class PythonState:
             now = home.get(key, _ABSENT)
             if now is not value and not _equal(now, value):
                 found.append(Change(_joined(path, key), value, now))
+        for item, kind, path in seen.kinds:
+            if type(item) is not kind:
+                found.append(Change(_joined(path, "__class__"), kind, type(item)))
         for attributes, path in seen.unhooked:
             found += [Change(_joined(path, k), {}, attributes[k]) for k in _HOOKS if attributes[k]]
         for home, names, path in seen.homes:
@@ -354,7 +371,8 @@ class PythonState:
                 mapping.update(zip(keys, held, strict=True))
         for array, content, _ in seen.arrays:
             if isinstance(array, np.ndarray) and not array.dtype.hasobject and _content(array) != content:
-                array[...] = np.frombuffer(content, array.dtype).reshape(array.shape)
+                shape, dtype, data = content
+                array[...] = np.frombuffer(data, dtype).reshape(shape)
 
 
 def identity_of(*parts: Any) -> str | None:
@@ -428,7 +446,7 @@ def _names_in(code: CodeType) -> _CodeNames:
         if kind in _GLOBAL:
             loaded.add(str(name))
             if name in _WITH_NAMES:
-                computed = computed or _is_computed(instructions[place + 1 : place + 20])
+                computed = computed or _is_computed(instructions[place + 1 : place + 40])
         elif kind in _ATTRIBUTE and not _only_counts(instructions[place : place + 8]):
             read.add(str(name))
         elif kind == "IMPORT_NAME":
@@ -440,7 +458,10 @@ def _names_in(code: CodeType) -> _CodeNames:
             loaded, read, imported = loaded | inner.globals, read | inner.read, imported | inner.imported
             computed = computed or inner.computed
         elif isinstance(constant, str) and len(constant) < 200:
-            read.update(part for part in constant.split(".") if part.isidentifier())
+            parts = constant.split(".")
+            read.update(part for part in parts if part.isidentifier())
+            if len(parts) > 1 and all(map(str.isidentifier, parts)):  # a module's name
+                read.add(constant)
     names = _CodeNames(frozenset(loaded), frozenset(read), frozenset(imported), computed)
     _code_names[code] = names
     return names
@@ -465,13 +486,27 @@ _OF_COUNTERS = frozenset(
 
 
 def _is_computed(following: Iterable[dis.Instruction]) -> bool:
-    """Return whether the call of getattr that begins here has no constant for the name."""
+    """Return whether the call of getattr that begins here has another name than one constant.
+
+    The depth of the stack says which instructions push the second argument; none does behind a branch.
+    """
+    depth, starts, pushing = 0, {0: 0}, list[dis.Instruction]()
     for instruction in following:
-        if instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str):
-            return False
-        if instruction.opname.startswith("CALL"):
-            break
+        if instruction.opname in _CALLS and instruction.arg == depth:
+            name = pushing[starts.get(1, 0) : starts.get(2) if depth > 2 else None]
+            return [i.opname for i in name] != ["LOAD_CONST"] or not isinstance(name[0].argval, str)
+        if instruction.opcode in _JUMPS:
+            return True
+        if instruction.opname not in _NO_OPERATION:
+            depth += dis.stack_effect(instruction.opcode, instruction.arg)
+            pushing.append(instruction)
+            starts[depth] = len(pushing)
     return True
+
+
+_NO_OPERATION = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "KW_NAMES"))
+_CALLS = frozenset(("CALL", "PRECALL", "CALL_FUNCTION"))
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
 # texts ------------------------------------------------------------------------------------------------------
@@ -510,7 +545,7 @@ class _Walk:
         self.clocks: list[str] = []
         self.weights: list[int] = []
         self._met: dict[int, int] = {}
-        self._seen: set[tuple[int, str]] = set()
+        self._seen: set[tuple[int, str | frozenset[str]]] = set()
         self._weights: set[int] = set()
         self._in_library = False
         self._in_package = False
@@ -577,9 +612,13 @@ class _Walk:
             return self._namespace(item, frozenset(self.names), path)
         if isinstance(item, enum.Enum):
             return f"{self.of(kind, kind.__qualname__)} {item.name}"
+        if isinstance(item, ReferenceType):
+            return f"reference to {self.of(item(), path)}"
+        if isinstance(item, _TEXTS) or _is_buffer(item):
+            return self._bytes(item, path)
         if isinstance(item, _GENERATORS):
             self.generators.append((path, item))
-        elif isinstance(item, Iterator) and not isinstance(item, IOBase) and not self._in_package:
+        elif isinstance(item, Iterator) and not isinstance(item, io.IOBase) and not self._in_package:
             self.iterators.append(path)
         if isinstance(item, _INERT):
             return f"{kind.__qualname__} {getattr(item, 'name', None) or str(item)}"
@@ -609,11 +648,15 @@ class _Walk:
                 self.watched.boxes.append((item, [*item], path))
             return f"set {sorted([self.of(each, path) for each in item])}"
         if isinstance(item, np.ndarray):
-            content = _content(item)
-            self.watched.arrays.append((item, content, path))
-            self._unknown("ndarray")
-            return f"array {item.shape} {item.dtype} {_digest(content)} {id(item)}"
+            return self._bytes(item, path)
         return None
+
+    def _bytes(self, item: Any, path: str) -> str:
+        """Return the text of an object whose content is compared."""
+        content = _content(item)
+        self.watched.arrays.append((item, content, path))
+        self._unknown(type(item).__name__)
+        return f"{type(item).__name__} {_digest(content)} {id(item)}"
 
     def _callable(self, item: Any, path: str) -> str | None:
         if isinstance(item, FunctionType):
@@ -629,7 +672,13 @@ class _Walk:
             return f"property {[self.of(part, path) for part in (item.fget, item.fset)]}"
         if isinstance(item, functools.cached_property):
             return f"cached {self.of(item.func, path)}"
-        if isinstance(item, functools.partial):
+        if isinstance(item, (operator.attrgetter, operator.methodcaller)):
+            reduced: Any = item.__reduce__()
+            kind, parts = reduced[:2]  # of keyword arguments: a partial
+            texts = [part for part in (*getattr(kind, "args", ()), *parts) if isinstance(part, str)]
+            self.names.update(name for text in texts for name in text.split("."))
+            return f"calls by names {self.of((kind, parts), path)}"
+        if isinstance(item, (functools.partial, functools.partialmethod)):
             parts = [self.of(part, path) for part in (item.func, item.args, item.keywords)]
             return f"partial {parts}{self._attributes(item, path)}"
         if isinstance(item, functools._lru_cache_wrapper):
@@ -672,16 +721,16 @@ class _Walk:
 
     def _attributes(self, item: Any, path: str, skipped: frozenset[str] = frozenset()) -> str:
         """Return the text of an object's attributes that code names."""
-        home = getattr(item, "__dict__", None)
-        texts: list[tuple[str, str]] = []
+        home, texts = getattr(item, "__dict__", None), list[tuple[str, str]]()
+        wanted = (lambda name: True) if _reads_itself(type(item)) else self._wanted
         if isinstance(home, dict):
             self.watched.homes.append((home, frozenset(home), path))
             texts = [
                 (name, self.of(self._watch(home, name, path), _joined(path, name)))
                 for name in [*home]
-                if name not in skipped and self._wanted(name)
+                if name not in skipped and wanted(name)
             ]
-        for name in filter(self._wanted, _slots_of(type(item))):
+        for name in filter(wanted, _slots_of(type(item))):
             slots = _Slots(item)
             value = slots.get(name, _ABSENT)
             if slots.get(name, _ABSENT) is value:  # C structures make a number anew each time
@@ -691,6 +740,7 @@ class _Walk:
 
     def _object(self, item: Any, path: str) -> str:
         kind = type(item)
+        self._watch_class(item, path)
         has_state = hasattr(item, "__dict__") or _slots_of(kind)
         if not has_state or (_room(kind.__module__) in _LIBRARIES and _room(kind.__module__) not in _PURE):
             self._unknown(f"{kind.__name__} {getattr(item, '__name__', '')}")
@@ -698,8 +748,13 @@ class _Walk:
             return f"object {kind.__module__}.{kind.__qualname__} at {id(item)} {own}"
         return f"object {self.of(kind, kind.__qualname__)} {self._attributes(item, path)}"
 
+    def _watch_class(self, item: Any, path: str) -> None:
+        if not self.tracing:  # modules may change theirs in their first call
+            self.watched.kinds.append((item, type(item), path))
+
     def _module(self, module: torch.nn.Module, path: str) -> str:
         own = vars(module)
+        self._watch_class(module, path)
         weights = [
             (kind, name, None if tensor is None else self._form(tensor))
             for kind in ("_parameters", "_buffers")
@@ -783,7 +838,8 @@ class _Walk:
                 text = self.of(value, f"{item.__qualname__}.{key}")
                 if not known or isinstance(value, FunctionType) or not isinstance(value, _FUNCTIONS):
                     texts.append((key, text))
-            texts = [[self.of(base, base.__qualname__) for base in item.__bases__], *texts]
+            bases = self._watch(_Slots(item), "__bases__", item.__qualname__)
+            texts = [[self.of(base, base.__qualname__) for base in bases], *texts]
         if not known and type(item) is not type:
             texts.append(self.of(type(item), type(item).__qualname__))
         return f"{name} {texts}"
@@ -807,7 +863,10 @@ class _Walk:
             if names.globals & _CHANGING:
                 self._unknown(f"{sorted(names.globals & _CHANGING)} in {item.__name__}")
         globals_ = [(name, self._global(item, name, names)) for name in sorted(names.globals - _SWITCHED)]
-        for name in sorted(names.imported):
+        imported = set(names.imported)
+        if not known and not names.read.isdisjoint(("modules", "import_module")):
+            imported.update(n for n in names.read if _room(n) not in _LIBRARIES and n in sys.modules)
+        for name in sorted(imported):
             module = sys.modules.get(name)
             if not known and _room(name) not in _PURE:
                 self._unknown(f"an import of {name} in {item.__name__}")
@@ -840,17 +899,21 @@ class _Walk:
 
     def _namespace(self, module: ModuleType, read: Iterable[str], path: str) -> _Literal:
         """Return the text of the names in a module that code reads."""
-        home, texts = vars(module), list[tuple[str, str]]()
+        home, texts, read = vars(module), list[tuple[str, str]](), frozenset(read)
+        if (id(module), read) in self._seen:  # modules name one another
+            return _Literal(f"module {module.__name__}")
+        self._seen.add((id(module), read))
         if module.__name__ in _CLOCKS and not self._in_library:
             self.clocks.append(module.__name__)
         if not self._in_library:
-            self.watched.missing.append((home, frozenset(read) - home.keys() - _SWITCHED, path))
-        for name in sorted(home.keys() & set(read)):
-            if name in _SWITCHED or (id(module), name) in self._seen:
+            self.watched.missing.append((home, read - home.keys() - _SWITCHED, path))
+        for name in sorted(home.keys() & read):
+            known = name in _SWITCHED or (id(module), name) in self._seen
+            if known and not isinstance(home[name], ModuleType):  # which code may read other names of
                 texts.append((name, ""))
                 continue
             self._seen.add((id(module), name))
-            value = self._watch(home, name, path)
+            value = home[name] if known else self._watch(home, name, path)
             if name in _UNSEEDED and not self._in_library:
                 self.clocks.append(f"{path}.{name}")
             if isinstance(value, ModuleType):
@@ -969,17 +1032,40 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _content(item: np.ndarray[Any, Any] | torch.Tensor) -> Any:
-    """Return the bytes of an array or a tensor; the version of a tensor whose bytes cannot be read."""
+def _content(item: Any) -> Any:
+    """Return the form and the bytes of an array, a tensor, a buffer or a text in memory.
+
+    A tensor whose bytes cannot be read has its version instead.
+    """
     if isinstance(item, np.ndarray):
-        return repr(item.tolist()).encode() if item.dtype.hasobject else item.tobytes()
+        data = repr(item.tolist()).encode() if item.dtype.hasobject else item.tobytes()
+        return item.shape, item.dtype, data
+    if isinstance(item, _TEXTS):
+        return item.tell(), item.getvalue()
+    if not isinstance(item, torch.Tensor):
+        return memoryview(item).tobytes()
+    form = tuple(item.shape), item.requires_grad
     if item.layout is not torch.strided or item.device.type != "cpu" or type(item) not in _PLAIN_TENSORS:
-        return 0 if item.is_inference() else item._version
-    return item.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return form, 0 if item.is_inference() else item._version
+    return form, item.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _digest(content: Any) -> str:
-    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else str(content)
+    return hashlib.sha256(repr(content).encode()).hexdigest()
+
+
+def _is_buffer(item: Any) -> bool:
+    """Return whether an object has bytes, as those of array and ctypes; a mapped file may have too many."""
+    try:
+        return type(item).__module__ != "mmap" and memoryview(item).nbytes >= 0
+    except (TypeError, ValueError):
+        return False
+
+
+def _reads_itself(kind: type) -> bool:
+    """Return whether a library's code reads what an object holds (`_HOLDERS`)."""
+    modules = [base.__module__ for base in kind.__mro__]
+    return any(_room(module) in _HOLDERS and module != "collections.abc" for module in modules)
 
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
