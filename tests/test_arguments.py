@@ -43,6 +43,7 @@ def test_the_batch_of_a_recurrent_network_is_where_its_layer_takes_it(kind):
     assert not any("dimension 1" in note for note in first.notes)
 
 
+@pytest.mark.slow
 def test_the_batch_dimension_can_be_named():
     named = torchedge.predict(Tagger(), 8, "nvidia-a100", example=TIME_FIRST, batch_dim=1)
     inferred = torchedge.predict(Tagger(), 8, "nvidia-a100", example=TIME_FIRST)
@@ -211,6 +212,7 @@ def test_what_pytorchs_own_losses_compare_with_follows_from_the_outputs():
         torchedge.Trainer(NET, X, loss=nn.MSELoss(), optimizer=torch.optim.SGD(NET.parameters()))
 
 
+@pytest.mark.slow
 def test_one_step_serves_predictions_training_and_export(tmp_path):
     net = copy.deepcopy(NET)
     step = torchedge.TrainingStep(
@@ -273,6 +275,7 @@ def test_a_cpu_has_resident_memory_and_no_allocator_that_reserves(tmp_path):
     assert "resident memory of the process" in page and "allocator" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [torch.compile, lambda net: nn.Sequential(torch.compile(net)), None])
 def test_a_compiled_model_is_marked(compile):
     option = {"compile": True} if compile is None else {}
@@ -372,6 +375,7 @@ def test_function_transforms_leave_no_level_behind():
         assert torch._C._functorch.get_dynamic_layer_stack_depth() == depth
 
 
+@pytest.mark.slow
 def test_sizes_beyond_what_can_be_counted_are_refused():
     square = Applied(lambda layer, x: layer(x) @ layer(x).T)
     with pytest.raises(InputError, match="handles more than 2 EiB"):

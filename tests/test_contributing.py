@@ -73,6 +73,7 @@ def test_the_recipe_of_a_rule_makes_kernels(checkout):
     np.testing.assert_allclose(result, torch.special.spherical_bessel_j0(x.double()), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_recipe_of_a_target_compiles_programs_with_the_right_results(checkout, monkeypatch):
     pytest.importorskip("pyopencl")
     from torchedge.lowering import targets

@@ -108,6 +108,7 @@ def test_no_package_hides_a_submodule_behind_a_name_of_its_own():
     assert not clashes
 
 
+@pytest.mark.slow
 def test_rooms_do_not_enter_by_the_front_door():
     """`from torchedge import x` in a lower room would slip past import-linter, as re-exports are lazy."""
     uses = []
@@ -162,7 +163,7 @@ def test_lowest_rooms_load_without_torch(room):
     assert not loaded_after(f"import torchedge.{room}") & (OPTIONAL | {"torch"})
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["api", "cli", "prediction", "profiling", "tracing"])
 def test_rooms_load_without_optional_packages(room):
     assert not loaded_after(f"import torch, torchedge.{room}") & OPTIONAL - loaded_after("import torch")
@@ -216,6 +217,7 @@ def pickle_uses(tree: ast.AST) -> list[int]:
     return lines
 
 
+@pytest.mark.slow
 def test_no_pickle():
     uses = [
         f"{p.relative_to(ROOT)}:{line}" for p in python_files() for line in pickle_uses(ast.parse(text_of(p)))

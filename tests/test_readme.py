@@ -252,6 +252,7 @@ def test_the_page_of_the_command_line_names_every_command(checkout, capsys):
     assert set(re.findall(r"^\| `torchedge ([a-z]+)`", page, re.MULTILINE)) == commands
 
 
+@pytest.mark.slow
 def test_the_page_of_messages_quotes_those_of_the_code(checkout):
     """Each part between dots of a quoted message is in a text of the package."""
     texts = []

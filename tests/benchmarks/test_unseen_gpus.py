@@ -31,6 +31,7 @@ def test_kernels_that_wait_for_their_launch_are_omitted(tmp_path):
     assert kernels.batch.tolist() == [64] and kernels.work[0].passes.sum() == 9 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("law", "within"), [("share", 0.3), ("products", 0.8)])
 def test_laws_make_kernels_of_gpus_left_out_err_less_than_the_ratio_of_peaks(shared_data, law, within):
     fits = fit_law(shared_data, law, 1500)
@@ -52,6 +53,7 @@ def test_kernels_take_as_long_as_the_nearest_in_proportion_to_their_work(tmp_pat
     assert ms == pytest.approx(2 * 128 * 4096 / 1e6, rel=0.1)  # the shortest call's launch is off
 
 
+@pytest.mark.slow
 def test_the_commands_print_tables(shared_data, capsys):
     unseen_gpus.kernels(shared_data, 400, peaks=True)
     lines = capsys.readouterr().out.splitlines()

@@ -10,6 +10,7 @@ from torchedge.devices import Provenance
 from torchedge.errors import DeviceError
 
 
+@pytest.mark.slow
 def test_a_bundle_is_predicted_on_its_device_or_another(training):
     bundle = torchedge.load_bundle(training)
     p = bundle.predict("adreno-740")

@@ -22,6 +22,7 @@ from torchedge.storage.tensors import read_tensors
 pytest.importorskip("pyopencl")
 
 
+@pytest.mark.slow
 def test_an_inference_is_pytorchs(model, batch, inference):
     bundle = torchedge.load_bundle(inference)
     (found,) = bundle.run(batch[0].numpy())
@@ -34,6 +35,7 @@ def test_an_inference_is_pytorchs(model, batch, inference):
     np.testing.assert_array_equal(found, again)
 
 
+@pytest.mark.slow
 def test_training_steps_are_pytorchs(model, batch, training):
     bundle = torchedge.load_bundle(training)
     trained = copy.deepcopy(model).train()
@@ -91,6 +93,7 @@ def test_weights_lie_on_pages_in_the_order_of_use(inference, tmp_path):
     assert set(kept) <= tensors.keys()
 
 
+@pytest.mark.slow
 def test_the_optimizers_state_goes_along(model, batch, tmp_path):
     trained = copy.deepcopy(model).train()
     optimizer = torch.optim.Adam(trained.parameters(), lr=0.002)
@@ -164,7 +167,7 @@ def test_gradients_are_added_up(batch, tmp_path, device):
         np.testing.assert_allclose(bundle.state_dict()[name], held.numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["local-cpu", "adreno"])
 def test_intermediates_in_half_precision(tmp_path, device):
     torch.manual_seed(3)
@@ -181,6 +184,7 @@ def test_intermediates_in_half_precision(tmp_path, device):
     np.testing.assert_allclose(half.run(x)[0], expected, rtol=2e-2, atol=2e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["local-cpu", "adreno"])
 def test_weights_in_half_precision_take_half_the_file(tmp_path, device):
     torch.manual_seed(3)

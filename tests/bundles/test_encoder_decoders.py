@@ -94,6 +94,7 @@ def whisper(tmp_path_factory):
     return export(network("whisper"), tmp_path_factory.mktemp("encoder") / "whisper")
 
 
+@pytest.mark.slow
 def test_greedy_tokens_of_t5_are_those_of_transformers(t5, bundle):
     before = {key: value.clone() for key, value in network("t5").state_dict().items()}
     assert all(torch.equal(value, before[key]) for key, value in t5.state_dict().items())
@@ -103,6 +104,7 @@ def test_greedy_tokens_of_t5_are_those_of_transformers(t5, bundle):
     assert len({tuple(text) for text in texts}) > 1  # they depend on the prompts
 
 
+@pytest.mark.slow
 def test_greedy_tokens_of_whisper_are_those_of_transformers(whisper):
     texts = [whisper.generate(source, 12) for source in sources("whisper")]
     assert texts == [greedy(network("whisper"), source) for source in sources("whisper")]
@@ -146,6 +148,7 @@ def test_weights_are_stored_once_and_states_stay_on_the_device(t5, bundle):
     assert bundle.methods == ("prefill", "decode", "encode")
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_tokens(bundle):
     ids, settings = [5, 9, 30], {"temperature": 1.5, "top_k": 20, "seed": 3}
     code = (

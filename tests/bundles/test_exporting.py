@@ -52,7 +52,7 @@ def test_limits_come_from_the_profile():
     assert mali.work_group == 512 and mali.allocation_bytes is None and mali.address_bytes == 32
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["adreno", "mali"])
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_bundles_for_phones_are_held_against_their_limits(model, batch, tmp_path, device, mode):
@@ -64,6 +64,7 @@ def test_bundles_for_phones_are_held_against_their_limits(model, batch, tmp_path
     assert bundle.manifest.target.unknown == limits.unknown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["adreno", "mali"])
 def test_images_of_phones_share_the_arena(tmp_path, device):
     torch.manual_seed(4)
@@ -149,6 +150,7 @@ def test_a_device_with_little_gets_small_kernels_and_a_bundle_for_more_is_refuse
 # onnx -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_onnx_model_computes_the_same(model, batch, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -170,6 +172,7 @@ def test_the_onnx_model_computes_the_same(model, batch, tmp_path):
     assert os.getcwd().encode() not in (tmp_path / "b" / "model.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_every_tensor_that_a_model_returns_is_an_onnx_output_of_its_own(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -223,6 +226,7 @@ class Counting(nn.Module):
         return self.layer(x) * self.calls
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["assigned", "in place", "a weight"])
 def test_a_model_that_changes_what_it_keeps_has_no_onnx_model(way, tmp_path):
     pytest.importorskip("onnxscript")
@@ -247,6 +251,7 @@ def test_lstms_with_projections_are_steps_in_onnx(tmp_path):
     assert "LSTM" not in {node.op_type for node in graph.node}  # it has no input for the projection
 
 
+@pytest.mark.slow
 def test_an_onnx_model_that_onnxruntime_cannot_run_is_refused(model, batch, tmp_path, monkeypatch):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -262,6 +267,7 @@ def test_an_onnx_model_that_onnxruntime_cannot_run_is_refused(model, batch, tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_onnx_model_that_computes_something_else_is_refused(model, batch, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -290,6 +296,7 @@ def test_missing_packages_are_named(model, batch, tmp_path, monkeypatch, package
         torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
 
 
+@pytest.mark.slow
 def test_without_onnxruntime_the_manifest_says_so(model, batch, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -417,6 +424,7 @@ def test_the_tuner_of_a_bundle_is_an_argument(tmp_path):
     assert not any("coefficients" in note for note in fixed.manifest.notes)
 
 
+@pytest.mark.slow
 def test_a_training_step_for_a_phone_is_tuned_by_assumed_coefficients_and_says_so(model, batch, tmp_path):
     def notes(place, mode, tuner):
         out = tmp_path / str(place)

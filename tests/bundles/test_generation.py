@@ -76,6 +76,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "device"), CASES)
 def test_greedy_tokens_are_those_of_transformers(name, device, tmp_path):
     model = network(name)
@@ -126,6 +127,7 @@ def test_a_token_is_written_into_the_caches_alone(bundle):
                 assert len(lines) == 2 and " = " in lines[1] and "if (" in kernel.source
 
 
+@pytest.mark.slow
 def test_a_kept_prefix_changes_nothing_and_is_not_computed_again(bundle, folder):
     ids = prompt(21)[0].tolist()
     first = bundle.generate(ids, 6)
@@ -206,6 +208,7 @@ def test_draws_follow_the_distribution_that_transformers_leaves():
     assert not counts[wanted == 0].any()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -29,7 +29,7 @@ def _config(kind: str):
     return getattr(transformers, f"{kind.title()}Config")(**SIZES, **HIDDEN)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("form", ["int4", None, "int8"])
 @pytest.mark.parametrize("kind", ["llama", "t5", "gpt2", "qwen2"])
@@ -55,6 +55,7 @@ def test_memory_is_that_of_the_bundle(kind, form, precision, tmp_path):
     assert plan.tokens_per_s == pytest.approx(1000 / token)
 
 
+@pytest.mark.slow
 def test_memory_of_a_streaming_plan_is_that_of_the_bundle(tmp_path):
     config = _config("llama")
     config.num_hidden_layers = 4  # of two, the staging buffers take what streaming saves
@@ -89,6 +90,7 @@ def test_memory_of_a_training_step_is_that_of_the_trainer(form):
     assert plan.tokens_per_s == pytest.approx(16_000 / plan.step.value)
 
 
+@pytest.mark.slow
 def test_a_model_keeps_its_weights():
     model = transformers.AutoModelForCausalLM.from_config(_config("llama"))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -98,6 +100,7 @@ def test_a_model_keeps_its_weights():
     assert plan.to_dict() == shapes.to_dict()
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table(tmp_path, capsys):
     _config("llama").save_pretrained(tmp_path)
     words = ["plan", "lm", f"hf:{tmp_path / 'config.json'}", "--device", "local-cpu", "--max-length", "16,32"]

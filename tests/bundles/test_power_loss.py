@@ -17,6 +17,7 @@ def export(folder, number):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_bundles_are_the_old_or_the_new(exchanges, tmp_path, monkeypatch):
     if not exchanges:

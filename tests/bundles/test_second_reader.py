@@ -74,6 +74,7 @@ def test_training_steps_have_the_same_bits(network, device, tmp_path):
         assert array.tobytes() == bundle.runner.read(name.removeprefix("state.")).tobytes(), name
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "settings", [{"precision": "float16"}, {"memory_limit": "400KiB"}, {"tuner": "model"}]
 )
@@ -100,6 +101,7 @@ class Keeping(nn.Module):
         return self.rows.sum(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "limit"), [("adreno-740", None), ("local-cpu", "700KiB")])
 def test_states_of_an_inference_are_kept(device, limit, tmp_path):
     model, x = Keeping().eval(), torch.ones(1, 16)

@@ -52,6 +52,7 @@ def example(number):
     return torch.randn(2, 1, 8, generator=generator), torch.tensor([number])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("device", "limit"), [("local-cpu", None), ("adreno-740", None), ("local-cpu", 0.6)])
 def test_states_are_those_of_pytorch(model, tmp_path, device, limit):
     before = copy.deepcopy(model.state_dict())

@@ -58,6 +58,7 @@ def copied(tmp_path, streaming):
     return shutil.copytree(streaming.path, tmp_path / "bundle")
 
 
+@pytest.mark.slow
 def test_a_streaming_bundle_computes_the_same_bits_within_its_limit(wide, image, preloading, streaming):
     (expected,) = preloading.run(image.numpy())
     for _ in range(2):
@@ -169,6 +170,7 @@ DAMAGES = {
 """Where a plan is damaged, and what stands there then."""
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_plans_are_refused(copied, reseal, damage):
     path = copied / "streaming_plan.json"
@@ -192,6 +194,7 @@ def test_memory_in_the_manifest_is_that_of_the_plan(copied):
         torchedge.load_bundle(copied)
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_documentation_streams(wide, image, preloading, checkout, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     text = (checkout / "docs" / "streaming-how.md").read_text(encoding="utf-8")

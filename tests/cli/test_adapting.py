@@ -15,6 +15,7 @@ def adapt(dataset, base, out, *words):
     return main(["fit", "all", str(dataset), "--base", str(base), "--out", str(out), *words])
 
 
+@pytest.mark.slow
 def test_a_transfer_says_what_it_was_made_of(small_dataset, fitted, tmp_path, capsys):
     out = tmp_path / "mine"
     assert adapt(small_dataset, fitted, out, "--points", "12") == 0
@@ -50,6 +51,7 @@ def test_the_transfer_predicts_like_the_device(small_dataset, fitted, tmp_path, 
     assert figures["Φ"]["error"]["median"] < 10
 
 
+@pytest.mark.slow
 def test_the_same_words_give_the_same_bytes(small_dataset, fitted, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

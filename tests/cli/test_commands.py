@@ -125,6 +125,7 @@ def test_the_answer_is_that_of_the_library(run):
     assert out["needed_mib"] == found.needed_mib()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("flag", "how"), [("--compile", True), ("--reduce-overhead", "reduce-overhead")])
 def test_a_compiled_step_is_that_of_the_library(run, small, flag, how):
     import torchedge

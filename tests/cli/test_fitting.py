@@ -118,6 +118,7 @@ def fitted_before(made, monkeypatch, error=0.05):
         monkeypatch.setattr(f"torchedge.profiling.device_fits.{name}", fit(model))
 
 
+@pytest.mark.slow
 def test_a_fit_that_fails_leaves_nothing(made, small_dataset, tmp_path, monkeypatch, capsys):
     from torchedge.errors import ProfileError
 

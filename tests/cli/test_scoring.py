@@ -46,6 +46,7 @@ def test_rows_that_a_profile_was_fitted_to_are_left_out_or_marked(small_dataset,
     assert seen["figures"][0]["error"]["median"] < unseen["figures"][0]["error"]["median"]
 
 
+@pytest.mark.slow
 def test_rows_that_a_profile_was_adapted_to_are_not_compared(small_dataset, fitted, tmp_path, capsys):
     pytest.importorskip("sklearn")
     own = tmp_path / "own"

@@ -206,6 +206,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("case", WRONG)
 def test_refused_in_one_line(case, refused):
     """Each is told what was given, what was expected and what to do."""
@@ -214,6 +215,7 @@ def test_refused_in_one_line(case, refused):
     assert expected in line, line
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", ["3x8", "8", "1x3x8x8"])
 def test_an_input_size_that_does_not_suit_is_told_in_the_users_sizes(size, refused):
     """Not in those that stand for the batch size while a model is captured."""

@@ -122,6 +122,7 @@ def test_provenance_is_ordered():
         weakest([])
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(Provenance), min_size=1), st.sampled_from(Provenance))
 def test_the_weakest_can_only_weaken(provenances, more):
     assert weakest([*provenances, more]) == min(weakest(provenances), more)

@@ -25,6 +25,7 @@ def test_what_was_found_stays_mended(case):
     formats.survives(case.parent.name, case.read_bytes())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", formats.FORMATS)
 def test_seeds_are_accepted_and_some_mutations_survive(name):
     import random

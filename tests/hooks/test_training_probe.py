@@ -101,6 +101,7 @@ def test_every_point_has_one_row_behind_its_start(rows, points):
         under_way = point
 
 
+@pytest.mark.slow
 def test_inference_before_training_and_batch_sizes_ascending(points):
     order = [(row["mode"], row["batch_size"]) for row in points["net"]]
     assert order == [("infer", 1), ("infer", 4), ("train", 1), ("train", 2)]

@@ -54,6 +54,7 @@ def test_devices_are_listed():
     assert "jetson-tx2" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_prediction_from_the_shell():
     result = run_cli("predict", "resnet18", "--batch-size", "8", "--device", "jetson-tx2", "--json")
     assert result.returncode == 0, result.stderr
@@ -62,6 +63,7 @@ def test_a_prediction_from_the_shell():
     assert document["latency"]["value"] > 0
 
 
+@pytest.mark.slow
 def test_an_unknown_device_is_refused_in_one_line():
     result = run_cli("predict", "resnet18", "--batch-size", "8", "--device", "no-such-device")
     assert result.returncode == 2

@@ -65,6 +65,7 @@ def net():
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "batch", "settings"),
     [
@@ -175,6 +176,7 @@ STOPS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("condition", STOPS)
 def test_a_loop_that_stops_at_a_loss_without_a_value_does_not_stop(condition):
     model = nn.Linear(8, 4)

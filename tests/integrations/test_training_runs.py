@@ -74,6 +74,7 @@ def test_a_run_that_fits_is_predicted_as_predict_does():
     assert prediction.memory == torchedge.predict(model, 8, example=x, optimizer="adamw", **H200).memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("misfit", ["warn", "raise"])
 def test_a_run_that_does_not_fit_is_refused_or_announced_with_what_would_fit(misfit):
     model, x = nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]), torch.zeros(1 << 16, 512)

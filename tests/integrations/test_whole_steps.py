@@ -9,6 +9,7 @@ import torchedge
 DEVICE = "nvidia-h200"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_the_peak_of_a_step_is_that_of_the_code_on_meta_tensors(name):
     for batch in (16, 1024):

@@ -36,6 +36,7 @@ def lowered(function, *shapes, target="cpu"):
     return lower_inference(capture_inference_step(Function(function), args), TARGETS[target]).program
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize(
     ("function", "shapes", "words"),

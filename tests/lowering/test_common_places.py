@@ -30,6 +30,7 @@ class Caches(nn.Module):
         ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
 @pytest.mark.parametrize(("apart", "maps", "writes"), [(False, 1, 1), (True, 3, 3)])
 def test_tables_are_written_at_shared_places_by_one_kernel(apart, maps, writes, target):

@@ -181,6 +181,7 @@ def test_kernels_that_read_copies_compute_the_same(monkeypatch, seed):
     held_against_eager(captured, program, model, optimizer)
 
 
+@pytest.mark.slow
 def test_operands_are_copied_where_that_pays():
     """A product of 256 x 256 reads an operand 256 times: with slow buffers a copy into an image pays."""
 

@@ -140,6 +140,7 @@ class Packed(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["cpu", "gpu", "mobile"])
 def test_quantised_weights_are_dequantised_where_they_are_read(target):
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ class Classifier(nn.Module):
         return self.small(x.flatten(1)[:, :8] + self.long[:8])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_matrices_of_weights_are_stored_in_half_precision(target):
     torch.manual_seed(0)

@@ -162,6 +162,7 @@ class Chained(nn.Module):
         return self.second(x + self.first(x).tanh())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
 @pytest.mark.parametrize(
     ("model", "count"), [(Projections((32, 32, 48, 32)), 2), (Gated(), 1), (Chained(), 2)], ids=str

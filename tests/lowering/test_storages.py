@@ -65,6 +65,7 @@ def test_a_step_on_textures_equals_one_on_buffers(plain, pattern):
         np.testing.assert_allclose(weight, plain[2][name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_overwritten_or_passed_to_and_fro_stays_in_buffers(plain):
     program, _, _ = stepped(MOBILE)
     for tensor in program.tensors:
@@ -82,6 +83,7 @@ def test_half_precision_holds_large_intermediates_alone(plain):
         np.testing.assert_allclose(weight, plain[2][name], rtol=2e-2, atol=2e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("factor", [1e-8, 1e8])
 def test_gradients_that_half_precision_cannot_hold_are_right(plain, factor):
     program, loss, weights = stepped(replace(MOBILE, half=True), factor)

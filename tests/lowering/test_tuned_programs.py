@@ -73,6 +73,7 @@ def test_decisions_are_the_same_each_time_and_belong_to_the_key_of_the_program(s
     assert key_of(captured.step, target, {}) != key_of(captured.step, target_here("mobile"), {})
 
 
+@pytest.mark.slow
 def test_layouts_are_chosen_for_writer_and_readers_together(step, monkeypatch):
     captured, _ = step
     decided = []

@@ -137,6 +137,7 @@ def test_numbers_and_shares_of_candidates_are_those_of_a_profile():
     assert all(max(ms[k] for ms in terms.values()) <= trials.predicted[k] for k in range(3))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(TARGETS))
 @pytest.mark.parametrize(
     "case",
@@ -162,6 +163,7 @@ def test_work_counts_the_arithmetic_and_the_bytes(name, case):
             assert (work.items * read.count * read.nbytes >= 0.99 * read.distinct_bytes).all()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(TARGETS))
 @pytest.mark.parametrize(
     "case",

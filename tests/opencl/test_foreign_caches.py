@@ -101,6 +101,7 @@ def expected(planted):
     return planted[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import pyopencl"])
 def test_nothing_of_a_planted_cache_is_executed(bundle, planted, before):
     home, _, expected = planted
@@ -120,6 +121,7 @@ def test_exporting_and_training_unpickle_nothing(tmp_path):
     python(EVERYTHING, tmp_path / "bundle", {"HOME": str(tmp_path)})
 
 
+@pytest.mark.slow
 def test_no_home_is_needed(bundle, expected):
     output, warnings = run(bundle, {})
     assert output == expected
@@ -127,6 +129,7 @@ def test_no_home_is_needed(bundle, expected):
     assert all("OpenCL device" in line for line in warned)  # a driver that errs is named wherever it is
 
 
+@pytest.mark.slow
 def test_a_cache_folder_that_cannot_be_written_is_named_and_replaced(bundle, expected, tmp_path):
     home = tmp_path / "home"
     home.write_text("a file is no home")

@@ -41,6 +41,7 @@ def test_a_step_that_fits_needs_no_change():
     assert all(s.update_ms < first.update_ms for s in advice.settings[1:])  # other changes pay in time only
 
 
+@pytest.mark.slow
 def test_micro_batches_are_the_largest_that_fit_and_cover_the_batch():
     model = network()
     limit = (needs(model, 12, accumulation=2) + needs(model, 16, accumulation=2)) / 2
@@ -60,6 +61,7 @@ def test_micro_batches_are_the_largest_that_fit_and_cover_the_batch():
     assert setting.update_ms == pytest.approx((setting.accumulation - 1) * passes + step)
 
 
+@pytest.mark.slow
 def test_settings_that_fit_are_not_dominated_and_the_model_is_left_alone():
     model = network()
     before = [(name, p.requires_grad, p.data_ptr()) for name, p in model.named_parameters()]
@@ -85,6 +87,7 @@ def test_autocast_is_advised_where_the_device_has_units_for_it():
     assert advised["nvidia-h200"] <= {None, "bfloat16"} and advised["nvidia-v100"] <= {None, "float16"}
 
 
+@pytest.mark.slow
 def test_without_a_setting_that_fits_the_one_that_needs_least_is_returned():
     model, advice = advised(1.0)
     (setting,) = advice.settings
@@ -111,6 +114,7 @@ class Switched(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_models_with_a_switch_for_checkpointing_are_tried_with_it():
     model, options = Switched(), {"device": "nvidia-h200", "input_size": (256,)}
     full = torchedge.predict(model, 4096, **options)

@@ -35,6 +35,7 @@ def difference(steps, batch):
     return int(tape.peak_bytes(np.array([batch]))[0]) / oracle.peak, graph.notes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("seed", "wide"), [(2, False), (10, False), (16, False), (0, True), (5, True)])
 def test_peaks_are_those_of_a_run_on_the_device(seed, wide):
     for batch in (16, 4096):
@@ -57,6 +58,7 @@ def nested(seed):
     return (Step("linear", (512, False)), *[step for _ in range(3) for step in block(4)])
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", range(12))
 def test_peaks_of_checkpoints_inside_of_checkpoints_are_exact(seed):
     ratio, notes = difference(nested(seed), 4096)

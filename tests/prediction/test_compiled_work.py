@@ -176,6 +176,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_compiled_steps_take_the_host_less_time_and_recorded_ones_least():
     steps = [torchedge.predict(transformer(), compile=c, **OPTIONS) for c in (False, True, "reduce-overhead")]
     eager, compiled, recorded = steps
@@ -189,6 +190,7 @@ def test_compiled_steps_take_the_host_less_time_and_recorded_ones_least():
     assert not any("CUDA graphs shorten" in note for note in advice[2])
 
 
+@pytest.mark.slow
 def test_a_slower_host_takes_longer_and_a_known_one_narrows_the_interval():
     usual, slow = (
         torchedge.predict(transformer(), compile=True, **OPTIONS | {"device": device})
@@ -198,6 +200,7 @@ def test_a_slower_host_takes_longer_and_a_known_one_narrows_the_interval():
     assert slow.latency.high / slow.latency.low < usual.latency.high / usual.latency.low
 
 
+@pytest.mark.slow
 def test_a_mode_of_torch_compile_with_cuda_graphs_is_recognised():
     asked = torchedge.predict(transformer(), compile="reduce-overhead", **OPTIONS)
     wrapped = torch.compile(transformer(), mode="reduce-overhead")
@@ -216,6 +219,7 @@ def test_an_unknown_mode_is_refused():
         torchedge.predict(CHAIN, 2, input_size=(64,), compile="max-autotune")
 
 
+@pytest.mark.slow
 def test_several_predictions_are_those_of_each_batch_size():
     predictor, options = torchedge.Predictor("nvidia-h200"), {"example": torch.zeros(1, 16, 64)}
     options |= {"loss": OPTIONS["loss"], "compile": True}
@@ -227,6 +231,7 @@ def test_several_predictions_are_those_of_each_batch_size():
         assert table.latency[0, column] == alone.latency.value
 
 
+@pytest.mark.slow
 def test_compiled_settings_are_advised_where_triton_has_the_device():
     options = {"example": OPTIONS["example"], "loss": OPTIONS["loss"]}
     advice = torchedge.advise(transformer(), 64, "nvidia-h200", **options)
@@ -239,6 +244,7 @@ def test_compiled_settings_are_advised_where_triton_has_the_device():
     assert not any(s.compile for s in old.settings)
 
 
+@pytest.mark.slow
 def test_a_report_says_which_figures_are_those_of_eager_pytorch(tmp_path):
     options = {**OPTIONS, "out": tmp_path / "step.html", "compile": True}
     prediction = torchedge.report(transformer(), **options)

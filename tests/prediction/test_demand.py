@@ -27,6 +27,7 @@ def random_net(seed):
     return torchedge.capture(nn.Sequential(*layers), input_size=(3, *[int(rng.choice([56, 64, 112]))] * 2))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("device", ["nvidia-h200", "jetson-tx2", "nvidia-a100"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_largest_batch_size_is_that_of_a_scan(device, seed):

@@ -224,6 +224,7 @@ class Sequences(nn.Module):
         return self.wide(x) if self.decide(x) else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decide", [lambda x: x.is_cuda, lambda x: x.shape[0] > 8], ids=["device", "batch"])
 def test_lengths_are_those_of_the_device_and_the_batch(decide):
     ids = torch.zeros(2, 40, dtype=torch.int64)

@@ -88,6 +88,7 @@ def has_forest(device, mode):
     return load_models(device, mode).latency.forest is not None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_a_device_with_twice_the_figures_is_not_slower(mode):
     devices, batches = list_devices(), [1, 8, 64, 512]
@@ -166,6 +167,7 @@ def test_the_table_of_devices_gives_the_provenance_of_their_predictions(mode):
         assert prediction.provenance == prediction_provenance(device, mode), device.name
 
 
+@pytest.mark.slow
 def test_half_precision_is_faster_than_single_where_the_figures_say_so():
     for name in ("nvidia-h200", "nvidia-a100", "rtx-3090"):
         full, half, brain = (

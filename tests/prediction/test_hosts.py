@@ -22,6 +22,7 @@ def large():
     return nn.Linear(8192, 8192)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("amp", [None, "bfloat16"])
 def test_launches_take_the_time_of_the_host_and_products_that_of_the_device(mode, amp):

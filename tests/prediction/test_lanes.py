@@ -52,6 +52,7 @@ class Depthwise(nn.Module):
         return self.head((x + self.deep(x)).mean((2, 3)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("model", [Depthwise(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())])
 def test_phases_add_up_to_the_work_of_the_step(model, mode):

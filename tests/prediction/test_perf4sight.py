@@ -184,6 +184,7 @@ def test_samples_folded_into_channels_count():
 # Whole networks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize(
     "name", ["resnet18", "resnet50", "mobilenet_v2", "squeezenet1_0", "mnasnet1_0", "googlenet", "alexnet"]

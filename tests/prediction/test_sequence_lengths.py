@@ -103,6 +103,7 @@ def test_predictions_at_other_lengths_are_those_of_examples_of_that_length():
         ) == alone.max_batch_size(limit)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", [{}, {"amp": "bfloat16", "optimizer": "adamw"}, {"mode": "infer"}])
 def test_lengths_that_equal_other_sizes_of_the_model_are_predicted_as_their_examples(settings):
     """Of 32 channels, 2 heads of 16, 50 words, 64 inner channels and 128 positions."""
@@ -164,6 +165,7 @@ class Loop(nn.Module):
         return torch.stack(states, 1)
 
 
+@pytest.mark.slow
 def test_a_structure_that_follows_the_length_is_predicted_as_its_examples():
     model, x = Loop(), torch.zeros(2, 12, 8)
     family = torchedge.capture_lengths(model, x)
@@ -174,6 +176,7 @@ def test_a_structure_that_follows_the_length_is_predicted_as_its_examples():
         )
 
 
+@pytest.mark.slow
 def test_the_longest_sequence_of_a_graph_that_grows_needs_a_bound(monkeypatch):
     monkeypatch.setattr(demand, "_MOST_EVENTS", 200)
     p = torchedge.predict(Loop(), 2, example=torch.zeros(2, 12, 8), seq_len=12, **H200)
@@ -205,6 +208,7 @@ class Positions(nn.Module):
         return self.head(self.words(ids) + self.places.weight[:length])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look_up", [True, False])
 def test_a_table_of_positions_that_only_the_code_knows_limits_the_length(look_up):
     model, ids = Positions(96, look_up), torch.full((4, 24), 10**6)  # the example's own values do not count
@@ -283,6 +287,7 @@ def test_wrong_arguments_are_refused():
         torchedge.predict(encoder(), 2, example=torch.zeros(2, 40, 32), **H200).max_seq_len(1000)
 
 
+@pytest.mark.slow
 def test_grids_of_batch_sizes_and_lengths_are_predictions_one_by_one():
     models = [
         transformers_model("GPT2LMHeadModel"),
@@ -306,6 +311,7 @@ def test_grids_of_batch_sizes_and_lengths_are_predictions_one_by_one():
         predictor.predict_many([models[1]], [2], seq_len=1.5)
 
 
+@pytest.mark.slow
 def test_simulations_and_advice_take_a_length_and_the_dimension_of_the_batch():
     model, example = transformers_model("GPT2LMHeadModel"), tokens()
     at_length = torchedge.simulate(model, 3, example=example, seq_len=20)

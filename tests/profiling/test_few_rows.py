@@ -22,6 +22,7 @@ def samples(tmp_path_factory):
     return prepare(read_dataset(folder), find_device("jetson-tx2"))
 
 
+@pytest.mark.slow
 def test_twelve_points_of_two_networks_are_fitted_and_judged(samples):
     few = np.isin(samples.level, (0, 50)) & np.isin(samples.batch, (2, 16, 128))
     judged = []

@@ -27,6 +27,7 @@ def make_table(seed: int, rows: int = 120, features: int = 5, spread: float = 3.
     return X, y, [f"f{i}" for i in range(features)]
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**31),
     features=st.integers(1, 9),

@@ -72,6 +72,7 @@ def test_cases_are_the_papers_within_limits():
             all_cases((wrong,))
 
 
+@pytest.mark.slow
 def test_a_run_continues_where_it_was(tmp_path, monkeypatch):
     pytest.importorskip("pyopencl")
     from torchedge.opencl import open_context
@@ -102,6 +103,7 @@ def test_a_run_continues_where_it_was(tmp_path, monkeypatch):
         bench_kernels(cases, *more, among=5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["SoftMax 64 64", "MatMul 16 16 16", "DwConv2D 32 3"])
 def test_the_errors_of_a_profile_are_those_of_the_present_model(case):
     known = find_device("nvidia-h200")

@@ -59,6 +59,7 @@ def fitted():
     return {name: fit_coefficients(table_of(device)) for name, device in DEVICES.items()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", DEVICES)
 def test_lines_and_decay_come_back(fitted, name):
     device, coefficients = DEVICES[name], fitted[name]
@@ -156,6 +157,7 @@ class Counting:
         return 7.0 + self.measured / 1e6
 
 
+@pytest.mark.slow
 def test_a_journal_is_continued_and_read(tmp_path):
     device, file = DEVICES["rows of two texels"], tmp_path / "rows.jsonl"
     names = []
@@ -172,6 +174,7 @@ def test_a_journal_is_continued_and_read(tmp_path):
     assert 0 < again["cases"] < 3 and again["coefficients"] < 3
 
 
+@pytest.mark.slow
 def test_a_profile_with_coefficients_is_written_and_read(tmp_path):
     file = tmp_path / "rows.jsonl"
     measure_kernels(file, DEVICES["rows of two texels"], quick=True)

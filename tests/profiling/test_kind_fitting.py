@@ -146,6 +146,7 @@ def campaign(folder, named):
     return folder
 
 
+@pytest.mark.slow
 def test_the_slowness_of_a_host_that_jobs_name_is_fitted(tmp_path):
     device, errors = find_device("nvidia-h200"), {}
     for named in (False, True):

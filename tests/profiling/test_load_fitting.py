@@ -117,6 +117,7 @@ def test_the_table_is_read(table):
     assert case.increases[0] == 0 and case.extra_bytes[-1] == 8 << 14
 
 
+@pytest.mark.slow
 def test_the_law_is_found_on_sizes_left_out(table, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setattr(load_fitting, "FOLDS", 4)
@@ -244,6 +245,7 @@ def test_the_command_writes_a_profile_that_plans_with_it(file, tmp_path, monkeyp
     assert capacities.chunks[0] == nbytes // 2**18
 
 
+@pytest.mark.slow
 def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     from torchedge.profiling.load_fitting import fit_device_loads

@@ -131,7 +131,7 @@ def test_the_disk_is_read_whole(tmp_path):
         disk_row(tmp_path / "none", 1 << 22)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["cpu", "gpu", "mobile"])
 def test_all_device_classes_are_measured(target):
     """On PoCL, the kernels of each class fill buffers or textures."""

@@ -35,6 +35,7 @@ def home(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_profile_is_measured_and_found(home):
     told = []
     device = local_cpu.measure_local_cpu(told.append)
@@ -95,6 +96,7 @@ def test_from_the_shell_the_profile_is_measured_and_says_how_good_it_is(home, ca
     assert "(yours)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_a_fit_the_figures_stay_and_a_warning_says_why(capsys, monkeypatch):
     def missing(*_, **__):
         raise MissingExtraError.of("torchvision", extra="vision", purpose="profiling")

@@ -21,6 +21,7 @@ def axes():
     return Figure().subplots()
 
 
+@pytest.mark.slow
 def test_the_scatter_shows_every_row_once(axes):
     table = compared()
     draw_scatter(axes, table)

@@ -54,6 +54,7 @@ def fitted(campaign):
     return fit_device_programs(campaign, find_device("jetson-nano"))
 
 
+@pytest.mark.slow
 def test_networks_left_out_are_predicted(campaign, fitted):
     part, errors = fitted
     assert errors.mean("latency") < 15 and errors.mean("memory") < 5

@@ -55,6 +55,7 @@ def test_a_base_forest_that_the_points_contradict_is_dropped(base_forest, random
     assert forest.low == pytest.approx(seen.min(axis=0).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_many_points_grow_a_forest_of_their_own(random):
     seen = random.random((4 * OWN_FOREST, 2))
     missed = np.where(seen[:, 1] > 0.5, 0.2, -0.2)

@@ -68,6 +68,7 @@ def multiplying(bundle):
     return first
 
 
+@pytest.mark.slow
 def test_the_exporting_driver_has_the_bits_and_another_rounding_passes(native, checked, reseal, tmp_path):
     results = sum(
         access != "read"
@@ -83,6 +84,7 @@ def test_the_exporting_driver_has_the_bits_and_another_rounding_passes(native, c
     assert found["results"] == results and found["identical"] < results
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_named(native, checked, reseal, tmp_path):
     kernels = multiplying(checked)
     assert len(kernels) > 2

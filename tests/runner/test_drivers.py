@@ -55,6 +55,7 @@ def test_a_step_is_recorded_once_where_the_device_records(run, inference):
     assert run("--hint", "record", extensions=RECORDS) == lines
 
 
+@pytest.mark.slow
 def test_an_arena_larger_than_an_allocation_lies_in_pieces(native, shim, tmp_path):
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (torch.nn.Linear(32, 32), torch.nn.Tanh())]

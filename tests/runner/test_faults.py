@@ -56,6 +56,7 @@ def start(native, shim, cache, training, batch, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_short_reads_and_writes_are_completed(start, tmp_path):
     done, new, objects, others = start("none:fail:0")
     assert (done.returncode, objects, others) == (0, 0, []) and new != OLD, done.stderr
@@ -90,6 +91,7 @@ def test_a_failure_is_one_line_and_leaves_nothing(start, tmp_path, fault, path):
     assert (state, objects, others) == (OLD, 0, [])
 
 
+@pytest.mark.slow
 def test_a_kill_while_saving_leaves_the_old_state_or_the_new_one(start, tmp_path):
     _, new, _, _ = start("none:fail:0")
     states, folder = [], tmp_path / "state"
@@ -108,6 +110,7 @@ def test_a_kill_while_saving_leaves_the_old_state_or_the_new_one(start, tmp_path
     assert len(states) > 5 and set(states) == {OLD, new}
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(native, training, batch, tmp_path):
     bundle = torchedge.load_bundle(training)
     inputs, state = tmp_path / "inputs.safetensors", tmp_path / "state.safetensors"

@@ -88,6 +88,7 @@ def tools():
     return paths
 
 
+@pytest.mark.slow
 def test_the_android_example_compiles_and_names_the_driver_and_its_activity(tools, tmp_path):
     app = ROOT / "examples" / "android" / "app"
     for package, name, stub in re.findall(r"^([\w.]+) (\w+)(.*(?:\n  .*)*)", STUBS, re.MULTILINE):

@@ -134,6 +134,7 @@ def test_the_profile_of_a_phone_in_one_command(native, home, monkeypatch, capsys
     assert profile.figures["peak_fp32_gflops"].value > 0 and "kernels" in profile.profile
 
 
+@pytest.mark.slow
 def test_loads_and_the_disk_of_a_phone(native, home, monkeypatch):
     from torch import nn
 

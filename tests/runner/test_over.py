@@ -39,6 +39,7 @@ def saved(batch, tmp_path):
     return files
 
 
+@pytest.mark.slow
 def test_an_inference_has_the_executor_s_bits(over, inference, batch, saved, tmp_path):
     expected = torchedge.load_bundle(inference).run(batch[0].numpy())[0]
     for way in ("adb", "adb:ABC123", "ssh://board", "local"):
@@ -54,6 +55,7 @@ def test_an_inference_has_the_executor_s_bits(over, inference, batch, saved, tmp
     assert not left  # a run leaves nothing of its own
 
 
+@pytest.mark.slow
 def test_training_brings_back_its_losses_and_state(over, training, batch, saved, tmp_path):
     state = tmp_path / "state.safetensors"
     words = ("--input", saved[0], "--input", saved[1], "--steps", 3, "--set", "lr=0.125", "--save", state)
@@ -68,6 +70,7 @@ def test_training_brings_back_its_losses_and_state(over, training, batch, saved,
     assert all(bundle.runner.read(name).tobytes() == array.tobytes() for name, array in arrays.items())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -49,6 +49,7 @@ def damage(path, how):
         path.write_bytes({"cut": data[:-9], "bit": data[:-1] + bytes([data[-1] ^ 1]), "empty": b""}[how])
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing_and_no_damaged_entry_is_used(figures, cache):
     count, held = figures()
     assert count > 0 and held == 0

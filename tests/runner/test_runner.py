@@ -65,6 +65,7 @@ def test_an_inference_has_the_executor_s_bits(native, inference, batch, tmp_path
     assert_same(bundle, batches, native.run(inference, tmp_path, batches))
 
 
+@pytest.mark.slow
 def test_packed_weights_have_the_executor_s_bits_within_a_limit(native, tmp_path):
     torch.manual_seed(0)
     net = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]).eval()

@@ -43,6 +43,7 @@ def streaming(request, tmp_path_factory):
     ), numbers.numpy()
 
 
+@pytest.mark.slow
 def test_weights_stream_within_the_plan_s_memory_with_the_executor_s_bits(native, streaming, tmp_path):
     bundle, numbers = streaming
     total = bundle.manifest.memory.total_bytes
@@ -59,6 +60,7 @@ def test_weights_stream_within_the_plan_s_memory_with_the_executor_s_bits(native
     assert "use a limit of at least" in native.refusal(*words, "--memory-limit", str(total // 2))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["methods", "training", "accumulation"])
 def test_streams_that_the_runner_does_not_run_are_named(native, tmp_path, kind):
     torch.manual_seed(0)

@@ -86,7 +86,7 @@ def test_activation_checkpoints_with_dropout():
     torch.testing.assert_close(model.linear.bias.grad, 2.0 * (out != 0).sum(0))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_encoder_layers_in_eval_mode(norm_first):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first).eval()

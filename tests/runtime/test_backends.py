@@ -33,6 +33,7 @@ def test_any_optimizer_trains_a_perceptron(name):
     train_both(mlp(), OPTIMIZERS[name], batches(4, (8, 6), 4))
 
 
+@pytest.mark.slow
 def test_training_and_inference_of_a_convolutional_network_with_batch_norm():
     model = SmallCNN()
     call, eager = train_both(model, OPTIMIZERS["sgd"], batches(3, (4, 3, 8, 8), 5))
@@ -65,6 +66,7 @@ def test_a_language_model_with_tied_weights():
     train_both(model, OPTIMIZERS["sgd"], [(t, t.roll(-1, 1)) for t in tokens], loss)
 
 
+@pytest.mark.slow
 def test_a_dataloader_with_a_smaller_last_batch_and_other_sizes(runs):
     model = mlp()
     data = TensorDataset(torch.randn(23, 6), torch.randint(4, (23,)))
@@ -199,7 +201,7 @@ class Recurrent(nn.Module):
         return self.last(self.cells(x)[0][:, -1])
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_networks_run_on_the_device(kind, runs):
     model = Recurrent(kind)

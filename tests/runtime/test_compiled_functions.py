@@ -8,7 +8,7 @@ pytest.importorskip("pyopencl")
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore:.*torchedge runs")]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_functions_drawn_at_random(seed):
     function = draw(seed)

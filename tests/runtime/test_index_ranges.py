@@ -41,6 +41,7 @@ def state_of(trainer, model):
 WRONG = [{"token": 7}, {"token": -1}, {"place": 3}, {"place": -1}, {"label": 5}, {"label": -1}]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_what_pytorch_refuses_the_trainer_refuses_before_anything_moves(wrong):
     torch.manual_seed(0)
@@ -60,6 +61,7 @@ def test_what_pytorch_refuses_the_trainer_refuses_before_anything_moves(wrong):
     trainer.close()
 
 
+@pytest.mark.slow
 def test_ignored_labels_pass():
     model = nn.Linear(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -145,6 +147,7 @@ class Normalised(nn.Module):
 WITH_BAD = [GOOD, BAD, GOOD + 0.05, GOOD, BAD, BAD, GOOD + 0.01]
 
 
+@pytest.mark.slow
 def test_a_step_that_raises_updates_nothing_and_does_not_count():
     torch.manual_seed(0)
     model, target = Normalised(), torch.zeros(2, 4)
@@ -165,6 +168,7 @@ def test_a_step_that_raises_updates_nothing_and_does_not_count():
         assert torch.equal(tensor, alone.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_a_bundle_that_raises_updates_nothing_and_does_not_count(tmp_path):
     torch.manual_seed(0)
     model, target = Normalised(), torch.zeros(2, 4)
@@ -197,6 +201,7 @@ def test_computed_indices_out_of_range_raise_in_compiled_models():
         torch.testing.assert_close(compiled(GOOD), model(GOOD))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["local-cpu", "nvidia-h200", "adreno-740"])
 def test_computed_indices_out_of_range_raise_in_bundles(device, tmp_path):
     model = Computing()

@@ -63,7 +63,7 @@ def made():
     return of
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("target", ["cpu", pytest.param("gpu", marks=pytest.mark.slow), "mobile"])
 @pytest.mark.parametrize("seed", range(3))
@@ -76,6 +76,7 @@ def test_every_plan_computes_the_same_bytes(made, target, way, seed):
         case.check(executor, 3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reads", ["plain", "mmap", "direct"])
 @pytest.mark.parametrize("padding", [40, 64])

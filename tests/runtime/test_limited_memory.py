@@ -62,6 +62,7 @@ def allocated(trainer):
     return sum(sizes.values()) + trainer._executors()[0]._store.staging_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "accumulation"), [(None, 1), ("int4", 2)])
 def test_a_step_that_streams_frozen_weights_has_the_bits_of_one_that_holds_them(form, accumulation):
     model = network(form)
@@ -88,6 +89,7 @@ def test_a_step_that_streams_frozen_weights_has_the_bits_of_one_that_holds_them(
     assert limit < whole or form is not None
 
 
+@pytest.mark.slow
 def test_the_limit_holds_for_batches_that_come_later():
     model = network()
     with trainer_of(model, memory_limit=f"{least_limit(copy.deepcopy(model))}B") as trainer:

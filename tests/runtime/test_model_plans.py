@@ -75,6 +75,7 @@ def test_wrong_inputs_are_refused(model, image):
         plan.run(torch.cat([image, image]))
 
 
+@pytest.mark.slow
 def test_a_plan_that_ran_can_be_exported(model, image, tmp_path):
     plan = torchedge.plan(model, image, device="local-cpu", memory_limit="3MiB")
     bundle = torchedge.export(model, image, out=tmp_path / "b", device="local-cpu", plan=plan, onnx=False)

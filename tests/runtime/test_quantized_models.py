@@ -71,6 +71,7 @@ def drawn(rows):
     return torch.randint(0, VOCABULARY, (1, rows), generator=torch.Generator().manual_seed(rows))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("format", "group", "zero_points"), FORMATS)
 def test_an_inference_computes_what_the_dequantised_model_computes(model, format, group, zero_points):
     quantized = torchedge.quantize(model, format, group=group, zero_points=zero_points)
@@ -84,6 +85,7 @@ def test_an_inference_computes_what_the_dequantised_model_computes(model, format
     assert abs(output - exact).max() <= 4 * single
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("format", "group", "zero_points"), FORMATS)
 def test_a_product_with_a_vector_reads_its_matrix_as_it_lies(target, format, group, zero_points):
@@ -97,6 +99,7 @@ def test_a_product_with_a_vector_reads_its_matrix_as_it_lies(target, format, gro
     assert vector[0].load_class == matrix[0].load_class == "reusable"  # weights stream beside both
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, 600])
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_tensor_of_a_program_holds_weights_that_are_unpacked(model, target, rows):
@@ -109,6 +112,7 @@ def test_no_tensor_of_a_program_holds_weights_that_are_unpacked(model, target, r
     assert not [t for t in program.tensors if t.role == "intermediate" and is_matrix(t.shape)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "group", "zero_points"), FORMATS)
 def test_adapters_of_a_quantised_base_get_the_gradients_of_the_dequantised_model(
     model, format, group, zero_points
@@ -145,6 +149,7 @@ def test_adapters_of_a_quantised_base_get_the_gradients_of_the_dequantised_model
         assert (step - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
 
 
+@pytest.mark.slow
 def test_a_bundle_of_packed_weights_streams_fewer_bytes(model, tmp_path):
     ids = drawn(7)
     sizes, outputs = [], []

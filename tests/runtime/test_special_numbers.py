@@ -275,6 +275,7 @@ def draw(shape, seed):
     return [*tensors, LABELS]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("group", GROUPS)
 def test_special_numbers_go_through_as_in_eager(group):

@@ -45,6 +45,7 @@ def same(weights, expected):
     return all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_threads_that_share_a_trainer_take_turns(accumulation):
     one, model, batch = trainer_of(accumulation=accumulation)
@@ -58,6 +59,7 @@ def test_threads_that_share_a_trainer_take_turns(accumulation):
     assert sorted(chain(*seen)) == losses
 
 
+@pytest.mark.slow
 def test_weights_that_are_read_belong_to_one_step():
     one, model, batch = trainer_of()
     states = [weights_of(one, model)]
@@ -84,6 +86,7 @@ def test_weights_that_are_read_belong_to_one_step():
     assert all(any(torch.equal(p, output) for output in outputs) for p in chain(*predicted))
 
 
+@pytest.mark.slow
 def test_trainers_of_their_own_do_not_meet():
     expected = []
     for seed in range(THREADS):
@@ -109,6 +112,7 @@ def test_threads_share_one_context_of_a_device(monkeypatch):
     assert len({id(device) for device in devices}) == len({id(d.context) for d in devices}) == 1
 
 
+@pytest.mark.slow
 def test_builds_leave_the_filters_of_warnings():
     context = open_context()
     text = "__kernel void k{0}(__global int *a) {{ int unused; a[get_global_id(0)] = {0}; }}"
@@ -221,6 +225,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the loader of another system")
 def test_a_fork_releases_nothing_of_the_driver(checkout, tmp_path):
     """PoCL waited there for the lock of an event that another thread of the parent had."""
@@ -264,6 +269,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("function", ["_replace", "_amounts"])
 def test_a_fork_predicts_whatever_another_thread_was_in(function):

@@ -68,7 +68,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_equals_eager_and_goes_on_in_either(name):
     model = mlp()
@@ -217,6 +217,7 @@ def test_weights_set_in_pytorch_are_loaded():
         torch.testing.assert_close(trainer.predict(x), other(x).detach(), **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_dropout_is_drawn_from_the_seed():
     model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 4))
     (x, y), *_ = batches(1)
@@ -339,6 +340,7 @@ class Bags(nn.Module):
         return self.head(self.bags(rows, offsets, weights))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("options", "offsets", "weighted"),
     [
@@ -442,6 +444,7 @@ def without_capture(monkeypatch):
     monkeypatch.setattr(trainers, "capture_step", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_model_that_was_captured_before_is_not_captured_again(tmp_path, monkeypatch, accumulation):
     monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path))

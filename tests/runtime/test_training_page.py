@@ -22,6 +22,7 @@ def test_its_examples_run(checkout, capsys):
     assert f"the latest {backends.MAX_SHAPES} of a graph" in text and f"up to {trainers.MAX_SHAPES};" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_its_recipe_of_two_optimizers_trains_as_eager_pytorch_does(checkout):
     text = (checkout / "docs" / "training.md").read_text(encoding="utf-8")

@@ -46,7 +46,7 @@ class Dividing(nn.Module):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_functions_of_torch_compile_raise_where_eager_does(name):
     form, bad = FORMS[name], torch.tensor([0, 2, -1])

@@ -48,7 +48,7 @@ def replaying(request, monkeypatch):
     monkeypatch.setattr(compiled_replay, "_WORTH", 0 if request.param == "compiled" else 10**9)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["jetson-tx2", "rtx-3090"])
 @pytest.mark.parametrize(("mode", "batch"), [("train", 24), ("train", 300), ("infer", 1)])
 @pytest.mark.parametrize("name", SPACES)
@@ -76,6 +76,7 @@ def test_as_predict_says_of_the_module(name, mode, batch, device, replaying):
         assert slow[row] >= latency[row]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("mode", "zero_grad"), [("train", "set_to_none"), ("train", "zero"), ("infer", "zero")]
 )

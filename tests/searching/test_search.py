@@ -231,6 +231,7 @@ def whole(space, tmp_path_factory):
     return comparable(run(space, journal=path)), path.read_bytes()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("share", [0, 0.001, 0.2, 0.5, 0.77, 0.999, 1])
 def test_a_search_killed_anywhere_ends_the_same(space, whole, share, tmp_path):
     expected, data = whole

@@ -35,6 +35,7 @@ VALUES = st.recursive(
 DOCUMENTS = st.dictionaries(TEXT, VALUES, max_size=4)
 
 
+@pytest.mark.slow
 @given(DOCUMENTS)
 def test_toml_and_json_read_back_what_was_written(tmp_path_factory, document):
     folder = tmp_path_factory.mktemp("documents")

@@ -143,6 +143,7 @@ def mutants(document, rules):
     yield "more", MORE, document | {"more": 1}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_readers_refuse_what_the_schema_refuses_and_name_the_entry(name):
     """The jsonschema package is the oracle. Rules across entries may refuse more, but nothing optional."""

@@ -71,6 +71,7 @@ def test_without_a_limit_nothing_is_relaxed():
     assert free.schedule.staging_bytes == 6 * 4 * CHUNK  # as much as there is to read
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("spare", [0, 1000, 20_000, 40_000, 10**6])
 @pytest.mark.parametrize("capacity", [0, 1, 2, 4, 100])
 @pytest.mark.parametrize("lam", [0.0, 0.05, 0.9])

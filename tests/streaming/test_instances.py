@@ -63,6 +63,7 @@ def entry(name, chunks):
 # what is good -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(instances())
 def test_what_is_written_reads_back(tmp_path, instance):
     for name in ("i.json", "i.json.gz"):

@@ -207,7 +207,7 @@ def test_strategies_plan_the_same_program(planned):
 # what cannot be meant ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [

@@ -12,6 +12,7 @@ LOADS = (ChunkLoad("w0", 2, 2, 1), ChunkLoad("w0", 1, 1, 0))
 PLAN = OverlapPlan("FEASIBLE", 2.1, 1.5, ("w2",), LOADS, 3, {"strategy": "mine", "n": [1]})
 
 
+@pytest.mark.slow
 @given(instances())
 def test_what_is_written_reads_back(tmp_path, instance):
     plan = best_plan(instance)

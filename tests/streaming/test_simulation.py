@@ -140,6 +140,7 @@ def test_large_loads_are_read_and_copied_in_requests():
     assert run.loads.ends_ms.tolist() == [4.5, 7.5, 9, 13.5, 14]
 
 
+@pytest.mark.slow
 def test_enormous_models_are_read_in_larger_requests():
     instance = Instance(1, (Layer("a", 0, 1.0, "elemental"),) * 2, (Weight("w", 2**31, 2**31, 2, 2),))
     run = simulate_plan(instance, plan(loads=(ChunkLoad("w", 1, 2**31, 0),)), replace(RATES, request_bytes=1))

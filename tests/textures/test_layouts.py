@@ -90,6 +90,7 @@ def test_an_image_lies_as_its_places_say():
         assert held[y, x, c % 4] == array[n, h, c]
 
 
+@pytest.mark.slow
 @given(layouts(), st.integers(1, 30), st.integers(1, 60))
 def test_fitted_takes_the_least_fold_that_fits(case, max_width, max_height):
     shape, layout = case

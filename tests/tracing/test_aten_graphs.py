@@ -34,6 +34,7 @@ def check(function, *args):
     return [op.kind for op in captured.step.ops]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("build", [SmallCNN, SmallViT])
 def test_graphs_of_a_compile_backend_become_steps(build):
     """Forward and backward graphs, split by AOTAutograd, each compute what their module computes."""
@@ -69,6 +70,7 @@ def test_graphs_of_a_compile_backend_become_steps(build):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_views_of_views_and_idle_operators_go():
     x = torch.randn(2, 3, 4)
     assert check(lambda x: x.permute(2, 0, 1).permute(1, 2, 0) + 1, x) == ["add"]
@@ -78,7 +80,7 @@ def test_views_of_views_and_idle_operators_go():
     assert check(lambda x: x + torch.ones(4) * torch.arange(4).clamp(max=0), x) == ["full", "add"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "function",
     [
@@ -104,7 +106,7 @@ def test_functions_keep_their_values(function):
     check(function, torch.randn(2, 3, 4))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "function",
     [

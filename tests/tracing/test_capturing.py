@@ -32,6 +32,7 @@ def parameters(graph):
     return sum(v.numel[0] for v in graph.parameters)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_trace(name, mode):
@@ -44,7 +45,7 @@ def test_trace(name, mode):
     assert graph.training == (mode == "train") == (graph.loss is not None)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("name", sorted(NETWORKS.keys() - NO_EXPORT))
 def test_export_agrees_with_trace(name, mode):
@@ -118,6 +119,7 @@ def test_the_model_is_left_as_found_after_a_failure(network):
     before.assert_same(model)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["caching", "memoised", "lstm", "small"])
 @pytest.mark.parametrize("method", ["trace", "export"])
 def test_the_model_runs_after_its_capture(name, method):
@@ -229,6 +231,7 @@ def test_loops_over_the_batch_end_in_an_error(how):
     assert graph.values[graph.outputs[0]].shape == (3, 8)
 
 
+@pytest.mark.slow
 def test_batches_that_are_not_affine():
     with pytest.raises(CaptureError, match=r"not affine"):
         capture(Halving(), input_size=(8,))

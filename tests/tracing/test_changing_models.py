@@ -20,6 +20,7 @@ def check(model, change):
     return differs
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_change_of_each_kind_is_another_state(kind):
     model = Model([kind])

@@ -205,7 +205,7 @@ def captured(forward, model=None):
     return model, x, capture_step(model, x, loss=lambda output: output.square().sum())
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("forward", REFUSED, ids=lambda f: f.__name__)
 def test_what_a_step_would_freeze_is_refused_and_stays_as_it_was(forward):
     model = with_forward(forward)
@@ -262,6 +262,7 @@ def timed(self, x):
 ACCEPTED = (statistics, file_read_once, cache, global_cache, last_output, certain_draw, timed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("forward", ACCEPTED, ids=lambda f: f.__name__)
 def test_changes_without_influence_are_accepted(forward):
     model, x, step = captured(forward)

@@ -24,6 +24,7 @@ def zoo():
     return entries()
 
 
+@pytest.mark.slow
 def test_a_few_networks_of_each_table():
     rows = [measure(entry) for entry in zoo() if entry.name in FEW]
     assert {r.name for r in rows} == FEW

@@ -42,7 +42,7 @@ def saved(model, example, path, **options):
 # .pt2 --------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("build", "size"),
     [
@@ -142,6 +142,7 @@ def resize(size):
     return edit
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -227,6 +228,7 @@ def test_onnx_gives_the_graph_of_the_model(tmp_path, name):
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.slow
 def test_onnx_of_a_transformer(tmp_path):
     onnx_files = pytest.importorskip("torchedge.tracing.onnx_files")
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
@@ -237,6 +239,7 @@ def test_onnx_of_a_transformer(tmp_path):
     assert graph.values[graph.outputs[0]].at(7) == (7, 3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cells", [nn.LSTM, nn.GRU])
 def test_onnx_of_recurrent_layers(tmp_path, cells):
     onnx_files = pytest.importorskip("torchedge.tracing.onnx_files")

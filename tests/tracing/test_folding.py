@@ -159,7 +159,7 @@ def randomized(model):
     return model
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
 def test_evaluated_batch_norm_is_a_scale_and_a_shift(rank, affine):

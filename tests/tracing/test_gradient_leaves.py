@@ -134,6 +134,7 @@ def test_reentrant_checkpoints_train_what_is_below_a_hook():
     assert {op.region for op in graph.ops} == {0, -1, -2, -3, -4} and not graph.notes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", FROZEN)
 def test_an_export_says_what_it_drops(way):
     notes = " ".join(capture(FROZEN[way](), TOKENS, loss=loss, method="export").notes)

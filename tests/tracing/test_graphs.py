@@ -100,6 +100,7 @@ class Shapes(TorchFunctionMode):
         return keep
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "size"),
     [

@@ -55,6 +55,7 @@ def test_a_configuration_is_predicted_at_any_length_as_its_model(write):
     assert p.max_seq_len(1e6) == SMALL["n_positions"]
 
 
+@pytest.mark.slow
 def test_encoders_with_decoders_and_audio_have_their_inputs(tmp_path):
     pytest.importorskip("transformers")
     files = {

@@ -32,7 +32,7 @@ LOSSES = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("keep", [frozenset(), KEEP], ids=["apart", "whole"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name, keep):
@@ -47,6 +47,7 @@ def test_losses(name, keep):
         torch.testing.assert_close(tensor, wanted, **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_a_model_may_bring_its_loss_and_tie_its_weights():
     model = double(SmallGPT)
     eager = copy.deepcopy(model)
@@ -91,6 +92,7 @@ def linear_step(**options):
     return capture_step(model, torch.randn(4, 3), **given)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
@@ -151,6 +153,7 @@ def test_a_loss_that_reads_values_is_named_in_place_of_the_model(loss, targets, 
         capture_step(nn.Linear(3, 3), torch.randn(2, 3), targets=targets, loss=loss)
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_captured_are_refused():
     x, y = torch.randn(2, 3), classes(2, of=3)
     with pytest.raises(CaptureError, match="decides by values"):

@@ -75,6 +75,7 @@ def test_every_model_is_tested():
     assert list(SIZES) == list(PAPER_MODELS)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_parameters(name):
     model = built(name)

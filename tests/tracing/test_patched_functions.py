@@ -82,7 +82,7 @@ def results(model, x):
     return Interpreter(captured.tensors).run(captured.step, x)[0]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("home", "name", "wrapper"), CASES)
 def test_a_step_calls_what_eager_pytorch_calls(monkeypatch, home, name, wrapper):
     torch.manual_seed(0)

@@ -231,6 +231,7 @@ def switches():
     return (*kernels, *fast, *compiling.result(), gc.isenabled(), torch.get_default_dtype())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [None, lambda output: output.sum()])
 def test_captures_leave_the_switches_of_the_process(loss):
     step = capture_step(Recording(), torch.zeros(2, 5, 8), loss=loss, training=loss is not None).step

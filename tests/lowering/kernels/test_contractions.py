@@ -55,7 +55,7 @@ def pairs(cases, schedules, each, kinds=("cpu", "local", "tile")):
     return [(case, schedule) for case in cases for schedule in schedules if case in each or schedule in kinds]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sizes", "schedule"),
     pairs(["1x1x1x1", "1x5x21x3", "2x17x36x20", "3x33x10x67"], SCHEDULES, ["3x33x10x67"]),
@@ -103,7 +103,7 @@ CONVOLUTIONS = {
 HELD = pairs(CONVOLUTIONS, WHOLE, ["odd channels", "dilated groups"], ["cpu", "tile"])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("case", "schedule"), HELD)
 def test_convolutions(case, schedule):
     x, w, stride, padding, dilation, groups = CONVOLUTIONS[case]
@@ -112,13 +112,13 @@ def test_convolutions(case, schedule):
     held(ATEN.convolution.default, x, w, bias, *more, schedule=schedule)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("case", "schedule"), HELD)
 def test_gradients_of_convolutions(case, schedule):
     gradients_are_held(case, schedule)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in WHOLE])
 @pytest.mark.parametrize("case", ["odd channels", "3x3 with stride"])
 def test_gradients_of_convolutions_in_parts(case, schedule):
@@ -134,7 +134,7 @@ def gradients_are_held(case, schedule):
     held(ATEN.convolution_backward.default, *arguments, schedule=schedule)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", [TILE, LOCAL, PANEL], ids=lambda s: s.kind)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_operands_and_results_in_textures(pattern, schedule):
@@ -217,6 +217,7 @@ def test_launches_that_are_equal_bit_for_bit():
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("side", [5, 7, 8, 14])
 @pytest.mark.parametrize("slices", [1, 3])
 def test_weight_gradients_divide_no_positions_in_their_loop(side, slices):

@@ -109,13 +109,14 @@ PAIRS = [
 """Every kernel beside a load of each storage, and every load beside a kernel of each kind of loop."""
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("case", "load"), PAIRS)
 def test_a_kernel_computes_the_same_beside_a_load(case, load, runs):
     make, target, schedule = CASES[case]
     runs.compare(program_of(make(), target, schedule), *LOADS[load])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_kernels_with_checks_load(target, runs):
     runs.compare(program_of(product(), replace(TARGETS[target], checks=True)), BUFFER, 0, BUFFER.nbytes)

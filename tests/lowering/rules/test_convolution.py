@@ -73,7 +73,7 @@ PLANES = [
 GROUPED = [(2, 4, 6), (4, 4, 4), (3, 3, 6)]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("plane", "grouped"), [*product(PLANES, [(1, 3, 4)]), *product(PLANES[:2], GROUPED)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_two_dimensions(plane, grouped, transposed):

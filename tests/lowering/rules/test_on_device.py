@@ -85,7 +85,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device_class", ["cpu", "gpu"])
 @pytest.mark.parametrize("case", CASES)
 def test_close_to_double_precision(case, device_class):

@@ -148,6 +148,7 @@ def test_kernels_stay_small_where_every_tensor_has_as_many_elements():
     assert texts(2048) < 1.5 * texts(2047)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_no_read_leaves_its_tensor(device, monkeypatch):
     """Sources near the end of the order look behind it: guards within guards, lane by lane."""

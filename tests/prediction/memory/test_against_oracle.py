@@ -68,7 +68,7 @@ def test_peak_of_a_network(name):
     check(NETWORKS[name])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [

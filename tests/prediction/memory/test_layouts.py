@@ -105,6 +105,7 @@ def causal(bias):
     return torch.where(allowed, bias, torch.finfo(torch.float32).min)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("way", "fused"),
     [

@@ -161,12 +161,14 @@ def test_damaged_shapes_are_named(folder, hooks):
         measure(folder, hooks)
 
 
+@pytest.mark.slow
 def test_shapes_are_drawn_from_the_plans_networks(tmp_path, hooks):
     (tmp_path / "jobs.jsonl").write_text(json.dumps(JOB) + "\n" + '{"skipped": "a", "reason": "b"}\n')
     measure(tmp_path, hooks, count=40)
     assert [shape_of(row) for row in rows(tmp_path)] == draw_shapes(shapes_of([JOB]), 40, 0, 1000 * 2**20)
 
 
+@pytest.mark.slow
 def test_networks_without_convolutions_are_refused(tmp_path, hooks):
     (tmp_path / "jobs.jsonl").write_text(json.dumps(job(("ReLU", {}))) + "\n")
     with pytest.raises(InputError, match="have no convolutions"):

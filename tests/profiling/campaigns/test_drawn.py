@@ -37,6 +37,7 @@ def test_each_number_is_one_network_of_its_family():
     assert [n > 1 for n in linear] == [name in ("transformer", "perceptron") for name in FAMILIES]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", range(2 * len(FAMILIES)))
 def test_drawn_networks_train(number):
     torch.manual_seed(number)
@@ -78,6 +79,7 @@ def dataset_of(folder: Path, numbers: range) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_steps_under_autocast_are_fitted_in_both_modes_and_float32_keeps_its_own(tmp_path, monkeypatch):
     device, folder = find_device("raspberry-pi-5"), dataset_of(tmp_path, range(1, 5))
     samples = prepare(read_dataset(folder), device, mode="infer")

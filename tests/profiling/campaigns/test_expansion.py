@@ -32,6 +32,7 @@ def expanded(tmp_path_factory):
     return folder, told
 
 
+@pytest.mark.slow
 def test_a_line_an_item(expanded):
     folder, told = expanded
     plan = parse_plan("p", PLAN)
@@ -63,6 +64,7 @@ def test_damaged_file_is_named(tmp_path):
         list(read_jobs(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "reason"), [("convnext_tiny", "get_attr"), ("vit_b_16", "")])
 def test_what_cannot_be_sent_as_layers_is_named_with_its_library(name, reason):
     plan = parse_plan("p", f'train_batch_sizes = [1]\nlevels = [0, 50]\nnetworks = ["{name}"]')

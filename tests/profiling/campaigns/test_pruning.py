@@ -33,7 +33,7 @@ def convolutions(model: nn.Module) -> list[int]:
     return [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "strategy"), zip(PAPER, cycle(["random", "l1"]), strict=False))
 def test_levels_are_reached(name, strategy):
     model = network(name)
@@ -57,6 +57,7 @@ def test_other_networks(name):
         assert abs(prune(model, SIZE, level).reached - level) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["regnet_x_400mf", "convnext_tiny"])
 def test_grouped_and_channels_last_networks(name):
     model = network(name)
@@ -66,6 +67,7 @@ def test_grouped_and_channels_last_networks(name):
         assert pruned.parameters == sum(p.numel() for p in pruned.model.parameters())
 
 
+@pytest.mark.slow
 def test_heads_that_only_train_are_pruned_too():
     model = network("inception_v3")
     pruned = prune(model, (3, 299, 299), 50).model.train()
@@ -120,6 +122,7 @@ def test_uniform_takes_the_same_share():
     assert share.max() - share.min() < 0.02
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "resnext50_32x4d"])
 def test_round_to(name):
     pruned = prune(network(name), SIZE, 40, round_to=8)

@@ -41,7 +41,7 @@ def through_json(nodes):
     return json.loads(json.dumps(nodes))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_same_graph_features_and_memory(name, mode):

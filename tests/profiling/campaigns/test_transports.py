@@ -47,6 +47,7 @@ def test_puts_runs_and_streams(transport, tmp_path):
     assert run.last_error == "a word"
 
 
+@pytest.mark.sampled(1)
 def test_leaving_kills_what_runs_there(transport, tmp_path):
     beat = tmp_path / "beat"
     script = write(
@@ -66,6 +67,7 @@ def test_leaving_kills_what_runs_there(transport, tmp_path):
         os.kill(process, 0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("over", ["ssh://board", "adb"])
 def test_a_campaign_over_it(over, programs, tmp_path):
     plan = plan_of(networks=2)
@@ -144,6 +146,7 @@ def test_missing_program(tmp_path, monkeypatch):
 ODD = ("-rf", 'it\'s $(touch here); `no` & "x"', "Γ and  blanks ", "*?")
 
 
+@pytest.mark.sampled(1)
 def test_pushes_what_changed_and_pulls(transport, tmp_path):
     files = {
         f"bundles/{name}/{k}": write(tmp_path / str(k), f"{name}\n" * 1000) for k, name in enumerate(ODD)
@@ -168,6 +171,7 @@ def program(path, text):
     return path
 
 
+@pytest.mark.sampled(2)
 def test_a_program_gets_its_words_and_ends_with_the_controller(transport, tmp_path):
     transport.push({"show": program(tmp_path / "show", 'printf "%s\\n" "$@"; echo a word >&2; exit 3')})
     with transport.start_program("show", ODD) as run:

@@ -30,6 +30,7 @@ def compare(instance):
     assert plan.objective == pytest.approx(best.objective, abs=1e-9)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("block", blocks(20, 4))
 def test_a_thousand_tiny_instances(block):
     for seed in range(50 * block, 50 * block + 50):
@@ -42,6 +43,7 @@ def test_instances_that_shrink(instance):
     compare(instance)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", blocks(10, 3))
 def test_small_and_medium_plans_are_accepted(seed):
     for size in ("small", "medium"):

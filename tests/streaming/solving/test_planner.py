@@ -93,6 +93,7 @@ def test_what_the_effort_leaves_undecided_is_not_called_impossible(residency):
     assert plan.solver["work"] <= WORK / 10
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "instance",
     [
@@ -136,6 +137,7 @@ def test_work_stays_within_its_limit(instance, effort):
     assert plan.solver["work"] <= 1.5 * effort * WORK + least
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_more_effort_is_no_worse_proven(seed):
     instance = random_instance(seed, "medium")
@@ -159,6 +161,7 @@ def test_effort_is_checked(effort):
         solve(line([1], []), effort=effort)
 
 
+@pytest.mark.slow
 def test_the_smallest_memory_leaves_work_for_the_plan_within_it():
     # The smallest memory is hard to prove here: it once took all work, and the plan was 60 % dearer.
     plan = solved(any_instance(381))

@@ -48,6 +48,7 @@ def chunks_preloaded(problem, ends):
     return sum(job.chunks for job in problem.jobs if job.weight not in ends.slots)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("block", range(6))
 @pytest.mark.parametrize("limited", [False, True], ids=["no limit", "memory"])
 def test_the_programme_finds_the_best_plan(block, limited):
