@@ -505,7 +505,7 @@ def _is_computed(following: Iterable[dis.Instruction]) -> bool:
 
 
 _NO_OPERATION = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "KW_NAMES"))
-_CALLS = frozenset(("CALL", "PRECALL", "CALL_FUNCTION"))
+_CALLS = frozenset(("PRECALL",) if "PRECALL" in dis.opmap else ("CALL", "CALL_FUNCTION"))
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
