@@ -97,9 +97,7 @@ def test_what_is_written_is_accepted(run):
 def test_the_layers(run):
     out = run(*SMALL, "--layers")
     assert re.search(r"^layer name +class +capacity loads start ms takes ms$", out, re.MULTILINE)
-    assert re.search(
-        r"^1 +\S*ntraction_register_\w+ +reusable +\d+ +\d+ +\d+\.\d +\d\.\d\d$", out, re.MULTILINE
-    )
+    assert re.search(r"^1 +\S*rows_\w+ +reusable +\d+ +\d+ +\d+\.\d +\d\.\d\d$", out, re.MULTILINE)
     assert re.search(r"^ {6}(\d+\.\w+ \(\d+\), )*\d+\.weight \(\d+\)", out, re.MULTILINE)
     assert max(map(len, out.splitlines())) <= 80
     rows = json.loads(run(*SMALL, "--layers", "--json"))["layers"]

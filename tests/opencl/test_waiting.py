@@ -10,7 +10,7 @@ from torchedge.opencl.waiting import _waiter
 
 
 def waiting_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "torchedge-wait"]
+    return [thread for thread in threading.enumerate() if thread.name == "opencl-wait"]
 
 
 def test_errors_come_back_and_the_next_call_is_made():
@@ -18,7 +18,7 @@ def test_errors_come_back_and_the_next_call_is_made():
     with pytest.raises(ZeroDivisionError):
         _waiter().run(lambda: 1 / 0)
     _waiter().run(lambda: made.append(threading.current_thread().name))
-    assert made == ["torchedge-wait"]
+    assert made == ["opencl-wait"]
 
 
 def test_a_waiting_thread_ends_with_the_one_that_asked():

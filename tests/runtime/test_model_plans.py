@@ -36,7 +36,7 @@ def image():
     ],
 )
 def test_a_plan_computes_what_the_model_computes(model, image, device, precision, loading):
-    plan = torchedge.plan(model, image, device=device, precision=precision, memory_limit="3MiB")
+    plan = torchedge.plan(model, image, device=device, precision=precision, memory_limit="3.25MiB")
     run = plan.run(image, loading=loading)
     with torch.no_grad():
         expected = model(image).numpy()
@@ -68,7 +68,7 @@ def test_plans_without_weights_say_so(image):
 
 
 def test_wrong_inputs_are_refused(model, image):
-    plan = torchedge.plan(model, image, device="local-cpu", memory_limit="3MiB")
+    plan = torchedge.plan(model, image, device="local-cpu", memory_limit="3.25MiB")
     with pytest.raises(InputError, match="got 2 inputs, expected 1"):
         plan.run(image, image)
     with pytest.raises(InputError, match=r"has shape \[2, 3, 8, 8\], expected \[1, 3, 8, 8\]"):
@@ -77,7 +77,7 @@ def test_wrong_inputs_are_refused(model, image):
 
 @pytest.mark.slow
 def test_a_plan_that_ran_can_be_exported(model, image, tmp_path):
-    plan = torchedge.plan(model, image, device="local-cpu", memory_limit="3MiB")
+    plan = torchedge.plan(model, image, device="local-cpu", memory_limit="3.25MiB")
     bundle = torchedge.export(model, image, out=tmp_path / "b", device="local-cpu", plan=plan, onnx=False)
     assert bundle.run(image.numpy())[0].tobytes() == plan.run(image).outputs[0].tobytes()
 

@@ -13,7 +13,7 @@ from torchedge.streaming.planning import price_ms
 
 pytest.importorskip("scipy")
 
-OPTIONS = {"input_size": (256,), "chunk": "16KiB"}
+OPTIONS = {"example": torch.zeros(2, 256), "chunk": "16KiB"}
 
 
 def device(launch_us, disk_gb_s):
@@ -46,7 +46,7 @@ def test_nothing_is_split_where_launches_are_dear():
 
 
 def test_a_bundle_of_such_a_plan_has_its_program(tmp_path):
-    chosen, example = device(launch_us=10, disk_gb_s=0.01), torch.zeros(1, 256)
+    chosen, example = device(launch_us=10, disk_gb_s=0.01), torch.zeros(2, 256)
     plan = torchedge.plan(mlp(), example, device=chosen, chunk="16KiB", fusion="adaptive")
     bundle = torchedge.export(mlp(), example, out=tmp_path / "b", device=chosen, plan=plan, onnx=False)
     assert plan.apart and bundle.program.digest == plan.program.digest

@@ -68,7 +68,7 @@ class _Waiter:
         self._calls: _Calls = SimpleQueue()
         self._results: _Results = SimpleQueue()
         work = (self._calls, self._results)
-        threading.Thread(target=_work, args=work, name="torchedge-wait", daemon=True).start()
+        threading.Thread(target=_work, args=work, name="opencl-wait", daemon=True).start()
 
     def __del__(self) -> None:
         self._calls.put(None)

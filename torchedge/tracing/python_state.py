@@ -717,7 +717,7 @@ class _Walk:
         return value
 
     def _wanted(self, name: str) -> bool:
-        return self.everything or name in self.names
+        return name in self.names or (self.everything and name not in _OF_MODULES)
 
     def _attributes(self, item: Any, path: str, skipped: frozenset[str] = frozenset()) -> str:
         """Return the text of an object's attributes that code names."""
@@ -931,6 +931,8 @@ class _Walk:
 
 _OF_FUNCTIONS = frozenset(("forward", "backward", "vjp", "jvp", "setup_context"))
 """Methods of autograd's functions, which no code names."""
+_OF_MODULES = frozenset(("__globals__", "__builtins__", "__loader__", "__spec__"))
+"""Names that lead from a function to all of its module, and to how it was loaded."""
 _OF_CLASSES = frozenset(
     (
         "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__",
