@@ -35,6 +35,8 @@ WHISPER = {
 }
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 3}
 
+pytestmark = pytest.mark.slow
+
 
 def network(name):
     """Return a T5 or a Whisper with random weights; "gated", "deep": a T5 of version 1.1, of two layers."""
@@ -94,7 +96,6 @@ def whisper(tmp_path_factory):
     return export(network("whisper"), tmp_path_factory.mktemp("encoder") / "whisper")
 
 
-@pytest.mark.slow
 def test_greedy_tokens_of_t5_are_those_of_transformers(t5, bundle):
     before = {key: value.clone() for key, value in network("t5").state_dict().items()}
     assert all(torch.equal(value, before[key]) for key, value in t5.state_dict().items())
@@ -104,14 +105,12 @@ def test_greedy_tokens_of_t5_are_those_of_transformers(t5, bundle):
     assert len({tuple(text) for text in texts}) > 1  # they depend on the prompts
 
 
-@pytest.mark.slow
 def test_greedy_tokens_of_whisper_are_those_of_transformers(whisper):
     texts = [whisper.generate(source, 12) for source in sources("whisper")]
     assert texts == [greedy(network("whisper"), source) for source in sources("whisper")]
     assert len({tuple(text) for text in texts}) > 1
 
 
-@pytest.mark.slow
 def test_gated_layers_that_share_positions_have_the_tokens_of_transformers(tmp_path):
     model = network("deep")
     bundle = export(model, tmp_path / "lm")
@@ -119,7 +118,6 @@ def test_gated_layers_that_share_positions_have_the_tokens_of_transformers(tmp_p
         assert bundle.generate(source[0], 12) == greedy(model, source)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), [("gated", "int8"), ("whisper", "int4")])
 def test_quantised_tokens_are_those_of_the_dequantised_model(name, form, tmp_path):
     model = network(name)
@@ -148,7 +146,6 @@ def test_weights_are_stored_once_and_states_stay_on_the_device(t5, bundle):
     assert bundle.methods == ("prefill", "decode", "encode")
 
 
-@pytest.mark.slow
 def test_another_process_draws_the_same_tokens(bundle):
     ids, settings = [5, 9, 30], {"temperature": 1.5, "top_k": 20, "seed": 3}
     code = (

@@ -92,6 +92,7 @@ def test_greedy_tokens_are_those_of_transformers(name, device, tmp_path):
 @pytest.mark.parametrize(
     ("form", "group"), [pytest.param("int8", None, marks=pytest.mark.slow), ("int4", 32)]
 )
+@pytest.mark.slow
 def test_quantised_tokens_are_those_of_the_dequantised_model(llama, bundle, form, group, tmp_path):
     floats, bundle = (
         bundle,
@@ -147,6 +148,7 @@ def test_a_kept_prefix_changes_nothing_and_is_not_computed_again(bundle, folder)
 
 
 @pytest.mark.parametrize("name", ["Llama", pytest.param("Mistral", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_prompts_of_mixed_lengths_run_together_in_half_caches(name, tmp_path):
     model, prompts = network(name), [prompt(n)[0].tolist() for n in (17, 1, 9)]
     bundle = torchedge.export_lm(

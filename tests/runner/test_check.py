@@ -15,6 +15,8 @@ from torchedge.bundles.checks import figures_of
 
 pytest.importorskip("pyopencl")
 
+pytestmark = pytest.mark.slow
+
 PRODUCT = " * (float4)("
 WRONG, ROUNDED = " * -(float4)(", " * 1.0000002f * (float4)("
 
@@ -68,7 +70,6 @@ def multiplying(bundle):
     return first
 
 
-@pytest.mark.slow
 def test_the_exporting_driver_has_the_bits_and_another_rounding_passes(native, checked, reseal, tmp_path):
     results = sum(
         access != "read"
@@ -84,7 +85,6 @@ def test_the_exporting_driver_has_the_bits_and_another_rounding_passes(native, c
     assert found["results"] == results and found["identical"] < results
 
 
-@pytest.mark.slow
 def test_a_wrong_kernel_is_named(native, checked, reseal, tmp_path):
     kernels = multiplying(checked)
     assert len(kernels) > 2

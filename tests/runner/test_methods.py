@@ -23,6 +23,8 @@ from torchedge.storage.tensors import read_tensors
 pytest.importorskip("pyopencl")
 DRAWN = {"temperature": 1.5, "top_k": 40, "top_p": 0.9}
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=["local-cpu", "adreno-740"])
 def methods(request, tmp_path_factory):
@@ -52,7 +54,6 @@ def feed(bundle, method, step):
     return {inputs[0].name: draw.integers(0, 20, inputs[0].shape), inputs[1].name: np.array([step])}
 
 
-@pytest.mark.slow
 def test_methods_share_weights_and_states_with_the_executor_s_bits(native, methods, tmp_path):
     bundle = methods
     state = tmp_path / "state.safetensors"
@@ -127,7 +128,6 @@ def words(**settings):
     return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
-@pytest.mark.slow
 def test_tokens_are_those_of_python(native, language):
     for length, settings in (
         (1, {}),
@@ -146,7 +146,6 @@ def test_tokens_are_those_of_python(native, language):
     assert [int(token) for token in done.stdout.split(",")] == wanted[: wanted.index(wanted[2]) + 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, DRAWN | {"seed": 3}, {"cache_dtype": "float16"}])
 def test_tokens_of_several_prompts_are_those_of_python(native, tmp_path, settings):
     cache_dtype = settings.pop("cache_dtype", "float32")
@@ -191,7 +190,6 @@ def test_other_bundles_generate_no_text(native, inference, methods):
         assert "expected a bundle of torchedge.export_lm" in line
 
 
-@pytest.mark.slow
 def test_tokens_of_an_encoder_decoder_are_those_of_python(native, tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 40}
@@ -207,7 +205,6 @@ def test_tokens_of_an_encoder_decoder_are_those_of_python(native, tmp_path):
     assert "10 tokens are given, and the encoder takes 9" in line
 
 
-@pytest.mark.slow
 def test_a_kept_prefix_is_not_computed_again(native, language, tmp_path):
     """Through the library, in a process of its own: two drivers' loaders do not share one."""
     library = native.program.with_name("libtorchedge.so")

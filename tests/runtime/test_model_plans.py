@@ -42,7 +42,7 @@ def test_a_plan_computes_what_the_model_computes(model, image, device, precision
         expected = model(image).numpy()
     tolerance = 1e-5 if precision == "float32" else 1e-2
     np.testing.assert_allclose(run.outputs[0], expected, rtol=tolerance, atol=tolerance)
-    assert run.measured.allocated_bytes <= 3 * 2**20
+    assert run.measured.allocated_bytes <= 3.25 * 2**20
     streamed = sum(copy.nbytes for copy in run.measured.copies if copy.launch is not None)
     assert streamed > 2**20
     again, _ = plan.run(image.numpy(), loading=loading)
