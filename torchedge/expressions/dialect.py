@@ -81,6 +81,15 @@ def aligned(offset: Index, width: int) -> bool:
     return gcd(offset.const, *[c for _, c in offset.terms]) % width == 0
 
 
+def elements_of(kind: str, *elements: tuple[str, int]) -> str:
+    """Return elements of vectors, each a vector's name and a place, as one vector, or the only one.
+
+    Swizzles (`.lo`, `.even`) would do, but Oclgrind 21.10 takes parts of sixteen lanes for uninitialised.
+    """
+    texts = [f"{vector}.s{place:x}" for vector, place in elements]
+    return texts[0] if len(texts) == 1 else f"({kind}{len(texts)})({', '.join(texts)})"
+
+
 def literal(value: float, dtype: str) -> str:
     """Return a number as OpenCL C text of the type its dtype is computed in."""
     kind = COMPUTE[dtype]

@@ -21,6 +21,7 @@ from torchedge.expressions.dialect import (
     UNALIGNED,
     Site,
     aligned,
+    elements_of,
     literal,
     offset_of,
     texel_of,
@@ -390,7 +391,7 @@ class Renderer:
             first = first - odd
             elements = prod(site.shape)
             if aligned(first, self.width) and elements % 2 == 0 and elements >= 2 * self.width:
-                return self._every_other(site, first, guard, "odd" if odd else "even"), True
+                return self._every_other(site, first, guard, odd), True
         lanes = [
             self._element(site, self._safe(self.at_lane(offset, k), guard, k, site))
             for k in range(self.width)
@@ -398,14 +399,14 @@ class Renderer:
         text = f"({COMPUTE[site.dtype]}{self.width})({', '.join(lanes)})"
         return (f"(-{text})" if site.dtype == "bool" else text), True
 
-    def _every_other(self, site: Site, first: Index, guard: str, part: str) -> str:
+    def _every_other(self, site: Site, first: Index, guard: str, odd: int) -> str:
         """Return the even or odd elements of two neighbouring vectors, read whole; what is between is there.
 
         The last one is in the tensor too: its elements are even in number, as those before the vectors are.
         """
-        kind = f"{COMPUTE[site.dtype]}{self.width}"
-        halves = [self.named(self._vector(site, first + k, guard), kind) for k in (0, self.width)]
-        return f"({kind})({', '.join(f'{half}.{part}' for half in halves)})"
+        kind, width = COMPUTE[site.dtype], self.width
+        halves = [self.named(self._vector(site, first + k, guard), f"{kind}{width}") for k in (0, width)]
+        return elements_of(kind, *[(half, k) for half in halves for k in range(odd, width, 2)])
 
     def _safe(self, offset: Index, guard: str, lane: int | None, site: Site, width: int = 1) -> str:
         text = self.integer(offset, guard, lane, site.name)

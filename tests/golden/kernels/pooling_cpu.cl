@@ -7,7 +7,7 @@ typedef float2 te_float2 __attribute__((aligned(sizeof(float))));
 #define te_load_float2(p) vload2(0, p)
 #define te_store_float2(v, p) vstore2(v, 0, p)
 #endif
-__kernel void rows_5a4869fff3(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11) {
+__kernel void rows_22a77ac174(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11) {
   const int b2 = get_global_id(2) * n0;
   const int e2 = min(b2 + n0, n1);
   const int b1 = get_global_id(1) * n2;
@@ -35,7 +35,9 @@ __kernel void rows_5a4869fff3(__global float* restrict t0, __global const float*
             s0_t = s0_t + v2_1;
           }
         }
-        const float s0_1 = s0_l.lo + s0_l.hi;
+        const float s0_a1 = s0_l.s0;
+        const float s0_b1 = s0_l.s1;
+        const float s0_1 = s0_a1 + s0_b1;
         float s0 = s0_1 + s0_t;
         const float v3_1 = (s0 / 9.0f);
         t0[n11 * r0 + 4 * r1 + r2] = v3_1;

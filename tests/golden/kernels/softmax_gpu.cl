@@ -1,5 +1,5 @@
 
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_bbeba46450(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_578556d132(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5) {
   __local float s0_s[64];
   __local float s1_s[64];
   const int m_k0_over = (int)(mul_hi((uint)(get_local_id(0)), (uint)n0) >> n1);
@@ -17,8 +17,12 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_bbeba46450(__
     const float4 v1_1 = *(__global const float4*)(t1 + 4 * k0 + n4 * r0);
     s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
   }
-  const float2 s0_2 = ((s0_l.hi > s0_l.lo) | (s0_l.hi != s0_l.hi)) ? s0_l.hi : s0_l.lo;
-  const float s0_1 = ((s0_2.hi > s0_2.lo) | (s0_2.hi != s0_2.hi)) ? s0_2.hi : s0_2.lo;
+  const float2 s0_a2 = (float2)(s0_l.s0, s0_l.s1);
+  const float2 s0_b2 = (float2)(s0_l.s2, s0_l.s3);
+  const float2 s0_2 = ((s0_b2 > s0_a2) | (s0_b2 != s0_b2)) ? s0_b2 : s0_a2;
+  const float s0_a1 = s0_2.s0;
+  const float s0_b1 = s0_2.s1;
+  const float s0_1 = ((s0_b1 > s0_a1) | (s0_b1 != s0_b1)) ? s0_b1 : s0_a1;
   float s0 = ((s0_t > s0_1) | (s0_t != s0_t)) ? s0_t : s0_1;
   s0_s[slot] = s0;
   barrier(CLK_LOCAL_MEM_FENCE);
@@ -36,8 +40,12 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_bbeba46450(__
     const float4 v2_3 = exp(v2_2);
     s1_l = s1_l + v2_3;
   }
-  const float2 s1_2 = s1_l.lo + s1_l.hi;
-  const float s1_1 = s1_2.lo + s1_2.hi;
+  const float2 s1_a2 = (float2)(s1_l.s0, s1_l.s1);
+  const float2 s1_b2 = (float2)(s1_l.s2, s1_l.s3);
+  const float2 s1_2 = s1_a2 + s1_b2;
+  const float s1_a1 = s1_2.s0;
+  const float s1_b1 = s1_2.s1;
+  const float s1_1 = s1_a1 + s1_b1;
   float s1 = s1_1 + s1_t;
   s1_s[slot] = s1;
   barrier(CLK_LOCAL_MEM_FENCE);

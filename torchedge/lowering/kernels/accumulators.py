@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, literal
+from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, elements_of, literal
 from torchedge.lowering.nodes import ReduceKind
 
 _JOIN = {
@@ -132,9 +132,14 @@ class Accumulator:
             return [*lines, f"{const}{self.result_type} {self.name} = {self.name}_l;"]
         lanes, half = f"{self.name}_l", self.width // 2
         while half:  # the upper half of the lanes to the lower one
-            both = self._joined(f"{lanes}.lo", f"{lanes}.hi")
-            lines.append(f"const {sized(self.type, half)} {self.name}_{half} = {both};")
-            lanes, half = f"{self.name}_{half}", half // 2
+            kind, names = sized(self.type, half), (f"{self.name}_a{half}", f"{self.name}_b{half}")
+            for name, places in zip(names, (range(half), range(half, 2 * half)), strict=True):
+                lines.append(
+                    f"const {kind} {name} = {elements_of(self.type, *[(lanes, k) for k in places])};"
+                )
+            lanes = f"{self.name}_{half}"
+            lines.append(f"const {kind} {lanes} = {self._joined(*names)};")
+            half //= 2
         lanes = f"({lanes} != 0)" if self.dtype == "bool" else lanes
         return [*lines, f"{self.type} {self.name} = {self._joined(lanes, f'{self.name}_t')};"]
 
