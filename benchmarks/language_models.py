@@ -113,7 +113,8 @@ def _generate(bundle: torchedge.Bundle) -> Run:
 def _llama_cpp(file: Path, options: Any, threads: int) -> Run:  # noqa: ANN401 - argparse's
     import llama_cpp
 
-    llama_cpp.llama_log_set(SILENT := llama_cpp.llama_log_callback(lambda *_: None), None)
+    silent = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(silent, None)
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx = options.length
@@ -121,7 +122,7 @@ def _llama_cpp(file: Path, options: Any, threads: int) -> Run:  # noqa: ANN401 -
     context = llama_cpp.llama_init_from_model(model, settings)
 
     def run(ids: list[int], count: int) -> list[float]:
-        assert SILENT
+        assert silent  # llama.cpp calls it as long as it runs
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         stamps, new = [time.perf_counter()], ids
         for _ in range(count):

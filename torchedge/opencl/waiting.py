@@ -19,9 +19,9 @@ _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 def wait(context: DeviceContext, queue: Any) -> None:
     """Wait until a queue has run all its commands, so that an interrupt (Ctrl-C) ends the waiting.
 
-    A kernel without an end would take the process with it. For a processor another thread waits in the
-    driver: Intel's runtime runs kernels on threads that wait there, too, and on one core less without them.
-    For a GPU this one asks again and again, with pauses that are a small share of what was waited.
+    Where this thread waited in the driver, a kernel without an end would take the process with it. So for a
+    processor another thread waits there: Intel's runtime computes on waiting threads, and without one a core
+    idles. For a GPU this thread asks for the state again and again, with short pauses.
 
     Raises:
         DeviceLostError: a command of the queue failed, or an earlier one did; it names the launch.
@@ -98,7 +98,7 @@ def _work(calls: _Calls, results: _Results) -> None:
 
 _own = threading.local()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _own.__dict__.clear())  # a fork has no thread
+    os.register_at_fork(after_in_child=lambda: _own.__dict__.clear())  # where no such thread runs
 
 
 def _waiter() -> _Waiter:

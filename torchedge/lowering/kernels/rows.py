@@ -38,8 +38,10 @@ from torchedge.lowering.nodes import Node, Pointwise, Rows, Stage
 from torchedge.lowering.schedules import RowsExtents, RowsSchedule, default_schedule
 from torchedge.lowering.targets import Target
 
-LONG, LONG_PRODUCT = 64, 4096
-"""Rounds of a loop above which sums are compensated for rounding errors; contractions' are not at all."""
+LONG = 64
+"""Rounds of a loop above which sums are compensated for rounding errors."""
+LONG_PRODUCT = 4096
+"""The same of a product's sums, whose time counts; contractions compensate none."""
 MOST_UNROLLED = 64
 """Most copies of a row's statements by unrolled loops: hundreds of them compile for seconds."""
 
