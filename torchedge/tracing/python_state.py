@@ -1053,7 +1053,10 @@ def _content(item: Any) -> Any:
 
 
 def _digest(content: Any) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for part in content if isinstance(content, tuple) else (content,):
+        digest.update(part if isinstance(part, bytes) else f"{part!r};".encode())
+    return digest.hexdigest()
 
 
 def _is_buffer(item: Any) -> bool:
