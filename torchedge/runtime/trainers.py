@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from torchedge.errors import (
     DivisionError,
@@ -579,14 +579,13 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     Raises:
         InputError: there is no tensor in it.
     """
-    if any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((inputs, targets))):
-        inputs, targets = tree_map(
-            lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, (inputs, targets)
-        )
-    check_tensors(as_tuple(inputs), "input")
-    check_tensors(as_tuple(targets), "target")
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))
+    if any([isinstance(leaf, np.ndarray) for leaf in leaves]):
+        leaves = [torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+        args, kwargs, wanted = tree_unflatten(leaves, structure)
+    check_tensors(as_tuple(inputs), "input")
+    check_tensors(wanted, "target")
     tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     if not tensors_in((args, kwargs), torch.Tensor):
         raise InputError(

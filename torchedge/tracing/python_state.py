@@ -97,6 +97,7 @@ _HOOKS = (
     "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks",
 )  # fmt: skip
 _hooks_of: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*_HOOKS)
+_attribute = object.__getattribute__
 _ABSENT = object()
 _FUNCTIONS = (
     FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
@@ -244,14 +245,18 @@ class PythonState:
     def _prepare(self) -> None:
         seen = self._watched
         present = [entry[:3] for entry in seen.values if entry[2] is not _ABSENT]
-        self._maps, self._keys, self._values = _columns(present)
+        slots = [(home.item, key, value) for home, key, value in present if isinstance(home, _Slots)]
+        self._items, self._slots, self._filled = _columns(slots)  # read without a call of Python's
+        mapped = [entry for entry in present if not isinstance(entry[0], _Slots)]
+        self._maps, self._keys, self._values = _columns(mapped)
         self._absent_maps, self._absent_keys, _ = _columns([e[:3] for e in seen.values if e[2] is _ABSENT])
         missing: dict[int, tuple[dict[str, Any], set[str]]] = {}
         for home, names, _ in seen.missing:
             missing.setdefault(id(home), (home, set()))[1].update(names)
         self._missing = [(home.keys(), names) for home, names in missing.values()]
-        self._homes = [home for home, _, _ in seen.homes]
-        self._home_keys = [*chain.from_iterable(self._homes)]
+        self._homes: list[Any] = [home for home, _, _ in seen.homes if home]
+        self._homes += [home for home, _, _ in seen.homes if not home]
+        self._home_sizes, self._home_ends = [*map(len, self._homes)], self._newest()
         self._kinds = [item for item, _, _ in seen.kinds], [kind for _, kind, _ in seen.kinds]
         self._unhooked = [attributes for attributes, _ in seen.unhooked]
         sized: list[Any] = [entry[0] for entry in (*seen.boxes, *seen.keyed)]
@@ -275,11 +280,13 @@ class PythonState:
         try:
             return (
                 all(map(is_, map(getitem, self._maps, self._keys), self._values))
+                and all(map(is_, map(_attribute, self._items, self._slots), self._filled))
                 and not any(map(contains, self._absent_maps, self._absent_keys))
                 and all([present.isdisjoint(names) for present, names in self._missing])
                 and [*map(type, self._kinds[0])] == self._kinds[1]
                 and not any(chain.from_iterable(map(_hooks_of, self._unhooked)))
-                and [*chain.from_iterable(self._homes)] == self._home_keys
+                and [*map(len, self._homes)] == self._home_sizes
+                and self._newest() == self._home_ends
                 and not any(self._empty)
                 and [*map(len, self._sized)] == self._sizes
                 and all(map(is_, chain.from_iterable(self._lists), self._listed))
@@ -289,8 +296,12 @@ class PythonState:
                 and all([len(box) == len(box.intersection(items)) for box, items in self._sets])
                 and (self._tracing or _flags() == self._now)
             )
-        except (KeyError, RuntimeError):  # a name that is gone
+        except (LookupError, AttributeError, ValueError, RuntimeError):  # a name that is gone, an empty cell
             return False
+
+    def _newest(self) -> list[str]:
+        """Return the last name of each mapping that has any: a name that is set for the first time is it."""
+        return [*map(next, map(reversed, self._homes))]
 
     def changes(self) -> list[Change]:
         """Return what has changed, in the order in which it was found."""
