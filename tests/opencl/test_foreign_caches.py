@@ -61,10 +61,10 @@ def run(bundle, environment, before=""):
 def python(code, argument, environment):
     unset = {"HOME", "XDG_CACHE_HOME", "POCL_CACHE_DIR", "PYOPENCL_NO_CACHE", "TORCHEDGE_CACHE"}
     inherited = {name: value for name, value in os.environ.items() if name not in unset}
-    source = str(Path(torchedge.__file__).parents[1])
+    places = [str(Path(torchedge.__file__).parents[1]), os.environ.get("PYTHONPATH")]
     process = subprocess.run(
         [sys.executable, "-c", code, str(argument)],
-        env=inherited | {"PYTHONPATH": source} | environment,
+        env=inherited | {"PYTHONPATH": os.pathsep.join(filter(None, places))} | environment,
         capture_output=True,
         text=True,
         check=False,

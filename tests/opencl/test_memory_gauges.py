@@ -7,14 +7,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from torchedge.opencl import open_context
+from torchedge.opencl import list_opencl_devices, open_context
 from torchedge.opencl.memory_gauges import _nvidia_gauge, memory_gauge
 
 MIB = 2**20
 
 
 def test_the_resident_set_grows_by_what_is_touched():
-    pytest.importorskip("pyopencl")
+    if not any(device.kind == "cpu" for device in list_opencl_devices()):
+        pytest.skip("needs an OpenCL device that is a processor")
     gauge = memory_gauge(open_context("cpu"))
     assert gauge is not None and gauge.source == "resident set"
     before = gauge.read()

@@ -394,7 +394,11 @@ def test_what_cannot_be_trained_is_refused():
 
     for call, error, message in (
         (lambda y: torch.linalg.qr(y)[1], LoweringError, "qr"),
-        (lambda y: torch.linalg.inv(y.T @ y), CaptureError, r"linalg_check_errors.*use torch\.compile"),
+        (  # PyTorch 2.11 and 2.13 take it apart in other ways
+            lambda y: torch.linalg.inv(y.T @ y),
+            (CaptureError, LoweringError),
+            r"linalg_(check_errors|inv_ex).*torch\.compile",
+        ),
     ):
         model = Algebra(call)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -12,16 +12,16 @@ from typing import Any
 from torchedge.opencl.contexts import DeviceContext, check_alive, failure
 
 _SHORT = 5e-4
-"""Seconds of waiting for a GPU without a pause."""
+"""Seconds in which a thread asks for the state of a GPU's commands."""
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 def wait(context: DeviceContext, queue: Any) -> None:
     """Wait until a queue has run all its commands, so that an interrupt (Ctrl-C) ends the waiting.
 
-    Where this thread waited in the driver, a kernel without an end would take the process with it. So for a
-    processor another thread waits there: Intel's runtime computes on waiting threads, and without one a core
-    idles. For a GPU this thread asks for the state again and again, with short pauses.
+    Where this thread waited in the driver, a kernel without an end would take the process with it. So another
+    thread waits there, at once for a processor: Intel's runtime computes on waiting threads, and without one
+    a core idles. For a GPU this thread asks for the state for a moment: that is less than a hand-over takes.
 
     Raises:
         DeviceLostError: a command of the queue failed, or an earlier one did; it names the launch.
@@ -32,15 +32,13 @@ def wait(context: DeviceContext, queue: Any) -> None:
     try:
         marker = context.cl.enqueue_marker(queue)
         queue.flush()
-        if context.device.kind == "cpu":
+        ended = time.perf_counter() + (0.0 if context.device.kind == "cpu" else _SHORT)
+        while (status := marker.command_execution_status) > complete and time.perf_counter() < ended:
+            _give_way()
+        if status > complete:
             _waiter().run(marker.wait)
-        begun = time.perf_counter()
-        while (status := marker.command_execution_status) > complete:
-            waited = time.perf_counter() - begun
-            if waited < _SHORT:  # a pause takes longer than asked for
-                _give_way()
-            else:
-                time.sleep(min(0.01, waited / 50))
+        while (status := marker.command_execution_status) > complete:  # a driver whose waiting ends early
+            time.sleep(1e-4)
     except context.cl.Error as error:
         raise failure(context, queue, error) from error
     if status < 0:
