@@ -3,12 +3,13 @@
     python benchmarks/accuracy/compiled.py [--steps known|fresh|blind|graphs] [--only WORD]
 
 known: 14 networks on an H100, by which the model of compiled memory was made. fresh: 12 more on an H200,
-measured after that. blind: 9 more, measured after the model of times was fixed. graphs: 7 of the known ones
-on an H200, with CUDA graphs (mode "reduce-overhead") too; constants of times are from their profiles.
+measured after that. blind: 9 more, measured after the model of times was fixed; with CUDA graphs (mode
+"reduce-overhead") on another host. graphs: 7 of the known ones on an H200, with CUDA graphs too; constants of
+times are from their profiles.
 
 For each step: allocated and reserved memory and the time, measured, and the errors of the predictions in
 percent; beside them those of eager PyTorch's allocated memory. Times are predicted for the profile's host,
-and for that of the campaign, by the time of its tiny steps (`operator_us`). Then, for both hosts: the error
+and for that of the row, by the time of its tiny steps (`operator_us`). Then, for both hosts: the error
 of the eager step's own prediction, and of a flat 0.81 of it. The half-widths in log within which nine of ten
 further steps lie are conformal. At the end, measured figures of compiled steps over those of eager ones;
 where kernels were profiled (`kernels.jsonl.gz`), a last line has the errors of the number of generated ones.
@@ -78,8 +79,10 @@ def main() -> int:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     dataset = read_dataset(device.folder / "campaign" / STEPS[given.steps][1])
     places = {str(name): place for place, name in enumerate(dataset.id) if dataset["fits"][place] == 1}
-    operator_us = float(np.nanmedian(dataset.launch_us))
-    print(f"{len(places)} rows on {device.name}, whose host takes {operator_us:.1f} us an operator")
+    hosts = np.array([dataset.networks[str(name)].host for name in dataset.id])
+    speeds = {host: float(np.nanmedian(dataset.launch_us[hosts == host])) for host in {*hosts.tolist()}}
+    listed = " and ".join(f"{speed:.1f}" for speed in speeds.values())
+    print(f"{len(places)} rows on {device.name}, whose hosts take {listed} us an operator")
     print(f"{'':38}{HEAD}")
     rows, names, generated = list[tuple[float, ...]](), list[str](), list[float]()
     profiled = generated_kernels(device.folder / "campaign" / STEPS[given.steps][1] / "kernels.jsonl.gz")
@@ -88,7 +91,8 @@ def main() -> int:
         if eager == name or given.only not in name:
             continue
         try:
-            predicted = predictions(dataset, device, operator_us, name, int(dataset.batch[place]))
+            there = [device.on_host(speeds[dataset.networks[step].host]) for step in (name, eager)]
+            predicted = predictions(dataset, device, there, name, int(dataset.batch[place]))
         except TorchedgeError as error:
             sys.stderr.write(f"{name}: {error}\n")
             continue
@@ -136,9 +140,9 @@ def generated_kernels(path: Path) -> dict[str, float]:
 
 
 def predictions(
-    dataset: Dataset, device: Device, operator_us: float, name: str, batch_size: int
+    dataset: Dataset, device: Device, there: list[Device], name: str, batch_size: int
 ) -> Predicted:
-    """Return the predictions of a step on the profile's host and on one that takes `operator_us`."""
+    """Return the predictions of a step on the profile's host and on those of its row and of its eager one."""
     network = dataset.networks[name]
     job = network.job
     assert job is not None
@@ -152,11 +156,11 @@ def predictions(
         if graph.partition is None:
             sys.stderr.write(f"{name}: PyTorch does not trace it as one graph; the figures are eager's\n")
         plain = replace(graph, partition=None, compiled=False)
-        hosts = (device, device.on_host(operator_us))
-        there = [predict_graph(g, batch_size, d, network.settings) for d in hosts for g in (graph, plain)]
+        pairs = zip((device, device, *there), (graph, plain) * 2, strict=True)
+        figures = [predict_graph(g, batch_size, d, network.settings) for d, g in pairs]
         fused = analyse(graph).work_under(device_settings(device, network.settings)).fused
         column = FUSED_COLUMNS.index("generated")
-        return Predicted(*there, generated=0.0 if fused is None else float(fused[:, column].sum()))
+        return Predicted(*figures, generated=0.0 if fused is None else float(fused[:, column].sum()))
 
     return use_graph(request_of(request, step), both)
 

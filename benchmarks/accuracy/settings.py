@@ -1,10 +1,11 @@
 """Hold predictions against the campaigns over settings: transformers and CNNs as people train them today.
 
     python benchmarks/accuracy/settings.py [--device nvidia-h100] [--fresh] [--narrow]
-        [--hosts [point|median]] [--only WORD] [--by setting|network|point]
+        [--hosts [point|median]] [--joined] [--only WORD] [--by setting|network|point]
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step, of all
 micro-batches to an update. --narrow: networks of few narrow layers, whose steps are the host's alone.
+--joined: steps that several hosts have run, each predicted on its host; the means over hosts are compared.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main() -> int:
         const="point",
         help="predict on the host of the points: by the control before each, or by its host's median",
     )
+    parser.add_argument("--joined", action="store_true", help="steps of several hosts, by their means")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -58,7 +60,7 @@ def main() -> int:
     assert dataset.launch_us is not None
     hosts = np.array([dataset.networks[str(name)].host for name in dataset.id])
     medians = {host: float(np.nanmedian(dataset.launch_us[hosts == host])) for host in set(hosts.tolist())}
-    errors: dict[str, list[list[float]]] = defaultdict(list)
+    figures: dict[tuple[str, str], list[list[list[float]]]] = defaultdict(list)
     for place in np.flatnonzero(dataset["fits"] == 1).tolist():
         label, batch_size = str(dataset.id[place]), int(dataset.batch[place])
         network = dataset.networks[label]
@@ -83,9 +85,19 @@ def main() -> int:
         group["point"] = f"{label}@{batch_size}"
         measured = [float(dataset[name][place]) for name in FIGURES]
         predicted = [getattr(prediction, name).value for name in FIGURES]
-        errors[group[arguments.by]].append(
-            [100 * (p / m - 1) for p, m in zip(predicted, measured, strict=True)]
-        )
+        same = {k: v for k, v in network.job.items() if k not in ("id", "host")}
+        step = f"{same}@{batch_size}" if arguments.joined else group["point"]
+        figures[group[arguments.by], step].append([predicted, measured])
+    errors: dict[str, list[list[float]]] = defaultdict(list)
+    for (name, _), hosts_figures in figures.items():
+        if len(hosts_figures) > 1 or not arguments.joined:
+            totals = [
+                [sum(column) for column in zip(*side, strict=True)]
+                for side in zip(*hosts_figures, strict=True)
+            ]
+            errors[name].append([100 * (p / m - 1) for p, m in zip(*totals, strict=True)])
+    if arguments.joined:
+        errors["all"] = [row for rows in errors.values() for row in rows]
     print(f"{'':44}points" + "".join(f"{name:>11} (mean)" for name in FIGURES))
     for name in sorted(errors):
         columns = [[e for e in c if isfinite(e)] for c in zip(*errors[name], strict=True)]

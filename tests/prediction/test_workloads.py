@@ -195,30 +195,35 @@ def test_updates_cost_what_the_optimizer_reads_and_writes():
 
 
 class Loop(torch.optim.Optimizer):
-    """A loop over parameters in Python, with `often` calls on each."""
+    """A loop over parameters in Python, with `often` calls on each, and values of it that are read."""
 
-    def __init__(self, parameters, often):
+    def __init__(self, parameters, often, reads=0):
         super().__init__(parameters, {})
-        self.often = often
+        self.often, self.reads = often, reads
 
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
                 for _ in range(self.often):
                     parameter.data.mul_(0.5)
+                for _ in range(self.reads):
+                    parameter.data.view(-1)[0].item()
 
 
 def test_each_call_in_an_optimizers_own_loop_takes_the_host_as_long():
     model = Stack()
     analysis = analyse(graph_of(model))
 
-    def launches(often):
-        optimizer = replay_of(Loop(model.parameters(), often), model)
+    def launches(often, reads=0):
+        optimizer = replay_of(Loop(model.parameters(), often, reads), model)
         return analysis.work_under(StepSettings(optimizer=optimizer)).launches[LAUNCHES.index("parameter")]
 
     few, more, most = (launches(often) for often in (2, 6, 10))
     assert most - more == pytest.approx(more - few)
     assert most > 2 * few > 0
+    once, twice = (launches(2, reads) for reads in (1, 2))  # the host waits for the device
+    assert twice - once == pytest.approx(once - few)
+    assert once - few > launches(5) - few
 
 
 class Called(nn.Module):

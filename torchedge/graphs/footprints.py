@@ -120,12 +120,13 @@ class UpdateCalls:
     """Operators that an optimizer's step calls, by parameter tensor: means over those that are updated.
 
     single: calls on one tensor; listed: its share of calls on lists of tensors; accesses: elements read and
-    written by an element of the parameter.
+    written by an element of the parameter; reads: values that the host waits for (`Tensor.item()`).
     """
 
     single: float
     listed: float
     accesses: float
+    reads: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

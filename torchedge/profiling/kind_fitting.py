@@ -62,9 +62,9 @@ _STARTS = np.array([name.startswith("latency_") for name in COEFFICIENT_NAMES])
 _QUEUE = 1000
 """Launches that a driver queues (1,024 in CUDA): the thread of a longer step waits for the device."""
 
-_HOST_ROUNDS = 3
+_HOST_ROUNDS = 12
 _SLOWNESS = np.exp(np.linspace(-1.0, 1.5, 126))
-"""Alternating fits of coefficients and hosts; what a named host's slowness is chosen from."""
+"""Most alternating fits of coefficients and hosts; what a named host's slowness is chosen from."""
 
 _HOST_SPREAD = {MATRICES: 1.0}
 """By kind of network: how far launches' times may lie from their prior, as a share of `prior_spread`."""
@@ -105,6 +105,28 @@ class _Rows:
 
 
 @dataclass(frozen=True)
+class _Fit:
+    """Rows of a kind, the prior of its coefficients (K,), and how far those of launches may move from it."""
+
+    rows: _Rows
+    prior: FloatArray
+    host_spread: float
+
+    def coefficients(self, rows: _Rows | None = None) -> FloatArray:
+        """Return the coefficients (K,) of all rows, or of some."""
+        return _fit(rows or self.rows, self.prior, self.host_spread)
+
+    def on_hosts(self, slowness: Mapping[str, float]) -> _Fit:
+        """Return the fit with hosts as slow as said by name."""
+        rows = self.rows
+        slower = [slowness.get(h, s) for h, s in zip(rows.host.tolist(), rows.slowness.tolist(), strict=True)]
+        return replace(self, rows=replace(rows, slowness=np.array(slower)))
+
+
+_Key = tuple[Mode, Kind]
+
+
+@dataclass(frozen=True)
 class MeasuredKinds:
     """What a campaign measured of each kind of steps that has enough rows for a fit, by mode.
 
@@ -113,7 +135,7 @@ class MeasuredKinds:
 
     source: DataSource
     device: Device
-    rows: Mapping[tuple[Mode, Kind], _Rows]
+    rows: Mapping[_Key, _Rows]
     layers: Mapping[Layout, LayerTimes] = field(default_factory=dict)
     operator_us: float | None = None
 
@@ -150,16 +172,10 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     that jobs name ("host"), whose slowness is fitted.
     """
     models, accuracy = {}, {}
-    for (mode, kind), rows in measured.rows.items():
-        prior = _prior(measured.device, mode, kind)
-        if rows.starts:
-            prior = np.where(_STARTS, np.log(_KERNEL_START_MS), prior)
-        if mode == "train":
-            prior = _informed(prior, kind, measured.layers)
-        spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD) if measured.device.kind == "gpu" else 1.0
-        rows = _on_hosts(rows, prior, spread)
-        errors = _left_out(rows, prior, spread, step)
-        coefficients = _fit(rows, prior, spread)
+    kinds = {key: _prepared(measured, *key, rows) for key, rows in measured.rows.items()}
+    for (mode, kind), fit in _on_hosts(kinds).items():
+        rows, coefficients = fit.rows, fit.coefficients()
+        errors = _left_out(fit, step)
         step()
         quantiles = fit_errors(errors, np.ones(len(errors)), _weights(rows))
         models[mode, kind] = LatencyModel(coefficients, quantiles, amp=kind[1], calls=rows.calls)
@@ -175,14 +191,24 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     return PartFit(models, described)
 
 
+def _prepared(measured: MeasuredKinds, mode: Mode, kind: Kind, rows: _Rows) -> _Fit:
+    prior = _prior(measured.device, mode, kind)
+    if rows.starts:
+        prior = np.where(_STARTS, np.log(_KERNEL_START_MS), prior)
+    if mode == "train":
+        prior = _informed(prior, kind, measured.layers)
+    spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD) if measured.device.kind == "gpu" else 1.0
+    return _Fit(rows, prior, spread)
+
+
 def kind_title(mode: Mode, kind: Kind) -> str:
     """Return a kind of steps as tables name it."""
     return f"{kind[0]} {kind[1] or 'float32'}{'' if mode == 'train' else ', inference'}"
 
 
-def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[tuple[Mode, Kind], _Rows]:
+def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[_Key, _Rows]:
     """Count the work of every measured step, by mode and kind; products of matrices in channels_last not."""
-    kinds: dict[tuple[Mode, Kind], list[tuple[Any, ...]]] = {}
+    kinds: dict[_Key, list[tuple[Any, ...]]] = {}
     chosen = dataset.has_graph & np.isfinite(dataset["latency"])
     slowness = _slowness(dataset)
     for row in np.flatnonzero(chosen).tolist():
@@ -238,25 +264,36 @@ def _median_host(dataset: Dataset) -> float | None:
     return float(np.nanmedian(launches)) if np.isfinite(launches).any() else None
 
 
-def _on_hosts(rows: _Rows, prior: FloatArray, host_spread: float) -> _Rows:
-    """Return rows with the slowness of each host that jobs name: that of the least mean error in log."""
-    named_hosts = sorted(set(rows.host.tolist()) - {""})
-    if len(named_hosts) == len(set(rows.host.tolist())):
-        return rows  # nothing to compare them with
+def _on_hosts(kinds: Mapping[_Key, _Fit]) -> Mapping[_Key, _Fit]:
+    """Return fits with the slowness of each host that jobs name: that of the least mean error in log.
+
+    A host is as slow for every kind of steps.
+    """
+    hosts = [fit.rows.host for fit in kinds.values()]
+    named_hosts = sorted({*np.concatenate(hosts).tolist()} - {""})
+    if not any((host == "").any() for host in hosts):
+        return kinds  # nothing to compare them with
+    before: dict[str, float] = {}
     for _ in range(_HOST_ROUNDS):
-        coefficients = named(_fit(rows, prior, host_spread))
-        slowness = rows.slowness.copy()
+        coefficients = {key: named(fit.coefficients()) for key, fit in kinds.items()}
+        slowness: dict[str, float] = {}
         for host in named_hosts:
-            there = rows.host == host
-            some = replace(rows.some(there), slowness=np.ones(int(there.sum())))
-            times = work_times(some.packed(), coefficients)
-            errors = [
-                np.abs(np.log(some.phi / step_time(times.busy, times.launch * slower, coefficients))).mean()
-                for slower in _SLOWNESS
-            ]
-            slowness[there] = _SLOWNESS[int(np.argmin(errors))]
-        rows = replace(rows, slowness=slowness)
-    return rows
+            errors = sum(_host_errors(fit.rows, coefficients[key], host) for key, fit in kinds.items())
+            slowness[host] = float(_SLOWNESS[int(np.argmin(errors))])
+        if slowness == before:
+            break
+        kinds, before = {key: fit.on_hosts(slowness) for key, fit in kinds.items()}, slowness
+    return kinds
+
+
+def _host_errors(rows: _Rows, coefficients: Mapping[str, Any], host: str) -> FloatArray:
+    """Return the sum of the errors in log of a host's rows for each slowness of `_SLOWNESS`."""
+    some = rows.some(rows.host == host)
+    if not len(some.phi):
+        return np.zeros(len(_SLOWNESS))
+    times = work_times(replace(some, slowness=np.ones(len(some.phi))).packed(), coefficients)
+    steps = [step_time(times.busy, times.launch * slower, coefficients) for slower in _SLOWNESS]
+    return np.array([np.abs(np.log(some.phi / step)).sum() for step in steps])
 
 
 def _prior(device: Device, mode: Mode, kind: Kind) -> FloatArray:
@@ -307,12 +344,12 @@ def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
     )
 
 
-def _left_out(rows: _Rows, prior: FloatArray, host_spread: float, step: Callable[[], Any]) -> FloatArray:
+def _left_out(fit: _Fit, step: Callable[[], Any]) -> FloatArray:
     """Return log(measured / predicted) of rows (R,), each predicted without its family of networks."""
-    errors = np.empty(len(rows.phi))
+    rows, errors = fit.rows, np.empty(len(fit.rows.phi))
     for group in _groups(rows):
         out = np.isin(rows.family, group)
-        coefficients = named(_fit(rows.some(~out), prior, host_spread))
+        coefficients = named(fit.coefficients(rows.some(~out)))
         left = rows.some(out)
         times = work_times(left.packed(), coefficients)
         errors[out] = np.log(left.phi / step_time(times.busy, times.launch, coefficients))

@@ -335,7 +335,7 @@ class _UpdateRun(StorageLog):
 
     def __init__(self) -> None:
         super().__init__()
-        self.single = self.listed = self.accessed = 0
+        self.single = self.listed = self.accessed = self.reads = 0
 
     def calls(self, parameters: Sequence[torch.Tensor], states: int | None) -> UpdateCalls:
         """Return the calls of the later step by updated parameter.
@@ -348,7 +348,8 @@ class _UpdateRun(StorageLog):
         if states is not None:
             return UpdateCalls(0.0, _FUSED_CALLS, 3.0 + 2.0 * states / count)
         single, listed = self.single / count, self.listed / count
-        return UpdateCalls(single if single + listed > 1 else 1.0, listed, max(self.accessed / elements, 4.0))
+        single, accesses = single if single + listed > 1 else 1.0, max(self.accessed / elements, 4.0)
+        return UpdateCalls(single, listed, accesses, self.reads / count)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = self._call(func, types, args, kwargs)
@@ -363,6 +364,7 @@ class _UpdateRun(StorageLog):
 
     def _call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
+            self.reads += self.value == _LATE and args[0].is_meta
             return self.value
         if func._schema.is_mutable:
             return (kwargs or {}).get("out", args[0]) if func._schema.returns else None

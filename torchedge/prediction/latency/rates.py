@@ -38,7 +38,7 @@ FUSED_BANDWIDTH, FUSED_KERNEL_US = 0.85, 2.0
 """The part of the bandwidth that kernels of Inductor and optimizers on lists reach, and the µs of a kernel
 beside: 0.8 on an NVIDIA H200 by a profile of 14 steps, 0.9 on an H100 by the times of whole steps."""
 
-COMPILED_LAUNCH, COMPILED_ARGUMENT, REPLAYED_ARGUMENT = 2.7, 2.4, 0.9
+COMPILED_LAUNCH, COMPILED_ARGUMENT, REPLAYED_ARGUMENT = 2.5, 2.2, 0.84
 """The host's time for a kernel that a compiled graph launches, and for an argument of the model's graph
 (guards, AOTAutograd's prologue), launched and replayed by CUDA, in launches of a tiny kernel. By the host's
 time of 28 steps on an H200, divided by that of tiny steps (`step_us`) just before."""

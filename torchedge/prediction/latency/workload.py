@@ -106,10 +106,11 @@ _USUAL, _ITEM = "sgd-momentum", 4
 UpdateCost = tuple[float, float]
 """What an optimizer costs relative to SGD with momentum: memory accesses and the host's time."""
 
-_GRADIENT, _LOOKUP, _SINGLE, _LISTED = 2.0, 0.5, 1.1, 0.23
+_GRADIENT, _LOOKUP, _SINGLE, _LISTED, _READ = 2.0, 0.5, 1.1, 0.23, 4.0
 """The host's time for a parameter tensor, in launches of a tiny kernel: autograd stores its gradient; the
-optimizer looks up its state; a call on one tensor; its share of a call on a list of tensors. Fitted to the
-updates of 148 steps on one host (`2026-11-27-a` of `profiles/nvidia-h200/campaign/settings`)."""
+optimizer looks up its state; a call on one tensor; its share of a call on a list of tensors; a value that it
+waits for. The first four are fitted to the updates of 148 steps on one host (`2026-11-27-a` of
+`profiles/nvidia-h200/campaign/settings`), the last to the 72 steps with Adafactor there, which reads two."""
 
 
 def update_cost(settings: StepSettings) -> UpdateCost:
@@ -132,7 +133,8 @@ def _update_cost(optimizer: str | OptimizerReplay, foreach: bool) -> UpdateCost:
     if isinstance(optimizer, str):
         optimizer = StepSettings(optimizer, weight_decay=1e-2).replay
     calls = optimizer.calls(foreach)
-    return calls.accesses, _GRADIENT + _LOOKUP + _SINGLE * calls.single + _LISTED * calls.listed
+    called = _SINGLE * calls.single + _LISTED * calls.listed + _READ * calls.reads
+    return calls.accesses, _GRADIENT + _LOOKUP + called
 
 
 def updated_at(work: Workload, cost: UpdateCost) -> Workload:
