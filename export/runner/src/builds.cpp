@@ -126,12 +126,7 @@ struct Builder {
   cl_program built(cl_program program, std::string& log) const {
     cl_int code = cl.BuildProgram(program, 1, &device.handle, kOptions, nullptr, nullptr);
     if (code == 0) return program;
-    size_t size = 0;
-    log = error_name(code);
-    if (cl.GetProgramBuildInfo(program, device.handle, kBuildLog, 0, nullptr, &size) == 0 && size > 0 && size < (1u << 24)) {
-      std::string text(size, '\0');
-      if (cl.GetProgramBuildInfo(program, device.handle, kBuildLog, size, text.data(), nullptr) == 0) log += ": " + text;
-    }
+    log = error_name(code) + ": " + info_text(cl.GetProgramBuildInfo, kBuildLog, program, device.handle);
     for (char& c : log)  // an error is one line
       if (static_cast<unsigned char>(c) < 32) c = ' ';
     log.resize(std::min<size_t>(log.size(), 400));

@@ -61,7 +61,8 @@ class File {
   Result<std::string> read_all(int64_t most) const;
 
  private:
-  Result<File> checked() &&;
+  /// Open a name below a folder's descriptor; flags: O_DIRECTORY and O_NOFOLLOW, or none of them.
+  static Result<File> at(int folder, const std::string& name, std::string shown, int flags);
 
   int descriptor_ = -1;
   int64_t size_ = 0;

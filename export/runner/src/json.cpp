@@ -188,7 +188,7 @@ std::string Entry::sha256() const {
   return digits;
 }
 
-int Entry::word(std::initializer_list<const char*> words) const {
+int Entry::word(const std::vector<const char*>& words) const {
   std::string given = text(100), known;
   int place = 0;
   for (const char* word : words) {

@@ -76,7 +76,7 @@ class Entry {
   /// 64 hexadecimal digits in lower case.
   std::string sha256() const;
   /// The place of a text among words.
-  int word(std::initializer_list<const char*> words) const;
+  int word(const std::vector<const char*>& words) const;
   std::vector<int64_t> integers(int64_t low, int64_t high, size_t most, size_t least = 0) const;
   std::vector<Entry> items(size_t most, size_t least = 0) const;
   /// Keys and entries of an object.

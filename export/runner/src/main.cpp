@@ -149,38 +149,25 @@ const FileEntry* input_of(const FileHeader& header, const std::string& name, int
   return own == header.entries.end() ? nullptr : &own->second;
 }
 
-Shape shape_of(const Json& port) { return port["shape"].get<Shape>(); }
+Array array_of(const Json& port) {
+  int kind = 0;
+  while (port["dtype"] != name_of(static_cast<DType>(kind))) ++kind;  // the library gave the name
+  return {port["shape"].get<Shape>(), static_cast<DType>(kind)};
+}
 
 Status feed(torchedge_bundle* handle, const std::string& method, const Json& port, const File& file, const FileHeader& header, int64_t step) {
   const std::string name = port["name"];
   const FileEntry* entry = input_of(header, name, step);
   if (entry == nullptr) return Error{file.name() + ": holds no " + name + " and no " + std::to_string(step) + "." + name};
-  if (entry->shape != shape_of(port) || port["dtype"] != name_of(entry->dtype))
-    return Error{file.name() + ": holds " + name + " as " + Form{entry->shape, entry->dtype, {}}.text() + "; expected " +
-                 std::string(port["dtype"]) + port["shape"].dump()};
+  if (!(*entry == array_of(port)))
+    return Error{file.name() + ": holds " + name + " as " + entry->text() + "; expected " + array_of(port).text()};
   std::string data(entry->end - entry->begin, '\0');
   TE_CHECK(file.read(entry->begin, data.data(), data.size()));
   return check(handle, torchedge_set_input(handle, method.c_str(), name.c_str(), data.data(), data.size()));
 }
 
-DType dtype_of(const Json& port) {
-  int kind = 0;
-  while (port["dtype"] != name_of(static_cast<DType>(kind))) ++kind;  // the library gave the name
-  return static_cast<DType>(kind);
-}
-
-Status run(torchedge_bundle* handle, const Arguments& arguments) {
-  Json described = Json::parse(torchedge_describe(handle));
-  bool known = arguments.method.empty();
-  for (const Json& method : described["methods"])
-    if (method["name"] == arguments.method) described["inputs"] = method["inputs"], described["outputs"] = method["outputs"], known = true;
-  if (!known) return check(handle, torchedge_step(handle, arguments.method.c_str()));  // its error names those that are there
-  if (arguments.inputs.empty() && !described["inputs"].empty() && arguments.steps == 0) {
-    std::printf("%s\n", described.dump(2).c_str());
-    return {};
-  }
-  if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
-  for (const auto& [name, value] : arguments.settings) TE_CHECK(check(handle, torchedge_set(handle, name.c_str(), value)));
+/// Run steps of a method; described: its inputs and outputs; trains: whether the first one is a loss.
+Status run_steps(torchedge_bundle* handle, const Arguments& arguments, const Json& described, bool trains) {
   File file;
   FileHeader header;
   int64_t steps = std::max<int64_t>(static_cast<int64_t>(arguments.steps), 1);
@@ -200,22 +187,16 @@ Status run(torchedge_bundle* handle, const Arguments& arguments) {
       const std::string name = port["name"];
       auto data = std::make_shared<std::string>(port["bytes"].get<size_t>(), '\0');
       TE_CHECK(check(handle, torchedge_get_output(handle, name.c_str(), data->data(), data->size())));
-      if (described["mode"] == "train" && &port == &described["outputs"][0] && port["dtype"] == "float32") {
-        float loss = 0;
-        std::memcpy(&loss, data->data(), sizeof loss);
-        std::printf("step %lld loss %.9g\n", static_cast<long long>(step), loss);
-      }
+      if (trains && &port == &described["outputs"][0] && port["dtype"] == "float32")
+        std::printf("step %lld loss %.9g\n", static_cast<long long>(step), element_of<double>(DType::float32, data->data(), 0));
       if (arguments.outputs.empty()) continue;
-      outputs.push_back({std::to_string(step) + "." + name, dtype_of(port), shape_of(port), [data](void* target) {
+      outputs.push_back({array_of(port), std::to_string(step) + "." + name, [data](void* target) {
                            std::memcpy(target, data->data(), data->size());
                            return Status();
                          }});
     }
   }
-  if (!arguments.outputs.empty()) TE_CHECK(write_tensors(arguments.outputs, std::move(outputs), {}));
-  if (!arguments.save.empty()) TE_CHECK(check(handle, torchedge_save(handle, arguments.save.c_str())));
-  if (arguments.figures) std::printf("%s\n", Json::parse(torchedge_describe(handle))["figures"].dump(2).c_str());
-  return {};
+  return arguments.outputs.empty() ? Status() : write_tensors(arguments.outputs, std::move(outputs), {});
 }
 
 /// Print the tokens that follow each prompt, a line for each; those of one prompt as soon as they are there.
@@ -226,7 +207,6 @@ Status continue_texts(torchedge_bundle* handle, const Arguments& arguments) {
     std::fflush(stdout);
     *static_cast<bool*>(begins) = false;
   };
-  if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
   const size_t texts = arguments.counts.size(), most = arguments.new_tokens;
   torchedge_sampling how = arguments.sampling;
   how.stop = arguments.stop.data();
@@ -242,6 +222,25 @@ Status continue_texts(torchedge_bundle* handle, const Arguments& arguments) {
     for (size_t k = 0; k < made[text]; ++k) show(&first, text, tokens[text * most + k]);
     std::printf("\n");
   }
+  return {};
+}
+
+/// Describe the bundle, or run steps of it, or continue texts.
+Status run(torchedge_bundle* handle, const Arguments& arguments) {
+  const Json described = Json::parse(torchedge_describe(handle));
+  const Json* method = arguments.method.empty() ? &described : nullptr;
+  for (const Json& each : described["methods"])
+    if (each["name"] == arguments.method) method = &each;
+  if (method == nullptr) return check(handle, torchedge_step(handle, arguments.method.c_str()));  // its error names those that are there
+  const bool generates = !arguments.counts.empty();
+  if (!generates && arguments.inputs.empty() && !(*method)["inputs"].empty() && arguments.steps == 0) {
+    std::printf("%s\n", described.dump(2).c_str());
+    return {};
+  }
+  if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
+  for (const auto& [name, value] : arguments.settings) TE_CHECK(check(handle, torchedge_set(handle, name.c_str(), value)));
+  TE_CHECK(generates ? continue_texts(handle, arguments) : run_steps(handle, arguments, *method, described["mode"] == "train"));
+  if (!arguments.save.empty()) TE_CHECK(check(handle, torchedge_save(handle, arguments.save.c_str())));
   if (arguments.figures) std::printf("%s\n", Json::parse(torchedge_describe(handle))["figures"].dump(2).c_str());
   return {};
 }
@@ -299,7 +298,7 @@ int main(int count, char** words) {
       if (result.ok()) right = result.value();
       else status = result.error();
     } else if (status.ok()) {
-      status = chosen.counts.empty() ? run(handle, chosen) : continue_texts(handle, chosen);
+      status = run(handle, chosen);
     }
   } catch (const std::bad_alloc&) {
     status = Error{"the host has too little memory"};

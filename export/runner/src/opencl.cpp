@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
 
 namespace torchedge {
 namespace {
@@ -21,20 +20,11 @@ constexpr const char* kPlaces[] = {
     "/system/lib64/libOpenCL.so",
 };
 
-template <class Info, class Handle>
-std::string text_of(Info info, Handle handle, cl_uint key) {
-  size_t size = 0;
-  if (info(handle, key, 0, nullptr, &size) != 0 || size == 0 || size > (1u << 20)) return "";
-  std::string text(size, '\0');
-  if (info(handle, key, size, text.data(), nullptr) != 0) return "";
-  return text.substr(0, std::strlen(text.c_str()));
-}
-
 ClDevice describe(const ClLibrary& cl, cl_platform platform, cl_device handle) {
   ClDevice device{};
   device.platform = platform;
   device.handle = handle;
-  auto text = [&](cl_uint key) { return text_of(cl.GetDeviceInfo, handle, key); };
+  auto text = [&](cl_uint key) { return info_text(cl.GetDeviceInfo, key, handle); };
   auto get = [&](cl_uint key, auto& field) {
     auto value = field;
     if (cl.GetDeviceInfo(handle, key, sizeof value, &value, nullptr) == 0) field = value;
@@ -44,8 +34,8 @@ ClDevice describe(const ClLibrary& cl, cl_platform platform, cl_device handle) {
   device.driver = text(0x102D);
   device.version = text(0x102F);
   device.extensions = text(0x1030);
-  device.platform_name = text_of(cl.GetPlatformInfo, platform, 0x0902);
-  device.platform_version = text_of(cl.GetPlatformInfo, platform, 0x0901);
+  device.platform_name = info_text(cl.GetPlatformInfo, 0x0902, platform);
+  device.platform_version = info_text(cl.GetPlatformInfo, 0x0901, platform);
   cl_uint align_bits = 8, unified = 0, images = 0;
   std::array<size_t, 16> sizes{1, 1, 1};  // a device may have more than three dimensions
   get(0x1000, device.type);

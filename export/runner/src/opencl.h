@@ -124,6 +124,16 @@ Result<ClDevice> choose_device(const ClLibrary& cl, const std::string& query);
 
 std::string error_name(cl_int code);
 
+/// A text that a function such as clGetDeviceInfo tells of these objects; empty where it tells none.
+template <class Info, class... Handles>
+std::string info_text(Info info, cl_uint key, Handles... handles) {
+  size_t size = 0;
+  if (info(handles..., key, 0, nullptr, &size) != 0 || size == 0 || size > (size_t{1} << 24)) return "";
+  std::string text(size, '\0');
+  if (info(handles..., key, size, text.data(), nullptr) != 0) return "";
+  return text.c_str();
+}
+
 constexpr cl_uint kFalse = 0, kTrue = 1, kRgba = 0x10B5, kFloat = 0x10DE, kHalfFloat = 0x10DD, kImage2d = 0x10F1;
 constexpr cl_ulong kReadWrite = 1, kProfiling = 2, kRecordable = 1 << 30;
 constexpr cl_uint kRegion = 0x1220, kNumArgs = 0x1191, kBuildLog = 0x1183, kBinarySizes = 0x1165, kBinaries = 0x1166;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kMaxItems = size_t{1} << 16;
 constexpr size_t kMaxArguments = 256;
-constexpr std::initializer_list<const char*> kRoles = {"input", "parameter", "buffer", "state", "constant", "output", "intermediate"};
+const std::vector<const char*> kRoles = {"input", "parameter", "buffer", "state", "constant", "output", "intermediate"};
 constexpr int64_t kItemsPerElement = 64;  // far more work-items than any schedule takes
 
 Tensor read_tensor(const Entry& entry) {
@@ -271,7 +271,7 @@ void read_arena(const Entry& entry, Program& program) {
 }
 
 const char* name_of(Role role) {
-  return kRoles.begin()[static_cast<int>(role)];
+  return kRoles[static_cast<int>(role)];
 }
 
 std::vector<int64_t> Arena::allocations() const {
@@ -355,7 +355,7 @@ Status check_entries(const std::string& path, const FileHeader& header, const st
     auto entry = header.entries.find(tensor->name);
     if (entry == header.entries.end() && tensor->role == Role::state) continue;
     if (entry == header.entries.end()) return Error{path + ": holds no " + name_of(tensor->role) + " " + tensor->name + advice};
-    if (entry->second.dtype != form.dtype || entry->second.shape != (packed ? form.packed_shape() : form.shape))
+    if (!(entry->second == Array{packed ? form.packed_shape() : form.shape, form.dtype}))
       return Error{path + ": holds " + tensor->name + " with another shape or dtype than the program's " + form.text() + advice};
   }
   for (const auto& [name, entry] : header.entries)

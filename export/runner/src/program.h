@@ -94,7 +94,7 @@ struct Loads {
   std::map<int64_t, std::pair<int64_t, int64_t>> streamed;  // a tensor's first and last copy of a run, from 1 on
 };
 
-constexpr std::initializer_list<const char*> kClasses = {"cpu", "gpu", "mobile"};
+inline const std::vector<const char*> kClasses = {"cpu", "gpu", "mobile"};
 
 struct Program {
   std::vector<Tensor> tensors;

@@ -84,9 +84,10 @@ const char* name_of(DType dtype) { return kKinds[static_cast<int>(dtype)].name; 
 const char* code_of(DType dtype) { return kKinds[static_cast<int>(dtype)].code; }
 int64_t size_of(DType dtype) { return kKinds[static_cast<int>(dtype)].size; }
 
-DType read_dtype(const Entry& entry) {
-  return static_cast<DType>(entry.word(
-      {"float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "uint32"}));
+DType read_dtype(const Entry& entry, bool coded) {
+  std::vector<const char*> words;
+  for (const Kind& kind : kKinds) words.push_back(coded ? kind.code : kind.name);
+  return static_cast<DType>(entry.word(words));
 }
 
 Half Half::of(double value) {
@@ -203,7 +204,7 @@ void Form::unpack(const void* packed, void* array) const {
   transpose(*this, ordered.data(), array, false);
 }
 
-std::string Form::text() const {
+std::string Array::text() const {
   std::string sizes;
   for (int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
   return std::string(name_of(dtype)) + "[" + sizes + "]";
@@ -233,15 +234,13 @@ Result<FileHeader> read_file_header(const File& file) {
     }
     entry.only({"dtype", "shape", "data_offsets"});
     FileEntry tensor;
-    tensor.dtype = static_cast<DType>(
-        entry.at("dtype").word({"F32", "F16", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL", "U32"}));
+    tensor.dtype = read_dtype(entry.at("dtype"), true);
     tensor.shape = entry.at("shape").integers(0, kMaxSize, kMaxRank);
     auto offsets = entry.at("data_offsets").integers(0, int64_t{1} << 50, 2, 2);
     if (!document.ok()) break;
     tensor.begin = header.begin + offsets[0];
     tensor.end = header.begin + offsets[1];
-    int64_t count = product(tensor.shape);
-    if (count > kMaxSize || tensor.end - tensor.begin != count * size_of(tensor.dtype))
+    if (tensor.elements() > kMaxSize || tensor.end - tensor.begin != tensor.array_bytes())
       entry.refuse("takes other bytes than its shape and dtype have");
     spans.emplace_back(tensor.begin, tensor.end);
     header.entries[name] = std::move(tensor);
@@ -268,10 +267,10 @@ Status write_tensors(const std::string& path, std::vector<FileTensor> tensors,
   int64_t end = 0, most = 0;
   if (!metadata.empty()) entries.emplace_back("__metadata__", metadata);
   for (const FileTensor& tensor : tensors) {
-    int64_t nbytes = product(tensor.shape) * size_of(tensor.dtype);
-    entries.emplace_back(tensor.name, Ordered{{"dtype", code_of(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {end, end + nbytes}}});
-    end += nbytes;
-    most = std::max(most, nbytes);
+    const int64_t begin = end;
+    end += tensor.array_bytes();
+    entries.emplace_back(tensor.name, Ordered{{"dtype", code_of(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}});
+    most = std::max(most, end - begin);
   }
   std::string header = Ordered(std::move(entries)).dump(-1, ' ', false, Ordered::error_handler_t::replace);
   header.resize(round_up(header.size(), 8), ' ');
@@ -282,7 +281,7 @@ Status write_tensors(const std::string& path, std::vector<FileTensor> tensors,
     std::string data(most, '\0');  // one tensor at a time
     for (const FileTensor& tensor : tensors) {
       TE_CHECK(tensor.read(data.data()));
-      TE_CHECK(sink(data.data(), product(tensor.shape) * size_of(tensor.dtype)));
+      TE_CHECK(sink(data.data(), tensor.array_bytes()));
     }
     return {};
   });
