@@ -149,21 +149,11 @@ Result<std::map<std::string, std::string>> read_files(const File& folder, Bundle
     }
     TE_TRY(content, file.read_all(most));
     TE_CHECK(check_digest(file, sha256_of(content), listed));
+    const bool ascii = std::all_of(content.begin(), content.end(), [](unsigned char c) { return c == '\n' || c == '\t' || (c >= 32 && c <= 126); });
+    if (is_kernel(name) && !ascii) return Error{file.name() + ": is no text of printable ASCII; expected OpenCL C: export the model again"};
     contents[name] = std::move(content);
   }
   return contents;
-}
-
-Result<std::map<std::string, std::string>> kernel_texts(const Bundle& bundle, const std::map<std::string, std::string>& contents) {
-  std::map<std::string, std::string> sources;
-  for (const auto& [name, text] : contents) {
-    if (!is_kernel(name)) continue;
-    for (unsigned char c : text)
-      if (c != '\n' && c != '\t' && (c < 32 || c > 126))
-        return Error{bundle.path + "/" + name + ": is no text of printable ASCII; expected OpenCL C: export the model again"};
-    sources[name.substr(8, name.size() - 11)] = text;
-  }
-  return sources;
 }
 
 bool same_ports(const Program& program, const std::vector<int64_t>& places, const std::vector<Port>& ports) {
@@ -263,12 +253,11 @@ Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256)
   TE_TRY(opened, File::folder(folder));
   TE_CHECK(read_manifest(opened, sha256, bundle));
   TE_TRY(contents, read_files(opened, bundle));
-  TE_TRY(sources, kernel_texts(bundle, contents));
   std::vector<std::string> names;
   for (const Method& method : bundle.methods) names.push_back(method.file);
   if (bundle.accumulation > 1) names.push_back("accumulating.json");
   for (const std::string& name : names) {
-    TE_TRY(program, read_program(folder + "/" + name, contents[name], sources));
+    TE_TRY(program, read_program(folder + "/" + name, contents[name], contents));
     bundle.programs.push_back(std::move(program));
   }
   if (bundle.streams) {
@@ -295,10 +284,6 @@ Status Bundle::read_weights(const std::function<Status(const std::string&, const
     data.resize(std::max<size_t>(data.size(), entry.end - entry.begin));
     TE_CHECK(weights.read(entry.begin, data.data(), entry.end - entry.begin));
     state.update(data.data(), entry.end - entry.begin);
-    if (entry.dtype == DType::boolean)
-      for (int64_t k = 0; k < entry.end - entry.begin; ++k)
-        if (static_cast<unsigned char>(data[k]) > 1)
-          return Error{weights.name() + ": holds a byte of " + name + " that is no boolean; expected 0 or 1: copy it again"};
     if (name[0] != '~') TE_CHECK(take(name, data.data()));
   }
   return check_digest(weights, state.hex(), files.at("weights.safetensors"));

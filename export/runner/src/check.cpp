@@ -37,8 +37,7 @@ std::string check_input(const Tensor& tensor, uint32_t port) {
     double fraction = (bits >> 21) / 2048.0;
     bool ranged = tensor.indices && tensor.indices->high > tensor.indices->low;
     int64_t whole = ranged ? tensor.indices->low + bits % (tensor.indices->high - tensor.indices->low) : bits & 1;
-    if (is_float(form.dtype)) put_element(form.dtype, array.data(), k, fraction);
-    else put_element(form.dtype, array.data(), k, whole);
+    put_element(form.dtype, array.data(), k, is_float(form.dtype) ? fraction : static_cast<double>(whole));
   }
   return array;
 }

@@ -27,6 +27,18 @@ bool fills_exactly(DType dtype, double value) {
   return value == std::floor(value) && value > (positive ? -1 : -128) && value < (dtype == DType::boolean ? 2 : positive ? 256 : 128);
 }
 
+Status check_booleans(const Tensor& tensor, const void* data, int64_t nbytes) {
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  if (tensor.form.dtype != DType::boolean || std::all_of(bytes, bytes + nbytes, [](unsigned char byte) { return byte < 2; })) return {};
+  return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1: correct or copy the data again"};
+}
+
+/// Whether a caller's memory has the size of an array.
+Status check_size(const std::string& name, const Array& array, int64_t nbytes) {
+  if (nbytes == array.array_bytes()) return {};
+  return Error{name + " comes with " + std::to_string(nbytes) + " bytes; expected " + array.text() + ", " + std::to_string(array.array_bytes()) + " bytes"};
+}
+
 /// Names of things with commas between them.
 template <class Things>
 std::string names_of(const Things& things) {
@@ -69,10 +81,7 @@ Status Executor::open(const torchedge_options& options) {
   figures_.build_ms = now_ms() - start;
   figures_.built_peak_bytes = peak_resident_bytes();
   placed_.reserve(bundle_.programs.size());
-  if (bundle_.several) {
-    TE_TRY(memory, allocate(common_arena(bundle_.programs)));
-    common_ = std::move(memory);
-  }
+  if (bundle_.several) TE_CHECK(allocate(common_arena(bundle_.programs)));
   for (size_t k = 0; k < bundle_.programs.size(); ++k) {
     placed_.emplace_back();
     placed_.back().program = &bundle_.programs[k];
@@ -179,15 +188,14 @@ Status Executor::check_limits(uint64_t memory_limit) const {
 
 // memory ------------------------------------------------------------------------------------------------------
 
-Result<cl_mem> Executor::buffer(int64_t nbytes) {
-  cl_mem memory = nullptr;
+Status Executor::buffer(cl_mem& memory, int64_t nbytes) {
   TE_CHECK(make(memory, "allocating " + std::to_string(nbytes) + " bytes", cl_.CreateBuffer, context_, kReadWrite, std::max<int64_t>(nbytes, 1), nullptr));
   allocated_.push_back(memory);
   figures_.allocated_bytes += nbytes;
-  return memory;
+  return {};
 }
 
-Result<cl_mem> Executor::image(const Form& form, int64_t width, int64_t height, cl_mem over) {
+Status Executor::image(cl_mem& memory, const Form& form, int64_t width, int64_t height, cl_mem over) {
   ClImageFormat format{kRgba, form.dtype == DType::float16 ? kHalfFloat : kFloat};
   ClImageDescriptor described{};
   described.type = kImage2d;
@@ -195,16 +203,15 @@ Result<cl_mem> Executor::image(const Form& form, int64_t width, int64_t height, 
   described.height = height;
   described.buffer = over;
   if (over != nullptr) described.row_pitch = form.layout.row_texels * 4 * size_of(form.dtype);
-  cl_mem memory = nullptr;
   const std::string doing = "allocating an image of " + std::to_string(width) + " x " + std::to_string(height) + " texels of " + name_of(form.dtype);
   TE_CHECK(make(memory, doing, cl_.CreateImage, context_, kReadWrite, &format, &described, nullptr));
   allocated_.push_back(memory);
   if (over == nullptr) figures_.allocated_bytes += width * height * 4 * size_of(form.dtype);
-  return memory;
+  return {};
 }
 
-Result<cl_mem> Executor::own_memory(const Form& form) {
-  return form.layout.image() ? image(form, form.layout.width, form.layout.height) : buffer(form.device_bytes());
+Status Executor::own_memory(cl_mem& memory, const Form& form) {
+  return form.layout.image() ? image(memory, form, form.layout.width, form.layout.height) : buffer(memory, form.device_bytes());
 }
 
 /// Memory of every tensor that is not in the arena, then of the arena, then the launches.
@@ -219,43 +226,33 @@ Status Executor::place(Placed& placed) {
     std::string key = (input ? "input " + tensor.form.text() : "kept ") + tensor.name;
     cl_mem& memory = by_name ? shared_[key] : placed.memory[k];
     if (memory == nullptr) {
-      TE_TRY(made, own_memory(tensor.form));
-      memory = made;
+      TE_CHECK(own_memory(memory, tensor.form));
       if (tensor.role == Role::input) unset_.insert(memory);
       if (is_shared(tensor.role)) kept_.push_back({&tensor, memory});
     }
     placed.memory[k] = memory;
   }
-  if (bundle_.several) {
-    TE_CHECK(place_arena(placed, common_));
-  } else {
-    TE_TRY(own, allocate(program.arena));
-    TE_CHECK(place_arena(placed, own));
-  }
+  if (!bundle_.several) TE_CHECK(allocate(program.arena));
+  TE_CHECK(place_arena(placed));
   return bind(placed);
 }
 
-Result<Executor::ArenaMemory> Executor::allocate(const Arena& arena) {
-  ArenaMemory made;
-  for (int64_t nbytes : arena.pieces) {
-    TE_TRY(memory, buffer(nbytes));
-    made.pieces.push_back(memory);
-  }
-  for (const Slot& slot : arena.slots) {
-    TE_TRY(memory, image(Form{{{}, slot.dtype}, {}}, slot.width, slot.height));
-    made.slots.emplace(slot, memory);
-  }
-  return made;
+Status Executor::allocate(const Arena& arena) {
+  arena_ = {};
+  for (int64_t nbytes : arena.pieces) TE_CHECK(buffer(arena_.pieces.emplace_back(), nbytes));
+  for (const Slot& slot : arena.slots)
+    TE_CHECK(image(arena_.slots.emplace(slot, nullptr)->second, Form{{{}, slot.dtype}, {}}, slot.width, slot.height));
+  return {};
 }
 
 /// Parts of the arena; memory of its own for what the device does not take there.
-Status Executor::place_arena(Placed& placed, const ArenaMemory& allocated) {
+Status Executor::place_arena(Placed& placed) {
   const Program& program = *placed.program;
   const Arena& arena = program.arena;
   std::vector<cl_mem> slots;
-  std::map<Slot, decltype(allocated.slots.begin())> next;
+  std::map<Slot, decltype(arena_.slots.begin())> next;
   for (const Slot& slot : arena.slots) {
-    auto place = next.emplace(slot, allocated.slots.lower_bound(slot)).first;
+    auto place = next.emplace(slot, arena_.slots.lower_bound(slot)).first;
     slots.push_back(place->second++->second);
   }
   std::map<std::array<int64_t, 3>, cl_mem> parts;
@@ -267,20 +264,16 @@ Status Executor::place_arena(Placed& placed, const ArenaMemory& allocated) {
                                             form.layout.row_texels % device_.pitch_alignment == 0);
     cl_mem& memory = placed.memory[index];
     if (within % static_cast<int64_t>(device_.base_alignment) != 0 || !pitched) {
-      TE_TRY(own, own_memory(form));
-      memory = own;
+      TE_CHECK(own_memory(memory, form));
     } else {
       cl_mem& part = parts[{static_cast<int64_t>(piece), within, nbytes}];
       if (part == nullptr) {
         const size_t region[2] = {static_cast<size_t>(within), static_cast<size_t>(nbytes)};
-        TE_CHECK(make(part, "making a part of the arena", cl_.CreateSubBuffer, allocated.pieces[piece], kReadWrite, kRegion, region));
+        TE_CHECK(make(part, "making a part of the arena", cl_.CreateSubBuffer, arena_.pieces[piece], kReadWrite, kRegion, region));
         allocated_.push_back(part);
       }
       memory = part;
-      if (form.layout.image()) {
-        TE_TRY(over, image(form, form.layout.width, form.layout.height, part));
-        memory = over;
-      }
+      if (form.layout.image()) TE_CHECK(image(memory, form, form.layout.width, form.layout.height, part));
     }
   }
   for (auto [index, slot] : arena.slot_of) placed.memory[index] = slots[slot];
@@ -374,8 +367,7 @@ Status Executor::fill(const Tensor& tensor, cl_mem memory) {
 Status Executor::copy(const Placed& placed, const Copy& copy, cl_event* ended) {
   const Tensor& tensor = placed.program->tensors[copy.tensor];
   const char* source = ring_.data() + copy.at;
-  if (tensor.form.dtype == DType::boolean && std::any_of(source, source + copy.nbytes, [](unsigned char byte) { return byte > 1; }))
-    return Error{bundle_.weights.name() + ": holds a byte of " + tensor.name + " that is no boolean; expected 0 or 1: copy it again"};
+  TE_CHECK(check_booleans(tensor, source, copy.nbytes));
   return transfer(tensor, placed.memory[copy.tensor], copy.place, copy.nbytes, source, nullptr, ended);
 }
 
@@ -429,8 +421,9 @@ Status Executor::preload() {
   return {};
 }
 
-/// Check what a weights file gives a tensor that the model indexes with.
+/// Check what a weights file gives a tensor.
 Status Executor::check_packed(const Tensor& tensor, const void* packed) const {
+  TE_CHECK(check_booleans(tensor, packed, tensor.form.packed_bytes()));
   if (!tensor.indices) return {};
   std::string array(tensor.form.array_bytes(), '\0');
   tensor.form.unpack(packed, array.data());
@@ -463,9 +456,7 @@ Status Executor::load_weights() {
 // steps -------------------------------------------------------------------------------------------------------
 
 Status Executor::check_values(const Tensor& tensor, const void* array) const {
-  if (tensor.form.dtype == DType::boolean)
-    for (int64_t k = 0; k < tensor.form.elements(); ++k)
-      if (element_of<int64_t>(DType::uint8, array, k) > 1) return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1"};
+  TE_CHECK(check_booleans(tensor, array, tensor.form.array_bytes()));
   if (!tensor.indices || is_float(tensor.form.dtype)) return {};
   for (int64_t k = 0; k < tensor.form.elements(); ++k) {
     int64_t value = element_of<int64_t>(tensor.form.dtype, array, k);
@@ -489,9 +480,7 @@ Status Executor::set_input(const std::string& method, const std::string& name, c
   const std::vector<Port>& inputs = bundle_.methods[number].inputs;
   for (size_t port = 0; port < inputs.size(); ++port) {
     if (inputs[port].name != name) continue;
-    if (nbytes != inputs[port].array_bytes())
-      return Error{"input " + name + " has " + std::to_string(nbytes) + " bytes; expected " + inputs[port].text() + ", " +
-                   std::to_string(inputs[port].array_bytes()) + " bytes"};
+    TE_CHECK(check_size(name, inputs[port], nbytes));
     cl_mem last = nullptr;
     for (const Placed& placed : placed_) {
       if (placed.method != &bundle_.methods[number]) continue;
@@ -622,9 +611,7 @@ Status Executor::check_flags(const Placed& placed) {
 
 Status Executor::read(const std::string& name, void* data, int64_t nbytes) {
   auto get = [&](const Tensor& tensor, cl_mem memory) -> Status {
-    const Form& form = tensor.form;
-    if (nbytes != form.array_bytes())
-      return Error{name + " is read into " + std::to_string(nbytes) + " bytes; expected " + form.text() + ", " + std::to_string(form.array_bytes()) + " bytes"};
+    TE_CHECK(check_size(name, tensor.form, nbytes));
     return read(tensor, memory, data);
   };
   for (const Method& method : bundle_.methods)

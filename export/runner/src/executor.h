@@ -88,8 +88,8 @@ class Executor {
 
   Status check_limits(uint64_t memory_limit) const;
   Status place(Placed& placed);
-  Result<ArenaMemory> allocate(const Arena& arena);
-  Status place_arena(Placed& placed, const ArenaMemory& memory);
+  Status allocate(const Arena& arena);
+  Status place_arena(Placed& placed);
   Status bind(Placed& placed);
   Status open_queue(uint32_t hints);
   Status launch(const Placed& placed, size_t position, cl_queue queue, bool timed);
@@ -102,9 +102,9 @@ class Executor {
   /// Enqueue a step's launches; `observe` is called after each, where it is given, and flags are not read then.
   Status enqueue(const Placed& placed, const std::function<Status(int64_t position)>& observe = nullptr);
   Status fill(const Tensor& tensor, cl_mem memory);
-  Result<cl_mem> buffer(int64_t nbytes);
-  Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
-  Result<cl_mem> own_memory(const Form& form);
+  Status buffer(cl_mem& memory, int64_t nbytes);
+  Status image(cl_mem& memory, const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
+  Status own_memory(cl_mem& memory, const Form& form);
   Status transfer(const Tensor& tensor, cl_mem memory, const std::vector<int64_t>& place, int64_t nbytes, const void* source, void* target, cl_event* ended);
   Status transfer(const Tensor& tensor, cl_mem memory, const void* source, void* target);
   Status write(const Tensor& tensor, cl_mem memory, const void* array);
@@ -134,7 +134,7 @@ class Executor {
   cl_queue queue_ = nullptr, recorded_ = nullptr;  // the second one records
   Built built_;
   std::vector<cl_mem> allocated_;
-  ArenaMemory common_;  // of all methods
+  ArenaMemory arena_;  // of all methods, or of the program that was placed last
   std::map<std::string, cl_mem> shared_;
   std::vector<Kept> kept_;
   std::set<cl_mem> unset_;  // inputs that nothing was written to

@@ -44,8 +44,7 @@ struct Sha256::State {
 };
 #endif
 
-Sha256::Sha256() : state_(std::make_unique<State>()) {}
-Sha256::~Sha256() = default;
+Sha256::Sha256() : state_(std::make_shared<State>()) {}
 void Sha256::update(const void* data, size_t size) { state_->update(data, size); }
 
 std::string Sha256::bytes() {

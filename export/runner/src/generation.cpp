@@ -39,20 +39,13 @@ bool is_encoder(const Method& method) {
   return !inputs.empty() && inputs[0].shape.size() == 2 && are(inputs, {{1, inputs[0].shape[1]}, {1}}) && are(method.outputs, {{1}});
 }
 
-/// Numbers from 0 to 1 in 53 bits, by SplitMix64.
-class Generator {
- public:
-  explicit Generator(uint64_t seed) : state_(seed) {}
-  double next() {
-    uint64_t bits = state_ += 0x9E3779B97F4A7C15;
-    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
-    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
-    return static_cast<double>((bits ^ bits >> 31) >> 11) * 0x1p-53;
-  }
-
- private:
-  uint64_t state_;
-};
+/// The next number from 0 to 1 in 53 bits, by SplitMix64.
+double next_number(uint64_t& state) {
+  uint64_t bits = state += 0x9E3779B97F4A7C15;
+  bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
+  bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
+  return static_cast<double>((bits ^ bits >> 31) >> 11) * 0x1p-53;
+}
 
 /// Return the place of the token that a number from 0 to 1 draws.
 int64_t draw(const std::vector<float>& logits, const torchedge_sampling& sampling, double number) {
@@ -157,12 +150,12 @@ Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::ve
   // Texts end together; those that are not given compute what the first one does.
   std::vector<Column> columns(longest, Column(texts, kNone));
   std::vector<int64_t> begins;
-  std::vector<Generator> generators;
+  std::vector<uint64_t> states;  // of each text's random numbers
   for (size_t text = 0; text < texts; ++text) {
     const std::vector<int64_t>& prompt = prompts[text < prompts.size() ? text : 0];
     begins.push_back(static_cast<int64_t>(longest - prompt.size()));
     for (size_t k = 0; k < prompt.size(); ++k) columns[begins[text] + k][text] = prompt[k];
-    generators.emplace_back(sampling.seed + text);
+    states.push_back(sampling.seed + text);
   }
   // What the caches hold already is not computed again, but for the last token, whose logits are not kept.
   size_t done = std::mismatch(columns.begin(), columns.end() - 1, columns_.begin(), columns_.end()).first - columns.begin();
@@ -179,7 +172,7 @@ Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::ve
       if (ended(made[text])) continue;
       std::vector<float> own(logits.begin() + text * logits.size() / texts, logits.begin() + (text + 1) * logits.size() / texts);
       auto likeliest = std::max_element(own.begin(), own.end()) - own.begin();
-      made[text].push_back(sampling.temperature > 0 ? draw(own, sampling, generators[text].next()) : likeliest);
+      made[text].push_back(sampling.temperature > 0 ? draw(own, sampling, next_number(states[text])) : likeliest);
       if (sampling.stream != nullptr) sampling.stream(sampling.context, text, made[text].back());
     }
     if (std::all_of(made.begin(), made.end(), ended)) return made;

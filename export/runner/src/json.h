@@ -30,8 +30,6 @@ class Document {
  public:
   /// Parse an object of at most 32 levels and 2^22 values, no key twice; `name` stands in errors.
   static Result<Document> parse(const std::string& name, std::string_view text);
-  Document(Document&&);
-  ~Document();
 
   Entry root();
   bool ok() const { return error_.empty(); }
@@ -43,10 +41,10 @@ class Document {
   std::string canonical_without(const std::string& key) const;
 
  private:
-  Document(std::string name, std::unique_ptr<Json> json);
+  Document(std::string name, std::shared_ptr<const Json> json) : name_(std::move(name)), json_(std::move(json)) {}
 
   std::string name_, error_;
-  std::unique_ptr<Json> json_;
+  std::shared_ptr<const Json> json_;
 };
 
 /// One value of a document, and where it stands.

@@ -55,7 +55,6 @@ struct ClLibrary {
   cl_mem (*CreateBuffer)(cl_context, cl_ulong, size_t, void*, cl_int*) = find("clCreateBuffer");
   cl_mem (*CreateSubBuffer)(cl_mem, cl_ulong, cl_uint, const void*, cl_int*) = find("clCreateSubBuffer");
   cl_mem (*CreateImage)(cl_context, cl_ulong, const ClImageFormat*, const ClImageDescriptor*, void*, cl_int*) = find("clCreateImage");
-  cl_int (*GetSupportedImageFormats)(cl_context, cl_ulong, cl_uint, cl_uint, ClImageFormat*, cl_uint*) = find("clGetSupportedImageFormats");
   cl_program (*CreateProgramWithSource)(cl_context, cl_uint, const char**, const size_t*, cl_int*) = find("clCreateProgramWithSource");
   cl_program (*CreateProgramWithBinary)(cl_context, cl_uint, const cl_device*, const size_t*, const unsigned char**, cl_int*, cl_int*) = find("clCreateProgramWithBinary");
   cl_int (*BuildProgram)(cl_program, cl_uint, const cl_device*, const char*, void*, void*) = find("clBuildProgram");

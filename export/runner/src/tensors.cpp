@@ -24,41 +24,33 @@ constexpr size_t kMaxTensors = size_t{1} << 15;
 int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
 int64_t round_up(int64_t value, int64_t by) { return ceil_div(value, by) * by; }
 
-/// Copy elements between an array and the same in memory's order, `ordered` to `array` or back.
-template <class Element>
-void transpose(const Form& form, const void* from, void* to, bool to_ordered) {
-  const auto* source = static_cast<const Element*>(from);
-  auto* target = static_cast<Element*>(to);
-  size_t rank = form.shape.size();
-  std::vector<int64_t> strides(rank, 1), at(rank, 0);
-  for (size_t d = rank; d-- > 1;) strides[d - 1] = strides[d] * form.shape[d];
-  int64_t count = form.elements(), place = 0;
-  for (int64_t k = 0; k < count; ++k) {
-    if (to_ordered) {
-      target[k] = source[place];
-    } else {
-      target[place] = source[k];
-    }
-    for (size_t n = rank; n-- > 0;) {  // the next element in memory's order
-      int64_t d = form.layout.order[n];
-      place += strides[d];
-      if (++at[n] < form.shape[d]) break;
-      place -= at[n] * strides[d];
-      at[n] = 0;
-    }
-  }
-}
-
 bool in_order(const Layout& layout) { return std::is_sorted(layout.order.begin(), layout.order.end()); }
 
+/// Copy elements between an array and the same in memory's order, `ordered` to `array` or back.
 void transpose(const Form& form, const void* from, void* to, bool to_ordered) {
   if (in_order(form.layout)) return void(std::memcpy(to, from, form.array_bytes()));
-  switch (size_of(form.dtype)) {
-    case 1: return transpose<uint8_t>(form, from, to, to_ordered);
-    case 2: return transpose<uint16_t>(form, from, to, to_ordered);
-    case 4: return transpose<uint32_t>(form, from, to, to_ordered);
-    default: return transpose<uint64_t>(form, from, to, to_ordered);
-  }
+  const size_t rank = form.shape.size();
+  std::vector<int64_t> strides(rank, 1), at(rank, 0);
+  for (size_t d = rank; d-- > 1;) strides[d - 1] = strides[d] * form.shape[d];
+  with_type(form.dtype, [&](auto element) {
+    const auto* source = static_cast<const decltype(element)*>(from);
+    auto* target = static_cast<decltype(element)*>(to);
+    int64_t count = form.elements(), place = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      if (to_ordered) {
+        target[k] = source[place];
+      } else {
+        target[place] = source[k];
+      }
+      for (size_t n = rank; n-- > 0;) {  // the next element in memory's order
+        int64_t d = form.layout.order[n];
+        place += strides[d];
+        if (++at[n] < form.shape[d]) break;
+        place -= at[n] * strides[d];
+        at[n] = 0;
+      }
+    }
+  });
 }
 
 /// Call `copy(bytes of the dense order, bytes of the image, count)` for the elements of each texel.
