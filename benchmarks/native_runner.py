@@ -23,18 +23,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT / "benchmarks")]
+import numpy as np
+import torch
+from harness import CHECKOUT, options_of
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from drivers.processes import default_device, loader  # noqa: E402
-from harness import options_of  # noqa: E402
-from torch import nn  # noqa: E402
+# isort: split
+from drivers.processes import default_device, loader
+from torch import nn
 
-import torchedge  # noqa: E402
-from torchedge.bundles.bundle import Bundle  # noqa: E402
-from torchedge.storage.tensors import write_tensors  # noqa: E402
+import torchedge
+from torchedge.bundles.bundle import Bundle
+from torchedge.storage.tensors import write_tensors
 
 
 class Recurrent(nn.Module):

@@ -14,7 +14,7 @@
 #if defined(TORCHEDGE_LIBCRYPTO)
 #include <openssl/evp.h>
 #else
-#include <mbedtls/sha256.h>
+#include <mbedtls/md.h>
 #endif
 
 namespace torchedge {
@@ -31,16 +31,15 @@ struct Sha256::State {
 };
 #else
 struct Sha256::State {
-  mbedtls_sha256_context context;
+  mbedtls_md_context_t context;
   State() {
-    mbedtls_sha256_init(&context);
-    mbedtls_sha256_starts(&context, 0);
+    mbedtls_md_init(&context);
+    mbedtls_md_setup(&context, mbedtls_md_info_from_type(MBEDTLS_MD_SHA256), 0);
+    mbedtls_md_starts(&context);
   }
-  ~State() { mbedtls_sha256_free(&context); }
-  void update(const void* data, size_t size) {
-    mbedtls_sha256_update(&context, static_cast<const unsigned char*>(data), size);
-  }
-  void finish(unsigned char* digest) { mbedtls_sha256_finish(&context, digest); }
+  ~State() { mbedtls_md_free(&context); }
+  void update(const void* data, size_t size) { mbedtls_md_update(&context, static_cast<const unsigned char*>(data), size); }
+  void finish(unsigned char* digest) { mbedtls_md_finish(&context, digest); }
 };
 #endif
 
