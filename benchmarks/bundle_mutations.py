@@ -31,7 +31,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import json
 import os
 import random
@@ -54,9 +53,10 @@ from harness import Worker, options_of
 # isort: split
 from drivers.processes import default_device, loader
 from fuzzing.mutations import NUMBERS, mutate_json, mutate_text
+from oracles.sealing import seal
 
 from torchedge.bundles.bundle import Bundle
-from torchedge.bundles.manifests import digest_of, memory_of
+from torchedge.bundles.manifests import memory_of
 from torchedge.bundles.sources import SOURCES
 from torchedge.bundles.weights import write_weights
 from torchedge.errors import TorchedgeError
@@ -347,21 +347,8 @@ def make_mutant(bundles: list[Path], seed: int, folder: Path, kernels: bool = Tr
     (way,) = draw.choices(("any", "numbers", "source"), (4, 7, 1))
     CHANGES[way](folder, documents, draw, **({} if kernels or way != "any" else {"kernels": False}))
     for name, document in documents.items():
-        kernels = document.get("kernels")
-        for kernel in kernels if isinstance(kernels, list) else ():
-            named = str(kernel.get("name"))[:100] if isinstance(kernel, dict) else ""
-            path = folder / f"kernels/{named}.cl"
-            if path.is_file():
-                kernel["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        if name != "manifest.json":
-            (folder / name).write_text(json.dumps(document))
-    manifest = documents["manifest.json"]
-    files = manifest.get("files")
-    for name, file in files.items() if isinstance(files, dict) else ():
-        if isinstance(file, dict) and (folder / name[:200]).is_file():
-            content = (folder / name).read_bytes()
-            file.update(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": digest_of(manifest)}))
+        (folder / name).write_text(json.dumps(document))
+    seal(folder)
 
 
 # running ----------------------------------------------------------------------------------------------------
