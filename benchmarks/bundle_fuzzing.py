@@ -3,9 +3,10 @@
     CXX=clang++ cmake -S export/runner -B build/fuzz -D TORCHEDGE_FUZZ=ON && cmake --build build/fuzz
     python benchmarks/bundle_fuzzing.py --inputs 1000000 --record build/fuzzed
 
-Three small bundles are exported: a streaming one, a training step with accumulation, and two methods; the
-first has a check.json. Each of their files is replaced by inputs in turn, all digests are computed anew, and
-the bundle is opened. Kernels' texts, which the runner trusts, and source.json, which it only hashes, stay.
+Three small bundles of bundle_mutations.py are exported: a streaming one, a training step with accumulation,
+and two methods; the first has a check.json. Each of their files is replaced by inputs in turn, all digests
+are computed anew, and the bundle is opened. Kernels' texts, which the runner trusts, and source.json, which
+it only hashes, stay.
 The table has the inputs of each file, with those of earlier calls, and reports of sanitizers, memory that
 leaks or runs out, and inputs that take over ten minutes. --record: a folder of inputs that reached new code,
 counts, and inputs that failed; a later call continues it.
@@ -23,57 +24,15 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import torch
+from bundle_mutations import export_all
 from harness import CHECKOUT, options_of, print_rows, read_rows
-from torch import nn
 
-import torchedge
-
+FUZZED = ("streaming", "accumulation", "methods")
 ROUND = 5_000
 """Inputs of a process: the folder of inputs is read again after it."""
 # Short traces and a small quarantine: a third of the time went there, on memory that one input takes.
 SANITIZERS = "malloc_context_size=4:quarantine_size_mb=8"
-
-
-class Counting(nn.Module):
-    """An embedding and a state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(5, 4)
-        self.register_buffer("next", torch.zeros(1, dtype=torch.int64))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return words; count them."""
-        self.next += tokens.shape[1]
-        return self.words(tokens + self.next % 2)
-
-
-def export_all(folder: Path) -> dict[str, Path]:
-    """Export the bundles, and return their folders by name."""
-    torch.manual_seed(0)
-    layers, counting = nn.Sequential(*[nn.Linear(32, 32) for _ in range(3)]).eval(), Counting()
-    methods: Any = {
-        name: (counting, torch.zeros(1, count, dtype=torch.int64))
-        for name, count in (("prefill", 2), ("decode", 1))
-    }
-    cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "streaming": (layers, torch.randn(2, 32), {"memory_limit": "80KiB", "check": True}),
-        "training": (
-            nn.Linear(4, 3),
-            torch.randn(2, 4),
-            {"mode": "train", "accumulation": 2, "targets": torch.tensor([0, 2])},
-        ),
-        "methods": (methods, None, {}),
-    }
-    return {
-        name: torchedge.export(
-            model, example, out=folder / name, device="adreno-740", onnx=False, **options
-        ).path
-        for name, (model, example, options) in cases.items()
-    }
 
 
 def fuzz(fuzzer: Path, bundle: Path, file: str, record: Path, count: int, scratch: Path) -> tuple[int, str]:
@@ -113,8 +72,8 @@ def main() -> int:
         bundles = export_all(Path(scratch))
         targets = [
             (name, file)
-            for name, path in bundles.items()
-            for file in ["manifest.json", *json.loads((path / "manifest.json").read_text())["files"]]
+            for name in FUZZED
+            for file in ["manifest.json", *json.loads((bundles[name] / "manifest.json").read_text())["files"]]
             if file != "source.json" and not file.endswith(".cl")
         ]
         before = Counter({(row["bundle"], row["file"]): 0 for row in read_rows(log)})

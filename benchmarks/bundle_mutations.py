@@ -31,7 +31,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import json
 import os
 import random
@@ -41,7 +40,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import filterfalse
@@ -52,8 +50,13 @@ from typing import Any
 import numpy as np
 from harness import Worker, options_of
 
+# isort: split
+from drivers.processes import default_device, loader
+from fuzzing.mutations import NUMBERS, mutate_json, mutate_text
+from oracles.sealing import seal
+
 from torchedge.bundles.bundle import Bundle
-from torchedge.bundles.manifests import digest_of, memory_of
+from torchedge.bundles.manifests import memory_of
 from torchedge.bundles.sources import SOURCES
 from torchedge.bundles.weights import write_weights
 from torchedge.errors import TorchedgeError
@@ -62,8 +65,6 @@ from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl import compiling
 
-NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1000, 2**16, 2**31 - 1, 2**31, 2**40, 2**62, 0.5, -1e30, 1e300)
-PIECES = ("0", "1", "9", "+", "-", "*", "/", "<", ">", "n0", "n1", "t0", "t1", ";", "}", " ", "[", "return;")
 DOCUMENTS = (
     "program.json",
     "program.json",
@@ -75,8 +76,8 @@ DOCUMENTS = (
 )
 
 
-def export_all(folder: Path) -> list[Path]:
-    """Export the bundles that are changed, and return their folders."""
+def export_all(folder: Path) -> dict[str, Path]:
+    """Export the bundles that are changed, and return their folders by name."""
     import torch
     from torch import nn
 
@@ -88,8 +89,9 @@ def export_all(folder: Path) -> list[Path]:
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(128, 10),
     )  # fmt: skip
+    linear = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8))
     words = nn.Sequential(nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Softmax(-1))
-    wide = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+    narrow = nn.Sequential(*[nn.Linear(32, 32) for _ in range(3)])
 
     class Indexing(nn.Module):
         """Has indices among its weights (of positions and rows), and computes others."""
@@ -131,56 +133,30 @@ def export_all(folder: Path) -> list[Path]:
         "gpu": (convolutions, images, {"device": "nvidia-h200"}),
         "phone": (convolutions, images, {"device": "adreno-740", "precision": "float16"}),
         "training": (convolutions, images, {"device": "local-cpu", **train}),
-        "accumulation": (convolutions, images, {"device": "adreno-740", "accumulation": 2, **train}),
+        "accumulation": (linear, torch.randn(2, 4), {"device": "adreno-740", "accumulation": 2, **train}),
         "words": (words, torch.arange(6).reshape(2, 3), {"device": "local-cpu"}),
         "methods": (methods, None, {"device": "adreno-740"}),
         "indices": (Indexing(), torch.arange(6).reshape(2, 3), {"device": "local-cpu"}),
-        "streaming": (wide, torch.randn(2, 256), {"device": "local-cpu", "memory_limit": "900KiB"}),
+        "streaming": (
+            narrow,
+            torch.randn(2, 32),
+            {"device": "adreno-740", "memory_limit": "80KiB", "check": True},
+        ),
     }
-    return [
-        torchedge.export(model, example, out=folder / name, onnx=False, **options).path
+    return {
+        name: torchedge.export(model, example, out=folder / name, onnx=False, **options).path
         for name, (model, example, options) in cases.items()
-    ]
+    }
 
 
 # changing ---------------------------------------------------------------------------------------------------
 
 
-def places_in(document: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield every entry of a document as (holder, key)."""
-    items = list(document.items() if isinstance(document, dict) else enumerate(document))
-    for key, entry in items:
-        yield document, key
-        if isinstance(entry, (dict, list)):
-            yield from places_in(entry)
-
-
 def change_document(document: dict[str, Any], draw: random.Random) -> None:
-    """Change one entry of a document: a number, a word, a swap of two entries, one omitted or repeated."""
-    places = list(places_in(document))
-    numbers = [(holder, key) for holder, key in places if type(holder[key]) in (int, float)]
-    holder, key = draw.choice(numbers if numbers and draw.random() < 0.6 else places)
-    entry = holder[key]
-    kind = draw.randrange(4)
-    if type(entry) in (int, float) and kind < 3:
-        near = (entry + 1, entry - 1, 2 * entry, entry // 2 if type(entry) is int else entry / 2)
-        holder[key] = draw.choice(near) if kind < 2 else draw.choice(NUMBERS)
-    elif isinstance(entry, list) and len(entry) > 1 and kind < 2:
-        one, two = draw.sample(range(len(entry)), 2)
-        entry[one], entry[two] = entry[two], entry[one]
-    elif isinstance(holder, list):
-        holder.insert(key, entry) if kind < 2 else holder.pop(key)
-    elif kind == 3:
-        del holder[key]
-    else:
-        other, place = draw.choice(places)
-        holder[key] = json.loads(json.dumps(other[place])) if place in other or isinstance(other, list) else 0
-
-
-def change_text(text: str, draw: random.Random) -> str:
-    """Change a few characters of a kernel."""
-    place, length = draw.randrange(len(text)), draw.randrange(3)
-    return text[:place] + draw.choice(PIECES) + text[place + length :]
+    """Change one entry of a document."""
+    changed = mutate_json(document, draw, 1)
+    document.clear()
+    document.update(changed)
 
 
 def change_weights(path: Path, draw: random.Random, headers: float = 0.1) -> None:
@@ -201,7 +177,7 @@ def change_any(folder: Path, documents: dict[str, Any], draw: random.Random, ker
             change_weights(folder / "weights.safetensors", draw)
         elif what < 0.45 and kernels:
             path = draw.choice(sorted((folder / "kernels").glob("*.cl")))
-            path.write_text(change_text(path.read_text(), draw))
+            path.write_text(mutate_text(path.read_text(), draw))
         else:
             document = documents[draw.choice([name for name in DOCUMENTS if name in documents])]
             trusted = (
@@ -371,21 +347,8 @@ def make_mutant(bundles: list[Path], seed: int, folder: Path, kernels: bool = Tr
     (way,) = draw.choices(("any", "numbers", "source"), (4, 7, 1))
     CHANGES[way](folder, documents, draw, **({} if kernels or way != "any" else {"kernels": False}))
     for name, document in documents.items():
-        kernels = document.get("kernels")
-        for kernel in kernels if isinstance(kernels, list) else ():
-            named = str(kernel.get("name"))[:100] if isinstance(kernel, dict) else ""
-            path = folder / f"kernels/{named}.cl"
-            if path.is_file():
-                kernel["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        if name != "manifest.json":
-            (folder / name).write_text(json.dumps(document))
-    manifest = documents["manifest.json"]
-    files = manifest.get("files")
-    for name, file in files.items() if isinstance(files, dict) else ():
-        if isinstance(file, dict) and (folder / name[:200]).is_file():
-            content = (folder / name).read_bytes()
-            file.update(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": digest_of(manifest)}))
+        (folder / name).write_text(json.dumps(document))
+    seal(folder)
 
 
 # running ----------------------------------------------------------------------------------------------------
@@ -423,8 +386,6 @@ class Native:
     """The native runner in a process of its own, started again where it ended."""
 
     def __init__(self, opener: Path, folder: Path) -> None:
-        from drivers.processes import default_device, loader
-
         device, variables = default_device(folder)
         self._command = [str(opener), device, str(folder / "compiled")]
         self._environment = {**os.environ, **loader(), **variables}
@@ -534,7 +495,7 @@ def main() -> int:
             print(f"at the end: {answer}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        bundles = export_all(Path(folder))
+        bundles = [*export_all(Path(folder)).values()]
         children = [
             Child(bundles, options.trust, options.native, options.seconds) for _ in range(options.children)
         ]

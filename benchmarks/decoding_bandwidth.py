@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 from harness import options_of, print_rows
+from llamas import llama, stamps_of
 
 import torchedge
 from torchedge.bundles.generation import Sampling
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.opencl import open_context
-from torchedge.tracing.vision import prepare_torchvision
 
 COPY = """
 kernel void copy(global const float4 *a, global float4 *b) { b[get_global_id(0)] = a[get_global_id(0)]; }
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--kernels", action="store_true")
     options = parser.parse_args()
     marks = [("", time.perf_counter())]
-    model = _model(options)
+    model = llama(options.hidden, options.layers, options.vocabulary, options.length, options.intermediate)
     marks.append(("model", time.perf_counter()))
     ids = torch.randint(0, options.vocabulary, (options.prompt,)).tolist()
     with tempfile.TemporaryDirectory() as folder:
@@ -63,11 +63,8 @@ def main() -> None:
         prompts, tokens = [], []
         with bundle.place() as runner:
             for turn in range(4):
-                stamps = [time.perf_counter()]
                 runner.reset()
-                runner.generate(
-                    ids, options.tokens, Sampling(), stream=lambda _, s=stamps: s.append(time.perf_counter())
-                )
+                stamps = stamps_of(runner, ids, options.tokens, sampling=Sampling())
                 if turn == 0:
                     marks.append(("building and the first text", time.perf_counter()))
                     continue
@@ -89,42 +86,6 @@ def main() -> None:
         print(f"a token reads at {read / token / copied:.2f} of the copy's rate")
         if options.kernels:
             _print_kernels(bundle, len(ids))
-
-
-def _model(options: Any) -> torch.nn.Module:  # noqa: ANN401
-    """Return a Llama with random weights of a small size."""
-    prepare_torchvision()
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=options.vocabulary,
-        hidden_size=options.hidden,
-        intermediate_size=options.intermediate,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.hidden // 64,
-        max_position_embeddings=options.length,
-    )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    inverse = LlamaForCausalLM(
-        LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 0, "vocab_size": 8})
-    ).model.rotary_emb
-    model.model.rotary_emb = inverse  # the one module whose buffers are computed
-    return _filled(model).eval()
-
-
-def _filled(model: torch.nn.Module) -> torch.nn.Module:
-    """Give the weights on the meta device values: those of one small table, over and over."""
-    table = torch.randn(2**20, generator=torch.Generator().manual_seed(0)) * 0.02
-    for module in model.modules():
-        for name, parameter in [*module.named_parameters(recurse=False)]:
-            if parameter.is_meta:
-                repeated = table.repeat(-(-parameter.numel() // table.numel()))[: parameter.numel()]
-                value = (
-                    torch.ones(parameter.shape) if parameter.dim() == 1 else repeated.view(parameter.shape)
-                )
-                setattr(module, name, torch.nn.Parameter(value))
-    return model
 
 
 def _copy_rate(nbytes: int) -> float:

@@ -22,13 +22,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from harness import options_of, print_rows
+from llamas import llama, stamps_of
 
 import torchedge
 from torchedge.devices import Device, find_device
 from torchedge.profiling.campaigns.exported import launches_of
 from torchedge.profiling.profile_folders import write_profile
 from torchedge.profiling.step_fitting import LAUNCHES, fit_device_programs
-from torchedge.tracing.vision import prepare_torchvision
 
 SIZES = ((128, 1000, 64), (256, 4000, 256), (512, 8000, 512))
 """Hidden size, vocabulary, and length of the caches of the Llamas that the model of programs is fitted to."""
@@ -42,12 +42,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--lora", action="store_true")
     options = parser.parse_args()
-    prepare_torchvision()
     options.out.mkdir(parents=True, exist_ok=True)
     device = _fitted(options.out)
     rows: list[tuple[Any, ...]] = []
     for form in FORMATS:
-        model = _llama(options.hidden, options.vocabulary, options.length, options.layers)
+        model = llama(options.hidden, options.layers, options.vocabulary, options.length)
         asked: dict[str, Any] = {"max_length": options.length, "quantize": form}
         plan = torchedge.plan_lm(model, device, **asked, prompt=PROMPT, new_tokens=options.tokens)
         with tempfile.TemporaryDirectory() as folder:
@@ -73,21 +72,6 @@ def main() -> None:
     )
 
 
-def _llama(hidden: int, vocabulary: int, length: int, layers: int) -> Any:  # noqa: ANN401
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=11 * hidden // 4,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        max_position_embeddings=length,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 def _fitted(out: Path) -> Device:
     """Return this machine's processor with a model of programs, measured where there is none."""
     device = find_device("local-cpu")
@@ -107,7 +91,7 @@ def _points(
     """Time each method of a Llama, launch by launch and as a whole."""
     points = []
     with tempfile.TemporaryDirectory() as folder:
-        model = _llama(hidden, vocabulary, length, 2)
+        model = llama(hidden, 2, vocabulary, length)
         bundle = torchedge.export_lm(
             model, device, out=Path(folder) / "lm", max_length=length, quantize=cast(Any, form)
         )
@@ -147,8 +131,7 @@ def _generated(bundle: torchedge.Bundle, vocabulary: int, count: int) -> tuple[f
     for turn in range(6):
         ids = torch.randint(0, vocabulary, (PROMPT,)).tolist()
         bundle.runner.reset()
-        stamps = [time.perf_counter()]
-        bundle.generate(ids, count, stream=lambda _, s=stamps: s.append(time.perf_counter()))
+        stamps = stamps_of(bundle, ids, count)
         if turn:  # the first one warms up
             firsts.append(1e3 * (stamps[1] - stamps[0]))
             tokens += [1e3 * (b - a) for a, b in pairwise(stamps[1:])]

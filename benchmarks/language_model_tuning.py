@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decoding_bandwidth import _model
 from harness import apart, options_of, print_rows
+from llamas import llama
 
 import torchedge
 from torchedge.tracing.vision import prepare_torchvision
@@ -69,7 +69,7 @@ def _adapted(options: Namespace, quantized: bool) -> Any:  # noqa: ANN401
     prepare_torchvision()
     import peft
 
-    base = _model(options)
+    base = llama(options.hidden, options.layers, options.vocabulary, options.length, options.intermediate)
     base = torchedge.quantize(base, "int4", group=32) if quantized else base
     torch.manual_seed(1)
     config = peft.LoraConfig(r=RANK, target_modules=r".*(_proj)", init_lora_weights=False)

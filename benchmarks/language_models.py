@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from harness import options_of, print_rows
+from llamas import llama, stamps_of
 
 import torchedge
 from torchedge.opencl import open_context
-from torchedge.tracing.vision import prepare_torchvision
 
 TYPES = {"float32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
 """A format's type in GGUF files: groups of 32 with a scale in float16."""
@@ -39,19 +40,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["float32"], choices=TYPES)
     parser.add_argument("--llama-cpp", action="store_true", help="run llama.cpp on the same weights")
     options = parser.parse_args()
-    prepare_torchvision()
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=options.vocabulary,
-        hidden_size=options.hidden,
-        intermediate_size=11 * options.hidden // 4,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.hidden // 64,
-        max_position_embeddings=options.length,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = llama(options.hidden, options.layers, options.vocabulary, options.length)
     device = open_context().device
     torch.set_num_threads(device.compute_units)
     runs: dict[str, Run] = {"PyTorch eager, float32": _eager(model)}
@@ -70,7 +59,7 @@ def main() -> None:
             bundle = torchedge.export_lm(
                 net, "local-cpu", out=Path(folder) / name, max_length=options.length, chunk=options.prompt
             )
-            runs[f"torchedge, {name}"] = _generate(bundle)
+            runs[f"torchedge, {name}"] = partial(stamps_of, bundle)
         first: dict[str, list[float]] = {name: [] for name in runs}
         times: dict[str, list[float]] = {name: [] for name in runs}
         for turn in range(options.turns + 1):
@@ -96,15 +85,6 @@ def _eager(model: Any) -> Run:  # noqa: ANN401 - transformers' class
                 output = model(new, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 cache, new = output.past_key_values, output.logits[:, -1:].argmax(-1)
                 stamps.append(time.perf_counter())
-        return stamps
-
-    return run
-
-
-def _generate(bundle: torchedge.Bundle) -> Run:
-    def run(ids: list[int], count: int) -> list[float]:
-        stamps = [time.perf_counter()]
-        bundle.generate(ids, count, stream=lambda _: stamps.append(time.perf_counter()))
         return stamps
 
     return run

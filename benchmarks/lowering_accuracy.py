@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from harness import options_of
-from oracles.step_networks import FSRCNN
+from oracles.step_networks import FSRCNN, without_dropout
 from torch import nn
 
 from torchedge.lowering.assembly import lower
@@ -73,19 +73,11 @@ def cases() -> dict[str, Case]:
         return torch.randn(count, 3, size, size), torch.randint(0, 1000, (count,))
 
     return {
-        "mobilenet_v2": Case(lambda: calm(models.mobilenet_v2()), cross, images),
+        "mobilenet_v2": Case(lambda: without_dropout(models.mobilenet_v2()), cross, images),
         "resnet18": Case(models.resnet18, cross, lambda: images(2)),
         "fsrcnn": Case(FSRCNN, nn.MSELoss(), lambda: (torch.rand(4, 1, 24, 24), torch.rand(4, 1, 48, 48))),
         "vit": Case(vit, cross, images),
     }
-
-
-def calm(model: nn.Module) -> nn.Module:
-    """Return the model without dropout: eager PyTorch draws other random numbers."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 def eager(model: nn.Module, case: Case, x: torch.Tensor, y: torch.Tensor, steps: int) -> Run:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from harness import Worker, options_of, read_rows
-from oracles.step_networks import FSRCNN, GroupNormUNet
+from oracles.step_networks import FSRCNN, GroupNormUNet, Recurrent, SmallGPT, without_dropout
 from torch import nn
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ LISTED = 15
 TOGETHER = 2000
 """Most kernels that are compiled before the first one is timed."""
 Batch = tuple[torch.Tensor, torch.Tensor]
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 @dataclass
@@ -62,57 +62,6 @@ class Case:
     model: nn.Module
     batch: Batch
     loss: Loss
-
-
-class Gpt(nn.Module):
-    """A small decoder: learned positions, pre-norm blocks, a causal mask, the embedding as the last layer."""
-
-    def __init__(self, vocabulary: int, width: int, blocks: int, tokens: int) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
-        self.blocks = nn.ModuleList([_Block(width) for _ in range(blocks)])
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch x tokens, vocabulary) of tokens (batch, tokens)."""
-        y = self.words(x) + self.places.weight[: x.shape[1]]
-        for block in self.blocks:
-            y = block(y)
-        return (self.norm(y) @ self.words.weight.T).flatten(0, 1)
-
-
-class _Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.before, self.project, self.out = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 3 * width),
-            nn.Linear(width, width),
-        )
-        self.between, self.wide, self.narrow = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = x.shape
-        q, k, v = self.project(self.before(x)).view(batch, tokens, 3, width // 64, 64).permute(2, 0, 3, 1, 4)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.narrow(nn.functional.gelu(self.wide(self.between(x))))
-
-
-class Recurrent(nn.Module):
-    """A recurrent layer, the last step's output alone."""
-
-    def __init__(self, kind: type[nn.RNNBase], width: int) -> None:
-        super().__init__()
-        self.layer = kind(width, width, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (batch, width) of (batch, steps, width)."""
-        return self.layer(x)[0][:, -1]
 
 
 def _squares(y: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
@@ -135,19 +84,14 @@ def _tokens(rows: int, tokens: int, *, alike: bool = False) -> Case:
 
 
 def _steps(kind: type[nn.RNNBase], steps: int) -> Case:
-    return Case(Recurrent(kind, 128), (torch.randn(16, steps, 128), torch.randn(16, 128)), _squares)
+    return Case(Recurrent(kind, 128, 128), (torch.randn(16, steps, 128), torch.randn(16, 128)), _squares)
 
 
 def _vision(name: str, batch: int, side: int) -> Case:
     from torchedge.tracing.vision import import_torchvision
 
     sized = {"image_size": side} if name.startswith("vit") else {}
-    model = getattr(import_torchvision().models, name)(**sized)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if type(module).__name__ == "StochasticDepth":
-            module.p = 0.0
+    model = without_dropout(getattr(import_torchvision().models, name)(**sized))
     data = torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
     return Case(model, data, nn.functional.cross_entropy)
 
@@ -165,7 +109,11 @@ def _fsrcnn(batch: int, side: int) -> Case:
 
 def _gpt(batch: int, tokens: int) -> Case:
     x = torch.randint(0, 8192, (batch, tokens))
-    return Case(Gpt(8192, 384, 6, tokens), (x, x.roll(-1, 1).flatten()), nn.functional.cross_entropy)
+
+    def loss(output: dict[str, torch.Tensor], goal: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output["logits"].flatten(0, 1), goal)
+
+    return Case(SmallGPT(8192, 384, 6, tokens, heads=6), (x, x.roll(-1, 1).flatten()), loss)
 
 
 def cases(*, small: bool) -> dict[str, Callable[[], Case]]:

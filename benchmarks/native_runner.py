@@ -23,30 +23,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT / "benchmarks")]
+import numpy as np
+import torch
+from harness import CHECKOUT, options_of
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from drivers.processes import default_device, loader  # noqa: E402
-from harness import options_of  # noqa: E402
-from torch import nn  # noqa: E402
+# isort: split
+from drivers.processes import default_device, loader
+from oracles.step_networks import Recurrent
+from torch import nn
 
-import torchedge  # noqa: E402
-from torchedge.bundles.bundle import Bundle  # noqa: E402
-from torchedge.storage.tensors import write_tensors  # noqa: E402
-
-
-class Recurrent(nn.Module):
-    """An LSTM over 32 steps: many small launches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.LSTM(32, 64, batch_first=True), nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the last step."""
-        return self.head(self.layer(x)[0][:, -1])
+import torchedge
+from torchedge.bundles.bundle import Bundle
+from torchedge.storage.tensors import write_tensors
 
 
 def networks() -> dict[str, tuple[nn.Module, torch.Tensor]]:
@@ -59,7 +47,7 @@ def networks() -> dict[str, tuple[nn.Module, torch.Tensor]]:
     torch.manual_seed(0)
     mobile = torchvision.models.mobilenet_v3_small(weights=None).eval()
     return {
-        "lstm": (Recurrent().eval(), torch.randn(1, 32, 32)),
+        "lstm": (Recurrent(nn.LSTM, 32, 64, 10).eval(), torch.randn(1, 32, 32)),
         "mobilenet_v3_small": (mobile, torch.randn(1, 3, 64, 64)),
     }
 

@@ -79,7 +79,7 @@ def chain_of(launches: int, floats: int) -> Program:
     tensors += [tensor(f"w{k}", (floats,), "parameter") for k in range(launches)]
     add = pointwise("add", "c[i] = b[i] + a[i];", ["read", "read", "write"])
     calls = [("add", [f"w{k}", names[k], names[k + 1]], [64]) for k in range(launches)]
-    return program(tensors, [add], calls, ["x"], ["z"])
+    return program(tensors, [add], calls)
 
 
 def measure(kib: int, options: argparse.Namespace, folder: Path) -> tuple[float, float, int, int, int, float]:

@@ -17,18 +17,17 @@ what the stages before took: building the model, exporting it, and compiling its
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from harness import apart, options_of, read_rows, write_rows
+from llamas import filled, uninitialised
 
 import torchedge
 from torchedge.bundles.bundle import Bundle, Runner
@@ -45,7 +44,6 @@ from torchedge.tracing.vision import import_torchvision, prepare_torchvision
 
 MIB = 2**20
 SHARE = 0.22
-BLOCK = 1 << 20
 ROOM = 1.1
 """Of the smallest memory limit that works, where `--share` is too little."""
 PROBES = 3
@@ -97,40 +95,6 @@ def whisper_tiny() -> tuple[torch.nn.Module, Any]:
 
 SMALLER = {"sd-unet-half": small_unet, "whisper-tiny": whisper_tiny}
 """Models beside FlashMem's that fit small machines."""
-
-
-@contextlib.contextmanager
-def uninitialised() -> Iterator[None]:
-    """Skip the initialisation of weights, which takes minutes for billions of them."""
-    names = [name for name in dir(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
-    functions = {name: getattr(torch.nn.init, name) for name in names}
-    methods = {name: getattr(torch.Tensor, name) for name in ("normal_", "uniform_")}
-    for name in names:
-        setattr(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
-    for name in methods:
-        setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
-    try:
-        yield
-    finally:
-        for name, function in functions.items():
-            setattr(torch.nn.init, name, function)
-        for name, method in methods.items():
-            setattr(torch.Tensor, name, method)
-
-
-def filled(model: torch.nn.Module) -> torch.nn.Module:
-    """Fill the parameters with random numbers that keep activations of the order of one."""
-    block = torch.rand(BLOCK, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() < 2:
-                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
-                continue
-            flat = parameter.view(-1)
-            for start in range(0, flat.numel(), BLOCK):
-                flat[start : start + BLOCK] = block[: min(BLOCK, flat.numel() - start)]
-            parameter.mul_(prod(parameter.shape[1:]) ** -0.5)
-    return model.eval()
 
 
 def built(name: str, batch: int, length: int | None, side: int | None) -> tuple[torch.nn.Module, Any]:

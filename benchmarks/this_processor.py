@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from harness import apart, options_of, print_rows, write_rows
+from oracles.step_networks import Recurrent
 from torch import nn
 
 WARM_UP, FEWEST = 2, 5
@@ -81,19 +82,6 @@ def language(name: str, batch: int, length: int, **config: Any) -> Step:  # noqa
     return Step(f"{name}/{length}", lambda: kind(made), {"input_ids": ids, "labels": ids}, batch)
 
 
-class Tagger(nn.Module):
-    """A recurrent network that labels a sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(128, 256, 2, batch_first=True)
-        self.head = nn.Linear(256, 40)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the last position."""
-        return self.head(self.lstm(x)[0][:, -1])
-
-
 def steps() -> Iterator[Step]:
     """Yield the steps."""
     small = {"vocab_size": 8000, "hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6}
@@ -112,7 +100,7 @@ def steps() -> Iterator[Step]:
     yield language("BertForMaskedLM", 4, 64, intermediate_size=1536, **small)
     mlp = (nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
     yield Step("MLP", lambda: nn.Sequential(*mlp), torch.randn(64, 784), 64)
-    yield Step("LSTM", Tagger, torch.randn(16, 40, 128), 16)
+    yield Step("LSTM", lambda: Recurrent(nn.LSTM, 128, 256, 40, layers=2), torch.randn(16, 40, 128), 16)
 
 
 def fresh_steps() -> Iterator[Step]:

@@ -1,15 +1,14 @@
 """Bundles of a small network, exported once; tests that damage one take a copy."""
 
-import hashlib
 import json
 import shutil
 
 import pytest
 import torch
+from oracles.sealing import seal
 from torch import nn
 
 import torchedge
-from torchedge.bundles.manifests import digest_of
 
 
 class Small(nn.Sequential):
@@ -63,8 +62,8 @@ def reseal():
     def call(folder, name):
         path = folder / "manifest.json"
         document = json.loads(path.read_text())
-        data = (folder / name).read_bytes()
-        document["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-        path.write_text(json.dumps({**document, "sha256": digest_of(document)}))
+        document["files"][name] = {}
+        path.write_text(json.dumps(document))
+        seal(folder, kernels=False)
 
     return call

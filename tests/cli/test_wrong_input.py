@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -79,128 +80,108 @@ def place(monkeypatch, tmp_path):
     return tmp_path
 
 
-LIMITS = ("--training-memory", "4GiB", "-d", "tx2")
-FINE = ("predict", "nets.py:fine", "--input-size", "3x8x8", "--device", "jetson-tx2")
+LIMITS = "--training-memory 4GiB -d tx2"
+MODEL = "nets.py:fine --input-size 3x8x8 --device jetson-tx2"
+FINE = f"predict {MODEL}"
 
 WRONG = {
-    "unknown command": (("forecast",), "forecast"),
-    "nearly a command": (("predikt",), "Did you mean 'predict'?"),
-    "no subcommand": (("plan", "resnet18"), "for example `torchedge plan model resnet18`"),
-    "an unknown shell": (("completion", "csh"), "'bash', 'zsh', 'fish'"),
-    "no model": (("predict",), "MODEL..."),
-    "empty model": (("predict", "", "-d", "tx2"), "no model is named"),
-    "unknown device": (("predict", "nets.py:fine", "-d", "jetson-tx3"), "did you mean jetson-tx2"),
-    "device folder without profile": (("predict", "nets.py:fine", "-d", "./data"), "device.toml"),
-    "a size too few": (
-        ("predict", "nets.py:fine", "-d", "tx2", "--input-size", "3x8"),
-        "Check that --input-size 3x8 is",
-    ),
-    "accumulation of an inference": (
-        (*FINE, "--mode", "infer", "--accumulation", "4"),
-        "a training step alone",
-    ),
-    "factory that raises": (("predict", "nets.py:raises", "-d", "tx2"), "out of"),
-    "factory that exits": (("predict", "nets.py:leaves", "-d", "tx2"), "exit 7"),
-    "factory that returns nothing": (("predict", "nets.py:nothing", "-d", "tx2"), "returns None"),
-    "file that is no text": (("predict", "binary.py:small", "-d", "tx2"), "binary.py"),
-    "empty ONNX file": (("predict", "empty.onnx", "-d", "tx2"), "empty.onnx"),
-    "unknown feature set": (("features", "nets.py:fine", "--feature-set", "perf5sight"), "perf4sight"),
-    "device that is not here": (("profile", "jetson-tx2"), "local-cpu"),
-    "unknown device to measure": (("profile", "qqqqqqq"), "torchedge campaign run"),
-    "missing dataset": (("fit", "all", "nowhere", "-d", "tx2", "--out", "new"), "nowhere"),
-    "dataset without a table": (("fit", "all", "data", "-d", "tx2", "--out", "new"), "measurements.csv"),
-    "dataset called after nothing": (("fit", "all", "data", "--out", "new"), "measurements.csv"),
-    "output that is there": (("fit", "all", "data", "-d", "tx2", "--out", "data"), "--force"),
-    "output that is a file": (("fit", "all", "data", "-d", "tx2", "--out", "nets.py"), "no folder"),
-    "output into nowhere": (("fit", "all", "data", "-d", "tx2", "--out", "nowhere/new"), "nowhere"),
-    "accuracy without a dataset": (("accuracy", "nowhere", "-d", "tx2"), "nowhere"),
-    "a script without a step": (("predict", "idle.py", "-d", "tx2"), "optimizer.step()"),
-    "a script that fails": (("predict", "fails.py", "-d", "tx2"), "fails.py:1: ValueError: no data"),
-    "an option that the script decides": (("predict", "idle.py", "-b", "8"), "--batch-size"),
-    "arguments of a script behind a model": ((*FINE, "--", "--epochs", "3"), "--epochs is no model"),
-    "a factory that is awaited": (("predict", "nets.py:later", "-d", "tx2"), "returns a coroutine"),
-    "a lazy layer": (("predict", "nets.py:lazy", "-d", "tx2"), "expected weights"),
-    "a folder for a model": (("predict", "data", "-d", "tx2"), "it is a folder: did you mean hf:data"),
-    "a configuration for a model": (("predict", "null.json", "-d", "tx2"), "did you mean hf:null.json?"),
-    "an empty configuration": (
-        ("predict", "hf:null.json", "-d", "tx2"),
-        "holds null, expected a JSON object",
-    ),
-    "a name of the Hub alone": (
-        ("predict", "bert-base-uncased", "-d", "tx2"),
-        "name hf:FOLDER, which AutoConfig",
-    ),
-    "a notebook": (("predict", "train.ipynb", "-d", "tx2"), "run `with torchedge.watch() as step:`"),
-    "timm without a name": (("predict", "timm:", "-d", "tx2"), "such as timm:convnext_tiny"),
-    "a name of the Hub": (("predict", "hf:gpt2", "-d", "tx2"), "save_pretrained(FOLDER) writes one"),
-    "tables of no campaign": (
-        ("campaign", "run", "me", "--plan", "quick", "--tables-only", "--out", "none"),
-        "holds no campaign",
-    ),
+    "unknown command": ("forecast", "forecast"),
+    "nearly a command": ("predikt", "Did you mean 'predict'?"),
+    "no subcommand": ("plan resnet18", "for example `torchedge plan model resnet18`"),
+    "an unknown shell": ("completion csh", "'bash', 'zsh', 'fish'"),
+    "no model": ("predict", "MODEL..."),
+    "empty model": ("predict '' -d tx2", "no model is named"),
+    "unknown device": ("predict nets.py:fine -d jetson-tx3", "did you mean jetson-tx2"),
+    "device folder without profile": ("predict nets.py:fine -d ./data", "device.toml"),
+    "a size too few": ("predict nets.py:fine -d tx2 --input-size 3x8", "Check that --input-size 3x8 is"),
+    "accumulation of an inference": (f"{FINE} --mode infer --accumulation 4", "a training step alone"),
+    "factory that raises": ("predict nets.py:raises -d tx2", "out of"),
+    "factory that exits": ("predict nets.py:leaves -d tx2", "exit 7"),
+    "factory that returns nothing": ("predict nets.py:nothing -d tx2", "returns None"),
+    "file that is no text": ("predict binary.py:small -d tx2", "binary.py"),
+    "empty ONNX file": ("predict empty.onnx -d tx2", "empty.onnx"),
+    "unknown feature set": ("features nets.py:fine --feature-set perf5sight", "perf4sight"),
+    "device that is not here": ("profile jetson-tx2", "local-cpu"),
+    "unknown device to measure": ("profile qqqqqqq", "torchedge campaign run"),
+    "missing dataset": ("fit all nowhere -d tx2 --out new", "nowhere"),
+    "dataset without a table": ("fit all data -d tx2 --out new", "measurements.csv"),
+    "dataset called after nothing": ("fit all data --out new", "measurements.csv"),
+    "output that is there": ("fit all data -d tx2 --out data", "--force"),
+    "output that is a file": ("fit all data -d tx2 --out nets.py", "no folder"),
+    "output into nowhere": ("fit all data -d tx2 --out nowhere/new", "nowhere"),
+    "accuracy without a dataset": ("accuracy nowhere -d tx2", "nowhere"),
+    "a script without a step": ("predict idle.py -d tx2", "optimizer.step()"),
+    "a script that fails": ("predict fails.py -d tx2", "fails.py:1: ValueError: no data"),
+    "an option that the script decides": ("predict idle.py -b 8", "--batch-size"),
+    "arguments of a script behind a model": (f"{FINE} -- --epochs 3", "--epochs is no model"),
+    "a factory that is awaited": ("predict nets.py:later -d tx2", "returns a coroutine"),
+    "a lazy layer": ("predict nets.py:lazy -d tx2", "expected weights"),
+    "a folder for a model": ("predict data -d tx2", "it is a folder: did you mean hf:data"),
+    "a configuration for a model": ("predict null.json -d tx2", "did you mean hf:null.json?"),
+    "an empty configuration": ("predict hf:null.json -d tx2", "holds null, expected a JSON object"),
+    "a name of the Hub alone": ("predict bert-base-uncased -d tx2", "name hf:FOLDER, which AutoConfig"),
+    "a notebook": ("predict train.ipynb -d tx2", "run `with torchedge.watch() as step:`"),
+    "timm without a name": ("predict timm: -d tx2", "such as timm:convnext_tiny"),
+    "a name of the Hub": ("predict hf:gpt2 -d tx2", "save_pretrained(FOLDER) writes one"),
+    "tables of no campaign": ("campaign run me --plan quick --tables-only --out none", "holds no campaign"),
     "a campaign beside other files": (
-        ("campaign", "run", "me", "--plan", "quick", "--out", "data"),
+        "campaign run me --plan quick --out data",
         "data holds other files and no campaign",
     ),
-    "a configuration of tomorrow": (("predict", "hf:config.json", "-d", "tx2"), "gpt9"),
-    "a report without a file": (("report", *FINE[1:]), "--html"),
-    "advice for two batches": (("advise", *FINE[1:], "-b", "8,16"), "8,16"),
-    "a plan that is none": (("plan", "verify", "plan.json", "plan.json"), "chunk_bytes"),
-    "a problem that is not there": (("plan", "instance", "nowhere.json"), "nowhere.json"),
-    "an export to nowhere": (("export", *FINE[1:]), "--out"),
-    "weights of another kind": (("export", *FINE[1:], "-o", "b", "--weights", "half.safetensors"), "header"),
-    "a negative rate": (("export", *FINE[1:], "-o", "b", "--mode", "train", "--lr", "-1"), "--lr is -1.0"),
-    "an export without weights": (("export", "empty.onnx", "-o", "b", "-d", "tx2"), "file.py:factory"),
-    "no bundle": (("run", "nowhere"), "manifest.json"),
-    "a folder in place of a bundle": (("run", "data"), "manifest.json"),
-    "an unknown plan": (("campaign", "show", "bigger"), "standard, "),
-    "half a plan": (("campaign", "show", "plan.toml"), "levels is 3; expected a list"),
-    "an unknown way": (("campaign", "run", "me", "--plan", "quick", "--over", "ftp://x"), "ssh://"),
-    "sampling of no text": (
-        ("run", "b", "--temperature", "0.5"),
-        "--temperature is given without --prompt-ids",
-    ),
-    "a text that saves": (
-        ("run", "b", "--prompt-ids", "1", "--save", "w.safetensors"),
-        "--save is given with --prompt-ids",
-    ),
-    "a campaign without a name": (("campaign", "run"), "NAME"),
-    "points without a base": (("fit", "all", "data", "-d", "tx2", "-o", "new", "--points", "5"), "--base"),
-    "an unknown base": (("fit", "all", "data", "-d", "tx2", "-o", "new", "--base", "tx9"), "jetson-tx2"),
-    "loads without a file": (("profile", "--streaming"), "--out FILE"),
-    "an argument too many": (("doctor", "now"), "now"),
-    "a kernel without sizes": (("explain-kernel", "Linear"), "SIZES"),
-    "a name with a capital": ((*FINE, "--optimizer", "Adam"), "did you mean adam? Run `torchedge predict"),
-    "a word of another library": ((*FINE, "--mode", "inference"), "did you mean infer?"),
-    "a name with an underscore": ((*FINE, "--optimizer", "sgd_momentum"), "did you mean sgd-momentum?"),
-    "a protocol": (("accuracy", "jetson-tx2", "--protocol", "left_out"), "did you mean left-out?"),
+    "a configuration of tomorrow": ("predict hf:config.json -d tx2", "gpt9"),
+    "a report without a file": (f"report {MODEL}", "--html"),
+    "advice for two batches": (f"advise {MODEL} -b 8,16", "8,16"),
+    "a plan that is none": ("plan verify plan.json plan.json", "chunk_bytes"),
+    "a problem that is not there": ("plan instance nowhere.json", "nowhere.json"),
+    "an export to nowhere": (f"export {MODEL}", "--out"),
+    "weights of another kind": (f"export {MODEL} -o b --weights half.safetensors", "header"),
+    "a negative rate": (f"export {MODEL} -o b --mode train --lr -1", "--lr is -1.0"),
+    "an export without weights": ("export empty.onnx -o b -d tx2", "file.py:factory"),
+    "no bundle": ("run nowhere", "manifest.json"),
+    "a folder in place of a bundle": ("run data", "manifest.json"),
+    "an unknown plan": ("campaign show bigger", "standard, "),
+    "half a plan": ("campaign show plan.toml", "levels is 3; expected a list"),
+    "an unknown way": ("campaign run me --plan quick --over ftp://x", "ssh://"),
+    "sampling of no text": ("run b --temperature 0.5", "--temperature is given without --prompt-ids"),
+    "a text that saves": ("run b --prompt-ids 1 --save w.safetensors", "--save is given with --prompt-ids"),
+    "a campaign without a name": ("campaign run", "NAME"),
+    "points without a base": ("fit all data -d tx2 -o new --points 5", "--base"),
+    "an unknown base": ("fit all data -d tx2 -o new --base tx9", "jetson-tx2"),
+    "loads without a file": ("profile --streaming", "--out FILE"),
+    "an argument too many": ("doctor now", "now"),
+    "a kernel without sizes": ("explain-kernel Linear", "SIZES"),
+    "a name with a capital": (f"{FINE} --optimizer Adam", "did you mean adam? Run `torchedge predict"),
+    "a word of another library": (f"{FINE} --mode inference", "did you mean infer?"),
+    "a name with an underscore": (f"{FINE} --optimizer sgd_momentum", "did you mean sgd-momentum?"),
+    "a protocol": ("accuracy jetson-tx2 --protocol left_out", "did you mean left-out?"),
     "a module without forward": (
-        ("predict", "nets.py:NoForward", "-d", "tx2", "--input-size", "3x8x8"),
+        "predict nets.py:NoForward -d tx2 --input-size 3x8x8",
         'missing the required "forward" function: correct the model',
     ),
-    "a text for a model": (("predict", "notes.txt", "-d", "tx2"), "a file of another kind: correct the name"),
-    "a missing GGUF file": (("predict", "nowhere.gguf", "-d", "tx2"), "there is no such file"),
+    "a text for a model": ("predict notes.txt -d tx2", "a file of another kind: correct the name"),
+    "a missing GGUF file": ("predict nowhere.gguf -d tx2", "there is no such file"),
     "an option of the script": (
-        ("predict", "idle.py", "--epochs", "3"),
+        "predict idle.py --epochs 3",
         "behind --: torchedge predict idle.py -- --epochs",
     ),
     "a score that fails": (
-        ("search", "ofa-resnet50", *LIMITS, "--population", "2", "--score", "nets.py:fails"),
+        f"search ofa-resnet50 {LIMITS} --population 2 --score nets.py:fails",
         "nets.py:35: ZeroDivisionError: division by zero; correct the file",
     ),
     "nothing to round": (
-        ("search", "ofa-resnet50", *LIMITS, "--round-to", "16"),
+        f"search ofa-resnet50 {LIMITS} --round-to 16",
         "--round-to is given with ofa-resnet50, which is no model to prune",
     ),
     "an OpenCL device without a runner": (
-        ("campaign", "run", "me", "--plan", "quick", "--opencl", "gpu"),
+        "campaign run me --plan quick --opencl gpu",
         "--opencl is given without --runner",
     ),
     "measurements without networks": (
-        ("fit", "all", "half", "-d", "tx2", "-o", "new"),
+        "fit all half -d tx2 -o new",
         "holds no networks.jsonl; expected it, or topologies.jsonl, beside measurements.csv",
     ),
     "a text for kernels": (
-        ("fit", "kernels", "notes.txt", "-d", "tx2", "-o", "new"),
+        "fit kernels notes.txt -d tx2 -o new",
         "is no journal of torchedge; expected rows that it wrote",
     ),
 }
@@ -211,7 +192,7 @@ WRONG = {
 def test_refused_in_one_line(case, refused):
     """Each is told what was given, what was expected and what to do."""
     words, expected = WRONG[case]
-    line = judged(refused(*words))
+    line = judged(refused(*shlex.split(words)))
     assert expected in line, line
 
 
@@ -225,17 +206,17 @@ def test_an_input_size_that_does_not_suit_is_told_in_the_users_sizes(size, refus
 
 
 PLACES = {
-    "bundle": lambda path: ("export", *FINE[1:], "--out", path),
-    "weights": lambda path: ("export", *FINE[1:], "--out", "new", "--weights", path),
+    "bundle": lambda path: ("export", *MODEL.split(), "--out", path),
+    "weights": lambda path: ("export", *MODEL.split(), "--out", "new", "--weights", path),
     "model": lambda path: ("predict", f"{path}.py:fine"),
     "model file": lambda path: ("predict", f"{path}.onnx"),
     "configuration": lambda path: ("predict", f"hf:{path}.json"),
     "device": lambda path: ("predict", "nets.py:fine", "-d", f"./{path}"),
     "device's name": lambda path: ("devices", path),
-    "picture": lambda path: ("simulate", *FINE[1:], "--plot", f"{path}.png"),
-    "search": lambda path: ("search", "nets.py:fine", *LIMITS, "--out", path),
-    "score": lambda path: ("search", "nets.py:fine", *LIMITS, "--score", f"{path}.py:fine"),
-    "plan": lambda path: ("plan", "model", *FINE[1:], "--out", f"{path}.json"),
+    "picture": lambda path: ("simulate", *MODEL.split(), "--plot", f"{path}.png"),
+    "search": lambda path: ("search", "nets.py:fine", *LIMITS.split(), "--out", path),
+    "score": lambda path: ("search", "nets.py:fine", *LIMITS.split(), "--score", f"{path}.py:fine"),
+    "plan": lambda path: ("plan", "model", *MODEL.split(), "--out", f"{path}.json"),
     "instance": lambda path: ("plan", "instance", path),
     "bundle to run": lambda path: ("run", path),
     "campaign plan": lambda path: ("campaign", "show", path),
@@ -264,7 +245,7 @@ def test_an_output_in_place_of_a_pipe_is_refused(use, refused):
 
 
 def test_a_plan_takes_the_place_of_no_other_file(refused):
-    assert ".json or .json.gz" in refused("plan", "model", *FINE[1:], "--out", "nets.py")
+    assert ".json or .json.gz" in refused("plan", "model", *MODEL.split(), "--out", "nets.py")
     assert Path("nets.py").read_text() == NETS
 
 
@@ -277,7 +258,7 @@ def test_an_unreadable_factory_file(refused):
     Path("nets.py").chmod(0)
     if os.access("nets.py", os.R_OK):
         pytest.skip("this user reads everything")
-    assert "nets.py" in refused(*FINE)
+    assert "nets.py" in refused(*FINE.split())
 
 
 # errors nobody foresaw --------------------------------------------------------------------------------------

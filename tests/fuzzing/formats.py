@@ -23,8 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from oracles.sealing import seal
+
 from torchedge.bundles.bundle import Bundle
-from torchedge.bundles.manifests import MANIFEST, PROGRAM, WEIGHTS, digest_of
+from torchedge.bundles.manifests import MANIFEST, WEIGHTS
 from torchedge.devices.device import parse_device, read_device
 from torchedge.errors import TorchedgeError
 from torchedge.forests.trees import evaluate, read_forests
@@ -533,32 +535,12 @@ def _read_bundle(data: bytes) -> None:
             contents[name] = content.encode("utf-8", "surrogatepass")
         elif name != MANIFEST and name.endswith(".json") and "/" not in name and len(name) < 200:
             contents[name] = _json(content)
-    manifest = files[MANIFEST]
     for name, content in contents.items():
         with contextlib.suppress(OSError, ValueError):
             (folder / name).write_bytes(content)
-        listed = manifest.get("files")
-        if isinstance(listed, dict) and isinstance(listed.get(name), dict):
-            listed[name].update(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
-    _seal_texts(folder, files)
-    (folder / MANIFEST).write_bytes(_json({**manifest, "sha256": digest_of(manifest)}))
+    (folder / MANIFEST).write_bytes(_json(files[MANIFEST]))
+    seal(folder)
     str(Bundle.open(folder))
-
-
-def _seal_texts(folder: Path, files: dict[str, Any]) -> None:
-    """Give a program the hashes of its kernels' texts, and the manifest the hash of that program."""
-    program = files.get(PROGRAM)
-    if not isinstance(program, dict) or not isinstance(program.get("kernels"), list):
-        return
-    for kernel in program["kernels"]:
-        text = files.get(f"kernels/{kernel.get('name')}.cl") if isinstance(kernel, dict) else None
-        if isinstance(text, str):
-            kernel["sha256"] = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-    content = _json(program)
-    (folder / PROGRAM).write_bytes(content)
-    listed = files[MANIFEST].get("files")
-    if isinstance(listed, dict) and isinstance(listed.get(PROGRAM), dict):
-        listed[PROGRAM].update(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
 
 
 FORMATS: dict[str, Format] = {

@@ -145,8 +145,6 @@ def test_reading_what_nobody_wrote_is_refused():
             [tensor("t", (4,)), tensor("z", (4,), "output")],
             [pointwise("k", "", ["read", "write"])],
             [("k", ["t", "z"], [4])],
-            [],
-            ["z"],
         )
 
 
@@ -163,7 +161,7 @@ def joined(sizes, launches, declared):
         pointwise("make", "b[i] = a[i];", ["read", "write"]),
         pointwise("join", "c[i] = a[i] + b[i];", ["read", "read", "write"], in_place=declared),
     ]
-    return program(tensors, kernels, [(k, t, [8]) for k, t in launches], ["x"], ["z"])
+    return program(tensors, kernels, [(k, t, [8]) for k, t in launches])
 
 
 def test_an_output_takes_the_place_of_an_input_that_dies():

@@ -24,7 +24,7 @@ def with_kernel(text="", **changes):
 
 def typed(dtype, layout=None):
     held = tensor("z", (8, 4), "output", dtype, layout)
-    return program([held], [pointwise("one", "a[i] = 1;", ["write"])], [("one", ["z"], [8])], [], ["z"])
+    return program([held], [pointwise("one", "a[i] = 1;", ["write"])], [("one", ["z"], [8])])
 
 
 BEYOND = [

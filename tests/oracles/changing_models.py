@@ -184,13 +184,18 @@ def set_static(value):
 
 OTHER = (lambda value=1.0, *, more=1.0: value + more + 1).__code__
 CONTAINERS = lambda: [{"a": [1.0]}, OrderedDict(b=1.0), defaultdict(float, c=1.0), deque([1.0]), {1.0}]  # noqa: E731
+
+
+def sets(name: str, value: Any = 2.0) -> Callable[[Any], None]:
+    """Return what sets an attribute."""
+    return lambda x: setattr(x, name, value)
+
+
 ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "Defaults": (lambda: copied(function), lambda x: x(), lambda x: setattr(x, "__defaults__", (2.0,))),
-    "KeywordDefaults": (
-        lambda: copied(function), lambda x: x(), lambda x: x.__kwdefaults__.update(more=3.0),
-    ),
-    "Code": (lambda: copied(function), lambda x: x(), lambda x: setattr(x, "__code__", OTHER)),
-    "Dataclass": (Settings, lambda x: x.value, lambda x: setattr(x, "value", 2.0)),
+    "Defaults": (lambda: copied(function), lambda x: x(), sets("__defaults__", (2.0,))),
+    "KeywordDefaults": (lambda: copied(function), lambda x: x(), lambda x: x.__kwdefaults__.update(more=3.0)),
+    "Code": (lambda: copied(function), lambda x: x(), sets("__code__", OTHER)),
+    "Dataclass": (Settings, lambda x: x.value, sets("value")),
     "InDataclass": (Settings, lambda x: x.items[0], lambda x: x.items.insert(0, 2.0)),
     "Array": (lambda: np.ones(100_000), lambda x: float(x.sum() / 1e5), lambda x: x.put(77_777, 1e5)),
     "ObjectArray": (
@@ -208,24 +213,20 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
         lambda: {"a": 1.0, "b": 2.0}, lambda x: next(iter(x.values())), lambda x: x.update(a=x.pop("a")),
     ),
     "Named": (lambda: Pair([1.0], 2.0), lambda x: x.first[0], lambda x: x.first.insert(0, 2.0)),
-    "Namespace": (
-        lambda: SimpleNamespace(value=1.0), lambda x: x.value, lambda x: setattr(x, "value", 2.0),
-    ),
-    "ListWithAttribute": (lambda: OwnList([1.0]), lambda x: x.value, lambda x: setattr(x, "value", 2.0)),
-    "FunctionAttribute": (
-        lambda: copied(function), lambda x: getattr(x, "value", 1.0), lambda x: setattr(x, "value", 2.0),
-    ),
+    "Namespace": (lambda: SimpleNamespace(value=1.0), lambda x: x.value, sets("value")),
+    "ListWithAttribute": (lambda: OwnList([1.0]), lambda x: x.value, sets("value")),
+    "FunctionAttribute": (lambda: copied(function), lambda x: getattr(x, "value", 1.0), sets("value")),
     "Partial": (
         lambda: functools.partial(lambda given: given["value"], {"value": 1.0}), lambda x: x(),
         lambda x: x.args[0].update(value=2.0),
     ),
     "PartialAttribute": (
         lambda: functools.partial(function), lambda x: getattr(x, "value", 1.0),
-        lambda x: setattr(x, "value", 2.0),
+        sets("value"),
     ),
     "Method": (lambda: Slots().read, lambda x: x(), lambda x: x.__self__.value.insert(0, 2.0)),
-    "Slots": (Slots, lambda x: x.value[0], lambda x: setattr(x, "value", [2.0])),
-    "InheritedSlots": (InheritedSlots, lambda x: x.value[0], lambda x: setattr(x, "value", [2.0])),
+    "Slots": (Slots, lambda x: x.value[0], sets("value", [2.0])),
+    "InheritedSlots": (InheritedSlots, lambda x: x.value[0], sets("value", [2.0])),
     "Descriptor": (
         Classes, lambda x: x.described, lambda x: Classes.__dict__["described"].values.update(value=2.0),
     ),
@@ -235,25 +236,19 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
     "Global": (lambda: through, lambda x: x(), lambda x: globals().update(FACTOR=2.0)),
     "GlobalEntry": (lambda: through, lambda x: x(), lambda x: GLOBAL.update(scale=2.0)),
     "Closure": (closure, lambda x: x[0](), lambda x: x[1](2.0)),
-    "Enumeration": (
-        lambda: [Mode.LOW], lambda x: x[0].value, lambda x: x.__setitem__(0, Mode.HIGH),
-    ),
+    "Enumeration": (lambda: [Mode.LOW], lambda x: x[0].value, lambda x: x.__setitem__(0, Mode.HIGH)),
     "OtherTensor": (
         lambda: [torch.ones(9)], lambda x: x[0][7], lambda x: x.__setitem__(0, torch.full((9,), 3.0)),
     ),
     "ContextVariable": (lambda: CONTEXT, lambda x: x.get(), lambda x: x.set(2.0)),
-    "ThreadLocal": (
-        lambda: LOCAL, lambda x: getattr(x, "value", 1.0), lambda x: setattr(x, "value", 2.0),
-    ),
+    "ThreadLocal": (lambda: LOCAL, lambda x: getattr(x, "value", 1.0), sets("value")),
     "Environment": (
         lambda: os.environ.pop(VARIABLE, None), lambda x: float(os.getenv(VARIABLE, "1")),
         lambda x: os.environ.__setitem__(VARIABLE, "2"),
     ),
     "Bytes": (lambda: bytearray([1]), lambda x: x[0], lambda x: x.__setitem__(0, 2)),
-    "Autograd": (
-        lambda: Doubling, lambda x: x.apply(torch.ones(())), lambda x: setattr(x, "factor", 3.0),
-    ),
-    "NameOfPieces": (Attributes, lambda x: getattr(x, f"scale_{1}"), lambda x: setattr(x, "scale_1", 2.0)),
+    "Autograd": (lambda: Doubling, lambda x: x.apply(torch.ones(())), sets("factor", 3.0)),
+    "NameOfPieces": (Attributes, lambda x: getattr(x, f"scale_{1}"), sets("scale_1")),
     "NameWithDefault": (
         lambda: (Attributes(), ["scale_1"]), lambda x: getattr(x[0], x[1][0], "1"),
         lambda x: setattr(x[0], "scale_1", 2.0),
@@ -270,12 +265,12 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
         lambda: (Attributes(), operator.methodcaller("sca" + "led", number=1.0)), lambda x: x[1](x[0]),
         lambda x: setattr(x[0], "scale_1", 2.0),
     ),
-    "PartialMethod": (Attributes, lambda x: x.doubled(), lambda x: setattr(x, "scale_1", 2.0)),
+    "PartialMethod": (Attributes, lambda x: x.doubled(), sets("scale_1")),
     "HidesClassAttribute": (Attributes, lambda x: x.other_value, shadow),
-    "OtherClass": (Slots, lambda x: x.read(), lambda x: setattr(x, "__class__", Other)),
+    "OtherClass": (Slots, lambda x: x.read(), sets("__class__", Other)),
     "OtherBases": (
         lambda: type("Derived", (Base,), {"__slots__": ()}), lambda x: x.value,
-        lambda x: setattr(x, "__bases__", (OtherBase,)),
+        sets("__bases__", (OtherBase,)),
     ),
     "Reference": (
         lambda: weakref.ref(OWNED[0]), lambda x: x().value, lambda x: setattr(OWNED[0], "value", 2.0),
@@ -289,20 +284,11 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
     "KeyOfOtherType": (
         lambda: {1: 1.0}, lambda x: 2.0 if isinstance(next(iter(x)), float) else 1.0, replace_key,
     ),
-    "MachineArray": (
-        lambda: array.array("d", [1.0]), lambda x: x[0], lambda x: x.__setitem__(0, 2.0),
-    ),
-    "MachineNumber": (lambda: ctypes.c_double(1.0), lambda x: x.value, lambda x: setattr(x, "value", 2.0)),
-    "MemoryView": (
-        lambda: memoryview(np.ones(1)), lambda x: x[0], lambda x: np.asarray(x).put(0, 2.0),
-    ),
-    "TextInMemory": (
-        lambda: io.StringIO("1"), lambda x: float(x.getvalue()), lambda x: x.write("2"),
-    ),
-    "ArrayShape": (
-        lambda: np.arange(6.0).reshape(2, 3), lambda x: float(x[1][0]),
-        lambda x: setattr(x, "shape", (3, 2)),
-    ),
+    "MachineArray": (lambda: array.array("d", [1.0]), lambda x: x[0], lambda x: x.__setitem__(0, 2.0)),
+    "MachineNumber": (lambda: ctypes.c_double(1.0), lambda x: x.value, sets("value")),
+    "MemoryView": (lambda: memoryview(np.ones(1)), lambda x: x[0], lambda x: np.asarray(x).put(0, 2.0)),
+    "TextInMemory": (lambda: io.StringIO("1"), lambda x: float(x.getvalue()), lambda x: x.write("2")),
+    "ArrayShape": (lambda: np.arange(6.0).reshape(2, 3), lambda x: float(x[1][0]), sets("shape", (3, 2))),
     "RequiresGradient": (
         lambda: torch.ones(()), lambda x: 2.0 if x.requires_grad else 1.0, lambda x: x.requires_grad_(),
     ),
@@ -314,8 +300,8 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
         lambda: torch, lambda x: getattr(x.nn.init, "torchedge_test", 1.0),
         lambda x: setattr(x.nn.init, "torchedge_test", 2.0),
     ),
-    "Operators": (OwnLength, len, lambda x: setattr(x, "value", 2.0)),
-    "Callable": (OwnLength, lambda x: x(), lambda x: setattr(x, "value", 2.0)),
+    "Operators": (OwnLength, len, sets("value")),
+    "Callable": (OwnLength, lambda x: x(), sets("value")),
 }  # fmt: skip
 """Kinds by name: what the holder has, what is read of it, and how it changes in place."""
 

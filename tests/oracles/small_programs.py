@@ -29,8 +29,11 @@ def pointwise(name, statement, access, types=None, **about):
     return Kernel(name, source, tuple(access), **about)
 
 
-def program(tensors, kernels, launches, inputs, outputs, hyperparameters=None, arena=None):
-    """A program by names: launches are (kernel, tensors, global size[, local size])."""
+def program(tensors, kernels, launches, inputs=None, outputs=None, hyperparameters=(), arena=None):
+    """A program by names: launches are (kernel, tensors, global size[, local size]).
+
+    Tensors with the role of an input or an output are the inputs and outputs, in their order, unless named.
+    """
     index = {t.name: i for i, t in enumerate(tensors)}
     number = {k.name: i for i, k in enumerate(kernels)}
     made = Program(
@@ -41,10 +44,10 @@ def program(tensors, kernels, launches, inputs, outputs, hyperparameters=None, a
             Launch(number[kernel], tuple(index[t] for t in names), tuple(size), *more)
             for kernel, names, size, *more in launches
         ),
-        inputs=tuple(index[name] for name in inputs),
-        outputs=tuple(index[name] for name in outputs),
+        inputs=tuple(index[name] for name in inputs or [t.name for t in tensors if t.role == "input"]),
+        outputs=tuple(index[name] for name in outputs or [t.name for t in tensors if t.role == "output"]),
         arena=arena or Arena(0),
-        hyperparameters={name: index[name] for name in hyperparameters or ()},
+        hyperparameters={name: index[name] for name in hyperparameters},
     )
     return made if arena else planned(made, ALIGNMENT)
 
@@ -54,8 +57,6 @@ def vector_add(count=1000):
         [tensor("x", (count,), "input"), tensor("y", (count,), "input"), tensor("z", (count,), "output")],
         [pointwise("add", "c[i] = a[i] + b[i];", ["read", "read", "write"])],
         [("add", ["x", "y", "z"], [count])],
-        ["x", "y"],
-        ["z"],
     )
 
 
@@ -72,8 +73,6 @@ def chain(length=6, count=1000, in_place=False):
         ],
         [add],
         [("add1", [a, b], [count]) for a, b in pairwise(names)],
-        ["x"],
-        ["z"],
     )
 
 
@@ -95,9 +94,7 @@ def sgd(count=10):
             pointwise("count", "a[0] += 1;", ["update"], ["long"]),
         ],
         [("total", ["total", "w"], [1]), ("sgd", ["w", "lr", "x"], [count]), ("count", ["steps"], [1])],
-        ["x", "lr"],
-        ["total"],
-        ["lr"],
+        hyperparameters=["lr"],
     )
 
 
@@ -117,6 +114,4 @@ def image_copy(shape, layout, dtype="float32", storage="image", count=3):
         [tensor(n, shape, r, dtype, held) for n, r in zip(names, roles, strict=True)],
         [Kernel("texels", source, ("read", "write"))],
         [("texels", [a, b], [width, height]) for a, b in pairwise(names)],
-        ["x"],
-        ["z"],
     )

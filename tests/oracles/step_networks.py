@@ -82,13 +82,37 @@ class SmallViT(nn.Module):
         return self.head(self.encoder(x)[:, 0])
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer over (N, steps, features), and scores by its last step; without classes that step."""
+
+    def __init__(
+        self, kind: type[nn.RNNBase], features: int, width: int, classes: int = 0, layers: int = 1
+    ) -> None:
+        super().__init__()
+        self.layer = kind(features, width, layers, batch_first=True)
+        self.head = nn.Linear(width, classes) if classes else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Return the model: no two programs draw the same random numbers."""
+    for module in model.modules():
+        if type(module).__name__ in ("Dropout", "StochasticDepth"):
+            module.p = 0.0
+    return model
+
+
 class SmallGPT(nn.Module):
     """A decoder with causal attention whose head shares the embedding's weights; returns its loss too."""
 
-    def __init__(self, words: int = 23, width: int = 16, depth: int = 2, length: int = 8) -> None:
+    def __init__(
+        self, words: int = 23, width: int = 16, depth: int = 2, length: int = 8, heads: int = 2
+    ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList([_Block(width) for _ in range(depth)])
+        self.blocks = nn.ModuleList([_Block(width, heads) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.words.weight
@@ -104,7 +128,7 @@ class SmallGPT(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, heads: int = 2) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)

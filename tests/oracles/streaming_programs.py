@@ -58,7 +58,7 @@ def weighted_chain(weights, count=64):
     tensors += [tensor(name, (count,)) for name in names[1:-1]]
     tensors += [tensor(f"w{k}", (size,), "parameter") for k, size in enumerate(weights)]
     launches = [(f"add{size}", [f"w{k}", names[k], names[k + 1]], [count]) for k, size in enumerate(weights)]
-    return program(tensors, kernels, launches, ["x"], ["z"])
+    return program(tensors, kernels, launches)
 
 
 def data_of(made, seed=0):
@@ -86,8 +86,7 @@ def program_of_amounts(rows):
         ]
         kernels.append(pointwise(f"k{k}", "", ["read", "write"], load_class=load_class))
         launches.append((f"k{k}", [f"in{k}", f"out{k}"], (125,)))
-    count = range(len(rows))
-    made = program(tensors, kernels, launches, [f"in{k}" for k in count], [f"out{k}" for k in count])
+    made = program(tensors, kernels, launches)
     pairs = zip(made.launches, rows, strict=True)
     return replace(made, launches=tuple([replace(launch, flops=row[1]) for launch, row in pairs]))
 

@@ -128,7 +128,7 @@ def words(**settings):
     return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
-def test_tokens_are_those_of_python(native, language):
+def test_tokens_are_those_of_python(native, language, tmp_path):
     for length, settings in (
         (1, {}),
         (8, {}),
@@ -142,8 +142,12 @@ def test_tokens_are_those_of_python(native, language):
         assert done.returncode == 0, done.stderr
         wanted = language.generate(ids, 8, **settings)
         assert [int(token) for token in done.stdout.split(",")] == wanted, length
-    done = native.start(language.path, "--device", native.device, *line, "--stop", f"99999,{wanted[2]}")
+    saved = ("--save", tmp_path / "state")
+    done = native.start(
+        language.path, "--device", native.device, *line, "--stop", f"99999,{wanted[2]}", *saved
+    )
     assert [int(token) for token in done.stdout.split(",")] == wanted[: wanted.index(wanted[2]) + 1]
+    assert any(name.startswith("keys.") for name in read_tensors(saved[1])[0])
 
 
 @pytest.mark.parametrize("settings", [{}, DRAWN | {"seed": 3}, {"cache_dtype": "float16"}])

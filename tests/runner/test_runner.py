@@ -136,7 +136,7 @@ def test_wrong_calls_are_refused_in_one_line(native, training, batch, tmp_path):
     for arrays, message in (
         ((images, classes + 10), "holds 13 at element 0; expected classes or indices from 0 to 9"),
         ((images, classes.astype(np.int32)), r"int32\[2\]; expected int64\[2\]"),
-        ((images[:1], classes), r"float32\[1, 3, 8, 8\]; expected float32\[2,3,8,8\]"),
+        ((images[:1], classes), r"float32\[1, 3, 8, 8\]; expected float32\[2, 3, 8, 8\]"),
     ):
         write_tensors(file, dict(zip(names, arrays, strict=True)))
         assert re.search(message, native.refusal(training, *on, "--inputs", file)), message

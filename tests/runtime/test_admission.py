@@ -30,8 +30,6 @@ def many_outputs(count, size):
         [tensor("x", (1,), "input"), *[tensor(name, (size,), "output") for name in names]],
         [kernel],
         [("copy", ["x", name], [1]) for name in names],
-        ["x"],
-        names,
     )
 
 

@@ -58,7 +58,6 @@ def test_launches_pass_sizes():
          tensor("z", (9,), "output", "int32")],
         [shift],
         [("shift", ("x", "y"), (3,), None, "", (2, 3)), ("shift", ("x", "z"), (9,), None, "", (8, -1))],
-        ["x"], ["y", "z"],
     )  # fmt: skip
     with Executor(made) as executor:
         y, z = executor.run(np.arange(9, dtype=np.int32))
@@ -127,8 +126,6 @@ def test_half_storage_takes_and_gives_half_floats():
         [tensor("x", (8,), "input", "float16"), tensor("z", (8,), "output", "float16")],
         [pointwise("twice", "vstore_half(2 * vload_half(i, a), i, b);", ["read", "write"], ["half", "half"])],
         [("twice", ["x", "z"], [8])],
-        ["x"],
-        ["z"],
     )
     x = normal(8)
     with Executor(made) as executor:
@@ -149,8 +146,6 @@ def test_channels_last_and_empty_tensors():
         ],
         [pointwise("same", "b[i] = a[i];", ["read", "write"])],
         [("same", ["x", "z"], [120])],
-        ["x", "e"],
-        ["z", "f"],
     )
     x = normal(*shape)
     with Executor(made) as executor:
@@ -304,8 +299,6 @@ def test_memory_that_no_launch_has_written_is_nan_under_checks():
             pointwise("same", "b[i] = a[i];", ["read", "write"]),
         ],
         [("four", ["x", "t"], [8]), ("same", ["t", "z"], [8])],
-        ["x"],
-        ["z"],
     )
     with Executor(made, checks=True) as executor:
         (z,) = executor.run(np.ones(8, np.float32))
@@ -344,8 +337,6 @@ def test_an_executor_that_is_only_dropped_frees_parts_that_overlap_last_made_fir
                 strict=True,
             )
         ],
-        ["x"],
-        ["z"],
     )
     executor = Executor(made)
     assert executor.run(np.zeros(1000, np.float32))[0][0] == 7

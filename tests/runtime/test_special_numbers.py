@@ -28,6 +28,14 @@ def each_dim(name, **options):
     return lambda x, y, t: getattr(torch, name)(x, dim=1, **options)
 
 
+def dims(*names):
+    return {name: each_dim(name) for name in names}
+
+
+def of_both(module, *names):
+    return {name: lambda x, y, t, name=name: getattr(module, name)(x, y) for name in names}
+
+
 def spread(target):
     """Return labels as indices of all elements of four rows."""
     return target.unsqueeze(1).expand(-1, 6)
@@ -70,11 +78,8 @@ GROUPS = {
             "kthvalue": lambda x, y, t: x.detach().kthvalue(2, 1)[0],
             "median": lambda x, y, t: x.median(1)[0],
             "median of all": lambda x, y, t: x.median(),
-            "argmax": each_dim("argmax"),
-            "argmin": each_dim("argmin"),
+            **dims("argmax", "argmin", "max", "min"),
             "argmax of all": lambda x, y, t: x.argmax(),
-            "max": each_dim("max"),
-            "min": each_dim("min"),
             "searchsorted": lambda x, y, t: torch.searchsorted(torch.arange(6.0), x),
             "msort": lambda x, y, t: x.msort(),
         },
@@ -82,16 +87,12 @@ GROUPS = {
     "extremes": (
         ROWS,
         {
-            "amax": each_dim("amax"),
-            "amin": each_dim("amin"),
+            **dims("amax", "amin"),
+            **of_both(torch, "maximum", "minimum", "fmax", "fmin"),
             "amax of all": lambda x, y, t: x.amax(),
             "max of all": lambda x, y, t: x.max(),
             "min of all": lambda x, y, t: x.min(),
             **({"aminmax": lambda x, y, t: torch.aminmax(x, dim=1)} if DIFFERENTIATES_AMINMAX else {}),
-            "maximum": lambda x, y, t: torch.maximum(x, y),
-            "minimum": lambda x, y, t: torch.minimum(x, y),
-            "fmax": lambda x, y, t: torch.fmax(x, y),
-            "fmin": lambda x, y, t: torch.fmin(x, y),
             "clamp": lambda x, y, t: x.clamp(-0.5, 1.0),
             "clamp by tensors": lambda x, y, t: x.clamp(y, y + 1),
             "where": lambda x, y, t: torch.where(x > y, x * 2, y),
@@ -107,27 +108,17 @@ GROUPS = {
     "running": (
         ROWS,
         {
-            "cumsum": each_dim("cumsum"),
-            "cumprod": each_dim("cumprod"),
-            "cummax": each_dim("cummax"),
-            "cummin": each_dim("cummin"),
-            "logcumsumexp": each_dim("logcumsumexp"),
+            **dims("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
             "diff": lambda x, y, t: x.diff(dim=1),
         },
     ),
     "sums": (
         ROWS,
         {
-            "sum": each_dim("sum"),
-            "mean": each_dim("mean"),
-            "prod": each_dim("prod"),
-            "nansum": each_dim("nansum"),
-            "nanmean": each_dim("nanmean"),
-            "var": each_dim("var"),
-            "std": each_dim("std"),
-            "logsumexp": each_dim("logsumexp"),
-            "softmax": each_dim("softmax"),
-            "log_softmax": each_dim("log_softmax"),
+            **dims(
+                "sum", "mean", "prod", "nansum", "nanmean", "var", "std",
+                "logsumexp", "softmax", "log_softmax",
+            ),
             "softmin": lambda x, y, t: F.softmin(x, 1),
             "norm 2": lambda x, y, t: torch.linalg.vector_norm(x, 2.0, 1),
             "norm 1": lambda x, y, t: torch.linalg.vector_norm(x, 1.0, 1),
@@ -157,11 +148,8 @@ GROUPS = {
     "losses": (
         ROWS,
         {
-            "mse_loss": lambda x, y, t: F.mse_loss(x, y),
-            "l1_loss": lambda x, y, t: F.l1_loss(x, y),
-            "smooth_l1_loss": lambda x, y, t: F.smooth_l1_loss(x, y),
+            **of_both(F, "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss"),
             "smooth_l1_loss each": lambda x, y, t: F.smooth_l1_loss(x, y, reduction="none", beta=0.5),
-            "huber_loss": lambda x, y, t: F.huber_loss(x, y),
             "huber_loss each": lambda x, y, t: F.huber_loss(x, y, reduction="none", delta=0.5),
             "cross_entropy": lambda x, y, t: F.cross_entropy(x, t),
             "cross_entropy smoothed": lambda x, y, t: F.cross_entropy(x, t, label_smoothing=0.1),
@@ -172,13 +160,11 @@ GROUPS = {
             "bce": lambda x, y, t: F.binary_cross_entropy(x.sigmoid().nan_to_num(), (y > 0).to(x.dtype)),
             "bce with logits": lambda x, y, t: F.binary_cross_entropy_with_logits(x, y),
             "bce weighted": lambda x, y, t: F.binary_cross_entropy_with_logits(x, y, pos_weight=t[2]),
-            "kl_div": lambda x, y, t: F.kl_div(x, y),
             "kl_div of logs": lambda x, y, t: F.kl_div(x, y, log_target=True, reduction="batchmean"),
             "hinge_embedding_loss": lambda x, y, t: F.hinge_embedding_loss(x, y.detach().sign()),
             "margin_ranking_loss": lambda x, y, t: F.margin_ranking_loss(x, y, y.detach().sign(), 0.5),
             "soft_margin_loss": lambda x, y, t: F.soft_margin_loss(x, y.detach()),
             "triplet_margin_loss": lambda x, y, t: F.triplet_margin_loss(x, y, x.flip(0)),
-            "poisson_nll_loss": lambda x, y, t: F.poisson_nll_loss(x, y),
             "multilabel_soft_margin_loss": lambda x, y, t: F.multilabel_soft_margin_loss(x, y.detach()),
         },
     ),

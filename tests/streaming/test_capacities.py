@@ -42,8 +42,6 @@ PROGRAM = program(
         launch("norm", ["z", "g", "y"], 10),
         launch("add", ["v", "b", "x"], 10),
     ],
-    ["x"],
-    ["y"],
 )
 """Launches that move 44,001, 50,000 and 11,000 bytes."""
 

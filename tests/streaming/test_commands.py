@@ -32,7 +32,7 @@ def stored_tensors(draw):
 @pytest.mark.slow
 @given(stored_tensors(), st.sampled_from([4, 8, 100]), st.booleans(), st.data())
 def test_reads_bring_every_byte_to_its_place(tensors, pages, join, data):
-    made = program(tensors, [], [], [], [])
+    made = program(tensors, [], [])
     chance = np.random.default_rng(0)
     packed = [t.layout.pack(chance.random(t.shape).astype(t.dtype)) for t in tensors]
     places, content = {}, b""
@@ -84,7 +84,7 @@ def test_reads_bring_every_byte_to_its_place(tensors, pages, join, data):
 def test_neighbours_in_the_source_are_read_together():
     tensors = [tensor(f"w{k}", (1000,), "parameter") for k in range(6)]
     places = {f"w{k}": (4000 * k, 4000) for k in range(4)} | {"w4": (10**6, 4000), "w5": (10**6 + 4000, 4000)}
-    made = program(tensors, [], [], [], [])
+    made = program(tensors, [], [])
     whole = [Transfer(k, 0, 4000) for k in range(6)]
     reads = plan_reads(made, [(0, whole[:3]), (1, whole[3:])], places, 2**16, join=False)
     assert [(read.offset, read.nbytes, len(read.copies)) for read in reads] == [

@@ -33,8 +33,6 @@ def small():
             pointwise("fma", "d[i] = a[i] * b[i] + c[i];", ["read"] * 3 + ["write"], load_class="reusable"),
         ],
         [("add", "awb", (2,), (1,), "first", (), 2), ("fma", "bwvc", (2,))],
-        ["a"],
-        ["c"],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import needed
+from torchedge.errors import CaptureError, needed
 from torchedge.tracing.vision import prepare_torchvision
 
 TOLERANCE = 1e-3
@@ -64,6 +64,12 @@ def additive(allowed: torch.Tensor) -> torch.Tensor:
     return torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[:, None]
 
 
-def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference, over the largest of the expected logits."""
-    return float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
+def check_logits(model: torch.nn.Module, logits: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise CaptureError where logits that a model computes with caches are not the expected ones."""
+    error = float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
+    if not error < TOLERANCE:
+        raise CaptureError(
+            f"{type(model).__name__} computes other logits with caches of a fixed length than without "
+            f"({error:.2g} of the largest): it makes masks or positions of its own; expected a model that "
+            "takes both as arguments"
+        )

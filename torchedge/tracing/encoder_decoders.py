@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
-from torchedge.tracing.caches import TOLERANCE, additive, cache_class, difference
+from torchedge.tracing.caches import additive, cache_class, check_logits
 
 TOKENS, FEATURES = "input_ids", "input_features"
 _BUCKETS = "_relative_position_bucket"
@@ -233,13 +233,7 @@ def _check_equal(encoder: Encoder, decoder: Decoder) -> None:
     for holder in (decoder.keys, decoder.values, decoder.encoded):
         for state in holder.buffers():
             state.zero_()
-    error = difference(logits, expected.logits[:, -1])
-    if not error < TOLERANCE:
-        raise CaptureError(
-            f"{type(model).__name__} computes other logits with caches of a fixed length than without "
-            f"({error:.2g} of the largest): it makes masks or positions of its own; expected a model that "
-            "takes both as arguments"
-        )
+    check_logits(model, logits, expected.logits[:, -1])
 
 
 def encoder_methods(

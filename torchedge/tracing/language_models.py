@@ -18,7 +18,7 @@ from torchedge.errors import (
     first_line,
     needed,
 )
-from torchedge.tracing.caches import TOLERANCE, additive, cache_class, difference
+from torchedge.tracing.caches import additive, cache_class, check_logits
 from torchedge.tracing.encoder_decoders import encoder_methods
 from torchedge.tracing.quantized_tensors import read_quantized
 from torchedge.tracing.quantizing import WeightFormat, quantize
@@ -194,13 +194,7 @@ def _check_equal(cached: CachedModel, length: int, texts: int) -> None:
             found = cached(part, torch.tensor([position]), last, *[begins][: texts - 1])
         for cache in cached.caches():
             cache.zero_()
-    error = difference(found, expected)
-    if not error < TOLERANCE:
-        raise CaptureError(
-            f"{type(model).__name__} computes other logits with caches of a fixed length than without "
-            f"({error:.2g} of the largest): it makes masks or positions of its own; expected a model that "
-            "takes both as arguments"
-        )
+    check_logits(model, found, expected)
 
 
 def methods_of(

@@ -107,31 +107,24 @@ struct Builder {
     size_t length = source.size();
     cl_int code = 0;
     cl_program program = cl.CreateProgramWithSource(context, 1, &text, &length, &code);
-    if (program == nullptr) {
-      log = error_name(code);
-      return nullptr;
-    }
-    return built(program, log);
+    return built(program, code, log);
   }
 
   cl_program from_binary(const std::string& binary) const {
     const auto* data = reinterpret_cast<const unsigned char*>(binary.data());
     size_t length = binary.size();
     cl_int status = 0, code = 0;
-    cl_program program = cl.CreateProgramWithBinary(context, 1, &device.handle, &length, &data, &status, &code);
     std::string log;
-    return program == nullptr ? nullptr : built(program, log);
+    cl_program program = cl.CreateProgramWithBinary(context, 1, &device.handle, &length, &data, &status, &code);
+    return built(program, code, log);
   }
 
-  cl_program built(cl_program program, std::string& log) const {
-    cl_int code = cl.BuildProgram(program, 1, &device.handle, kOptions, nullptr, nullptr);
-    if (code == 0) return program;
-    size_t size = 0;
+  cl_program built(cl_program program, cl_int code, std::string& log) const {
+    if (program != nullptr) code = cl.BuildProgram(program, 1, &device.handle, kOptions, nullptr, nullptr);
+    if (program != nullptr && code == 0) return program;
     log = error_name(code);
-    if (cl.GetProgramBuildInfo(program, device.handle, kBuildLog, 0, nullptr, &size) == 0 && size > 0 && size < (1u << 24)) {
-      std::string text(size, '\0');
-      if (cl.GetProgramBuildInfo(program, device.handle, kBuildLog, size, text.data(), nullptr) == 0) log += ": " + text;
-    }
+    if (program == nullptr) return nullptr;
+    log += ": " + info_text(cl.GetProgramBuildInfo, kBuildLog, program, device.handle);
     for (char& c : log)  // an error is one line
       if (static_cast<unsigned char>(c) < 32) c = ' ';
     log.resize(std::min<size_t>(log.size(), 400));

@@ -18,15 +18,18 @@ bool is_kernel(const std::string& name) {
   return std::all_of(stem.begin(), stem.end(), [](unsigned char c) { return c == '_' || (c < 128 && std::isalnum(c)); });
 }
 
-bool is_program(const Bundle& bundle, const std::string& name) {
-  return std::any_of(bundle.methods.begin(), bundle.methods.end(), [&](auto& method) { return method.file == name; });
+/// The most bytes of a file that is read whole; 0 of other files.
+int64_t most_bytes(const Bundle& bundle, const std::string& name) {
+  const bool program = std::any_of(bundle.methods.begin(), bundle.methods.end(), [&](auto& method) { return method.file == name; });
+  if (program || name == "accumulating.json" || name == "streaming_plan.json" || name == "check.json") return kMaxProgram;
+  return is_kernel(name) ? kMaxText : 0;
 }
 
 std::vector<Port> read_ports(const Entry& entry) {
   std::vector<Port> ports;
   for (const Entry& item : entry.items(kMaxPorts)) {
     item.only({"name", "shape", "dtype"});
-    ports.push_back({item.at("name").text(), item.at("shape").integers(0, kMaxSize, kMaxRank), read_dtype(item.at("dtype"))});
+    ports.push_back({{item.at("shape").integers(0, kMaxSize, kMaxRank), read_dtype(item.at("dtype"))}, item.at("name").text()});
   }
   return ports;
 }
@@ -99,21 +102,22 @@ Status read_manifest(const File& folder, const std::string& expected, Bundle& bu
     bundle.files[name] = {value.at("sha256").sha256(), value.at("bytes").integer(0, kMaxBytes)};
     if (name.rfind("streaming_plan.", 0) == 0 && (bundle.several || bundle.trains || bundle.accumulation > 1))
       value.refuse("streams methods or a training step, which this runner does not; run it in Python, or export it without memory_limit");
-    bool known = name == "source.json" || is_program(bundle, name) || name == "accumulating.json" ||
-                 name == "streaming_plan.json" || name == "weights.safetensors" || name == "model.onnx" ||
-                 name == "model.onnx.data" || name == "check.json" || is_kernel(name);
-    if (!known) value.refuse("is listed; expected only files that export writes");
+    const std::set<std::string> others = {"source.json", "weights.safetensors", "model.onnx", "model.onnx.data"};
+    if (most_bytes(bundle, name) == 0 && !others.count(name)) value.refuse("is listed; expected only files that export writes");
   }
-  for (const char* name : {"weights.safetensors", "accumulating.json"})
-    if (!bundle.files.count(name) && (bundle.accumulation > 1 || name[0] != 'a')) entry.at("files").at(name);
-  for (const Method& method : bundle.methods)
-    if (!bundle.files.count(method.file)) entry.at("files").at(method.file.c_str());
+  entry.at("files").at("weights.safetensors");
+  if (bundle.accumulation > 1) entry.at("files").at("accumulating.json");
+  for (const Method& method : bundle.methods) entry.at("files").at(method.file.c_str());
   bundle.streams = bundle.files.count("streaming_plan.json") > 0;
   return document.status();
 }
 
-/// Hash a file that is not used in this run, such as model.onnx.
-Result<std::string> digest_of(const File& file) {
+Status check_digest(const File& file, const std::string& digest, const BundleFile& listed) {
+  return digest == listed.sha256 ? Status() : Status(Error{file.name() + ": has another SHA-256 than manifest.json says" + kAgain});
+}
+
+/// Hash a file in small pieces: one that is not used in this run, such as model.onnx, or one that a plan streams.
+Status check_digest(const File& file, const BundleFile& listed) {
   Sha256 state;
   std::string piece(std::min<int64_t>(kPiece, file.size()), '\0');
   for (int64_t at = 0; at < file.size(); at += piece.size()) {
@@ -121,11 +125,7 @@ Result<std::string> digest_of(const File& file) {
     TE_CHECK(file.read(at, piece.data(), count));
     state.update(piece.data(), count);
   }
-  return state.hex();
-}
-
-Status check_digest(const File& file, const std::string& digest, const BundleFile& listed) {
-  return digest == listed.sha256 ? Status() : Status(Error{file.name() + ": has another SHA-256 than manifest.json says" + kAgain});
+  return check_digest(file, state.hex(), listed);
 }
 
 /// Check every file but the weights, which are hashed when they are loaded; return the small ones.
@@ -142,39 +142,23 @@ Result<std::map<std::string, std::string>> read_files(const File& folder, Bundle
       bundle.weights = std::move(file);
       continue;
     }
-    std::string digest;
-    if (is_kernel(name) || is_program(bundle, name) || name == "accumulating.json" || name == "streaming_plan.json" || name == "check.json") {
-      TE_TRY(content, file.read_all(is_kernel(name) ? kMaxText : kMaxProgram));
-      digest = sha256_of(content);
-      contents[name] = std::move(content);
-    } else {
-      TE_TRY(hashed, digest_of(file));
-      digest = hashed;
+    const int64_t most = most_bytes(bundle, name);
+    if (most == 0) {
+      TE_CHECK(check_digest(file, listed));
+      continue;
     }
-    TE_CHECK(check_digest(file, digest, listed));
+    TE_TRY(content, file.read_all(most));
+    TE_CHECK(check_digest(file, sha256_of(content), listed));
+    const bool ascii = std::all_of(content.begin(), content.end(), [](unsigned char c) { return c == '\n' || c == '\t' || (c >= 32 && c <= 126); });
+    if (is_kernel(name) && !ascii) return Error{file.name() + ": is no text of printable ASCII; expected OpenCL C: export the model again"};
+    contents[name] = std::move(content);
   }
   return contents;
 }
 
-Result<std::map<std::string, std::string>> kernel_texts(const Bundle& bundle, const std::map<std::string, std::string>& contents) {
-  std::map<std::string, std::string> sources;
-  for (const auto& [name, text] : contents) {
-    if (!is_kernel(name)) continue;
-    for (unsigned char c : text)
-      if (c != '\n' && c != '\t' && (c < 32 || c > 126))
-        return Error{bundle.path + "/" + name + ": is no text of printable ASCII; expected OpenCL C: export the model again"};
-    sources[name.substr(8, name.size() - 11)] = text;
-  }
-  return sources;
-}
-
 bool same_ports(const Program& program, const std::vector<int64_t>& places, const std::vector<Port>& ports) {
-  if (places.size() != ports.size()) return false;
-  for (size_t k = 0; k < places.size(); ++k) {
-    const Form& form = program.tensors[places[k]].form;
-    if (form.shape != ports[k].shape || form.dtype != ports[k].dtype) return false;
-  }
-  return true;
+  return std::equal(places.begin(), places.end(), ports.begin(), ports.end(),
+                    [&](int64_t place, const Array& port) { return port == program.tensors[place].form; });
 }
 
 /// The manifest describes the programs, and both programs hold what they share in the same way.
@@ -199,10 +183,7 @@ Status check_same(const Bundle& bundle) {
   const std::vector<Port>& outputs = bundle.methods[0].outputs;
   if (bundle.trains && (outputs.empty() || !outputs[0].shape.empty()))
     return Error{bundle.path + ": manifest.json says mode 'train', and program.json gives no loss: export the model again"};
-  auto held = [](const Tensor& tensor) {
-    const auto& [shape, dtype, layout] = tensor.form;
-    return std::tie(tensor.role, tensor.fill, shape, dtype, layout.order, layout.storage, layout.split, layout.fold, layout.pattern, layout.row_texels);
-  };
+  auto held = [](const Tensor& tensor) { return std::tie(tensor.role, tensor.fill, tensor.form); };
   std::map<std::string, const Tensor*> known;
   for (const Program& each : bundle.programs)
     for (const Tensor& tensor : each.tensors)
@@ -272,12 +253,11 @@ Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256)
   TE_TRY(opened, File::folder(folder));
   TE_CHECK(read_manifest(opened, sha256, bundle));
   TE_TRY(contents, read_files(opened, bundle));
-  TE_TRY(sources, kernel_texts(bundle, contents));
   std::vector<std::string> names;
   for (const Method& method : bundle.methods) names.push_back(method.file);
   if (bundle.accumulation > 1) names.push_back("accumulating.json");
   for (const std::string& name : names) {
-    TE_TRY(program, read_program(folder + "/" + name, contents[name], sources));
+    TE_TRY(program, read_program(folder + "/" + name, contents[name], contents));
     bundle.programs.push_back(std::move(program));
   }
   if (bundle.streams) {
@@ -304,18 +284,11 @@ Status Bundle::read_weights(const std::function<Status(const std::string&, const
     data.resize(std::max<size_t>(data.size(), entry.end - entry.begin));
     TE_CHECK(weights.read(entry.begin, data.data(), entry.end - entry.begin));
     state.update(data.data(), entry.end - entry.begin);
-    if (entry.dtype == DType::boolean)
-      for (int64_t k = 0; k < entry.end - entry.begin; ++k)
-        if (static_cast<unsigned char>(data[k]) > 1)
-          return Error{weights.name() + ": holds a byte of " + name + " that is no boolean; expected 0 or 1: copy it again"};
     if (name[0] != '~') TE_CHECK(take(name, data.data()));
   }
   return check_digest(weights, state.hex(), files.at("weights.safetensors"));
 }
 
-Status Bundle::check_weights() const {
-  TE_TRY(digest, digest_of(weights));
-  return check_digest(weights, digest, files.at("weights.safetensors"));
-}
+Status Bundle::check_weights() const { return check_digest(weights, files.at("weights.safetensors")); }
 
 }  // namespace torchedge

@@ -11,11 +11,10 @@
 namespace torchedge {
 
 /// A tensor that a caller feeds or gets.
-struct Port {
+struct Port : Array {
   std::string name;
-  Shape shape;
-  DType dtype;
-  bool operator==(const Port& other) const { return name == other.name && shape == other.shape && dtype == other.dtype; }
+
+  bool operator==(const Port& other) const { return Array::operator==(other) && name == other.name; }
 };
 
 /// What a step runs: one of the programs, and its ports.

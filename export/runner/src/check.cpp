@@ -37,8 +37,7 @@ std::string check_input(const Tensor& tensor, uint32_t port) {
     double fraction = (bits >> 21) / 2048.0;
     bool ranged = tensor.indices && tensor.indices->high > tensor.indices->low;
     int64_t whole = ranged ? tensor.indices->low + bits % (tensor.indices->high - tensor.indices->low) : bits & 1;
-    if (is_float(form.dtype)) put_element(form.dtype, array.data(), k, fraction);
-    else put_element(form.dtype, array.data(), k, whole);
+    put_element(form.dtype, array.data(), k, is_float(form.dtype) ? fraction : static_cast<double>(whole));
   }
   return array;
 }
@@ -91,7 +90,7 @@ Result<Json> Executor::check() {
     std::vector<int64_t> fed = program.fed();
     for (size_t port = 0; port < fed.size(); ++port) {
       const std::string array = check_input(program.tensors[fed[port]], static_cast<uint32_t>(port));
-      TE_CHECK(write(program.tensors[fed[port]], *placed.memory[fed[port]], array.data()));
+      TE_CHECK(feed(placed, port, array.data()));
     }
     const std::vector<Checked>& results = bundle_.check.results[number];
     auto next = results.begin();
@@ -100,7 +99,7 @@ Result<Json> Executor::check() {
       for (; next != results.end() && next->launch == position && off.is_null(); ++next) {
         const Tensor& tensor = program.tensors[next->tensor];
         array.assign(tensor.form.array_bytes(), '\0');
-        TE_CHECK(read(tensor, *placed.memory[next->tensor], array.data()));
+        TE_CHECK(read(tensor, placed.memory[next->tensor], array.data()));
         ++count;
         if (sha256_of(array) == next->sha256) {
           ++identical;

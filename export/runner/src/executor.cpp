@@ -21,16 +21,22 @@ std::string filled(const Form& form, double value) {
 }
 
 /// Whether `filled` gives the number that Python would: whole dtypes hold whole numbers in range.
-bool fills_exactly(const Form& form, double value) {
-  switch (form.dtype) {
-    case DType::float32:
-    case DType::float64: return true;
-    case DType::float16: return value == 0;
-    case DType::boolean: return value == 0 || value == 1;
-    case DType::uint8:
-    case DType::uint32: return value == std::floor(value) && value >= 0 && value < 256;
-    default: return value == std::floor(value) && std::abs(value) < 128;
-  }
+bool fills_exactly(DType dtype, double value) {
+  if (is_float(dtype)) return dtype != DType::float16 || value == 0;
+  const bool positive = dtype == DType::uint8 || dtype == DType::uint32 || dtype == DType::boolean;
+  return value == std::floor(value) && value > (positive ? -1 : -128) && value < (dtype == DType::boolean ? 2 : positive ? 256 : 128);
+}
+
+Status check_booleans(const Tensor& tensor, const void* data, int64_t nbytes) {
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  if (tensor.form.dtype != DType::boolean || std::all_of(bytes, bytes + nbytes, [](unsigned char byte) { return byte < 2; })) return {};
+  return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1: correct or copy the data again"};
+}
+
+/// Whether a caller's memory has the size of an array.
+Status check_size(const std::string& name, const Array& array, int64_t nbytes) {
+  if (nbytes == array.array_bytes()) return {};
+  return Error{name + " comes with " + std::to_string(nbytes) + " bytes; expected " + array.text() + ", " + std::to_string(array.array_bytes()) + " bytes"};
 }
 
 /// Names of things with commas between them.
@@ -49,13 +55,6 @@ Error Executor::failed(const std::string& doing, cl_int code) const {
 }
 
 // opening -----------------------------------------------------------------------------------------------------
-
-Result<std::unique_ptr<Executor>> Executor::create(Bundle bundle, const torchedge_options& options) {
-  std::unique_ptr<Executor> executor(new Executor());
-  executor->bundle_ = std::move(bundle);
-  TE_CHECK(executor->open(options));
-  return executor;
-}
 
 Status Executor::open(const torchedge_options& options) {
   TE_TRY(library, open_opencl(given(options.library)));
@@ -82,16 +81,12 @@ Status Executor::open(const torchedge_options& options) {
   figures_.build_ms = now_ms() - start;
   figures_.built_peak_bytes = peak_resident_bytes();
   placed_.reserve(bundle_.programs.size());
-  ArenaMemory common;
-  if (bundle_.several) {
-    TE_TRY(memory, allocate(common_arena(bundle_.programs)));
-    common = std::move(memory);
-  }
+  if (bundle_.several) TE_CHECK(allocate(common_arena(bundle_.programs)));
   for (size_t k = 0; k < bundle_.programs.size(); ++k) {
     placed_.emplace_back();
     placed_.back().program = &bundle_.programs[k];
     placed_.back().method = &bundle_.method_of(k);
-    TE_CHECK(place(placed_.back(), built_, bundle_.several ? &common : nullptr));
+    TE_CHECK(place(placed_.back()));
     if (options.hints & TORCHEDGE_RECORD) TE_CHECK(record(placed_.back()));
   }
   start = now_ms();
@@ -113,26 +108,22 @@ Status Executor::open_queue(uint32_t hints) {
   for (auto [extension, key] : {std::pair("cl_qcom_perf_hint", 0x40C2), std::pair("cl_qcom_priority_hint", 0x40C9)})
     if (hinted && device_.has(extension)) properties.insert(properties.end(), {key, key + (fast ? 1 : 3)});
   properties.push_back(0);
-  context_ = cl_.CreateContext(properties.data(), 1, &device_.handle, nullptr, nullptr, &code);
-  if (context_ == nullptr && properties.size() > 3) context_ = cl_.CreateContext(plain, 1, &device_.handle, nullptr, nullptr, &code);
-  if (context_ == nullptr) return failed("creating a context", code);
+  if (properties.size() > 3) context_ = cl_.CreateContext(properties.data(), 1, &device_.handle, nullptr, nullptr, &code);
+  if (context_ == nullptr) TE_CHECK(make(context_, "creating a context", cl_.CreateContext, plain, 1, &device_.handle, nullptr, nullptr));
   const cl_ulong flags = time_launches_ > 0 ? kProfiling : 0, priority[] = {0x1096, fast ? cl_ulong{1} : cl_ulong{4}, 0x1093, flags, 0};
   if (hinted && device_.has("cl_khr_priority_hints") && cl_.CreateCommandQueueWithProperties != nullptr)
     queue_ = cl_.CreateCommandQueueWithProperties(context_, device_.handle, priority, &code);
-  if (queue_ == nullptr) queue_ = cl_.CreateCommandQueue(context_, device_.handle, flags, &code);
-  return queue_ == nullptr ? Status(failed("creating a queue", code)) : Status();
+  return queue_ != nullptr ? Status() : make(queue_, "creating a queue", cl_.CreateCommandQueue, context_, device_.handle, flags);
 }
 
 /// Record the launches of a step once, where the device records and nothing has to be done between them.
 Status Executor::record(Placed& placed) {
   bool able = device_.has("cl_qcom_recordable_queues") && cl_.NewRecordingQCOM && cl_.EndRecordingQCOM && cl_.EnqueueRecordingQCOM && cl_.ReleaseRecordingQCOM;
   if (!able || placed.program->loads || !placed.flags.empty()) return {};
-  cl_int code = 0;
-  if (recorded_ == nullptr) recorded_ = cl_.CreateCommandQueue(context_, device_.handle, kRecordable, &code);
-  if (recorded_ != nullptr) placed.recording = cl_.NewRecordingQCOM(recorded_, &code);
-  if (placed.recording == nullptr) return failed("recording a step", code);
+  if (recorded_ == nullptr) TE_CHECK(make(recorded_, "recording a step", cl_.CreateCommandQueue, context_, device_.handle, kRecordable));
+  TE_CHECK(make(placed.recording, "recording a step", cl_.NewRecordingQCOM, recorded_));
   for (size_t position = 0; position < placed.calls.size(); ++position) TE_CHECK(launch(placed, position, recorded_, false));
-  code = cl_.EndRecordingQCOM(placed.recording);
+  cl_int code = cl_.EndRecordingQCOM(placed.recording);
   return code == 0 ? Status() : Status(failed("recording a step", code));
 }
 
@@ -152,13 +143,13 @@ Executor::~Executor() {
 
 /// What the bundle asks of the device, before anything is built or allocated.
 Status Executor::check_limits(uint64_t memory_limit) const {
-  auto beyond = [&](const std::string& what, auto asked, auto most) {
+  auto fits = [&](const std::string& what, cl_ulong asked, cl_ulong most) -> Status {
+    if (asked <= most) return {};
     return Error{what + " takes " + std::to_string(asked) + "; " + device_.title() + " takes at most " + std::to_string(most) + "; export the model for this device"};
   };
-  auto image_fits = [&](const std::string& whose, size_t width, size_t height) -> Status {
-    if (width > device_.image_width) return beyond(whose + ": the width of its image", width, device_.image_width);
-    if (height > device_.image_height) return beyond(whose + ": the height of its image", height, device_.image_height);
-    return {};
+  auto image_fits = [&](const std::string& whose, cl_ulong width, cl_ulong height) -> Status {
+    TE_CHECK(fits(whose + ": the width of its image", width, device_.image_width));
+    return fits(whose + ": the height of its image", height, device_.image_height);
   };
   for (const Program& program : bundle_.programs) {
     for (size_t k = 0; k < program.tensors.size(); ++k) {
@@ -168,26 +159,21 @@ Status Executor::check_limits(uint64_t memory_limit) const {
       if (layout.image()) TE_CHECK(image_fits(name, layout.width, layout.height));
       if (tensor.form.dtype == DType::float64 && !device_.has("cl_khr_fp64"))
         return Error{name + " is float64, with which " + device_.title() + " does not compute; export the model in float32"};
-      if (!program.stays(k)) continue;
-      cl_ulong bytes = tensor.form.device_bytes();
-      if (bytes > device_.allocation) return beyond(name + ": one allocation", bytes, device_.allocation);
+      if (program.stays(k)) TE_CHECK(fits(name + ": one allocation", tensor.form.device_bytes(), device_.allocation));
     }
     for (const Slot& slot : program.arena.slots) TE_CHECK(image_fits("the arena", slot.width, slot.height));
-    for (cl_ulong bytes : program.arena.allocations())
-      if (bytes > device_.allocation) return beyond("the arena: one allocation", bytes, device_.allocation);
+    for (int64_t bytes : program.arena.allocations()) TE_CHECK(fits("the arena: one allocation", bytes, device_.allocation));
     for (const Kernel& kernel : program.kernels) {
-      if (static_cast<cl_ulong>(kernel.local_bytes) > device_.local_bytes)
-        return beyond("kernel " + kernel.name + ": local memory in bytes", kernel.local_bytes, device_.local_bytes);
+      TE_CHECK(fits("kernel " + kernel.name + ": local memory in bytes", kernel.local_bytes, device_.local_bytes));
       if (kernel.source.find("cl_khr_fp16") != std::string::npos && !device_.has("cl_khr_fp16"))
         return Error{"kernel " + kernel.name + " computes with half, with which " + device_.title() + " does not; export it in float32"};
     }
     for (const Launch& launch : program.launches) {
+      const std::string name = "kernel " + program.kernels[launch.kernel].name;
       size_t items = 1;
       for (size_t d = 0; d < launch.local.size(); ++d) {
-        const std::string name = "kernel " + program.kernels[launch.kernel].name;
-        if (launch.local[d] > device_.work_item_sizes[d]) return beyond(name + ": a work-group's side", launch.local[d], device_.work_item_sizes[d]);
-        items *= launch.local[d];
-        if (items > device_.work_group) return beyond(name + ": a work-group", items, device_.work_group);
+        TE_CHECK(fits(name + ": a work-group's side", launch.local[d], device_.work_item_sizes[d]));
+        TE_CHECK(fits(name + ": a work-group", items *= launch.local[d], device_.work_group));
       }
     }
   }
@@ -202,16 +188,14 @@ Status Executor::check_limits(uint64_t memory_limit) const {
 
 // memory ------------------------------------------------------------------------------------------------------
 
-Result<cl_mem> Executor::buffer(int64_t nbytes) {
-  cl_int code = 0;
-  cl_mem memory = cl_.CreateBuffer(context_, kReadWrite, std::max<int64_t>(nbytes, 1), nullptr, &code);
-  if (memory == nullptr) return failed("allocating " + std::to_string(nbytes) + " bytes", code);
+Status Executor::buffer(cl_mem& memory, int64_t nbytes) {
+  TE_CHECK(make(memory, "allocating " + std::to_string(nbytes) + " bytes", cl_.CreateBuffer, context_, kReadWrite, std::max<int64_t>(nbytes, 1), nullptr));
   allocated_.push_back(memory);
   figures_.allocated_bytes += nbytes;
-  return memory;
+  return {};
 }
 
-Result<cl_mem> Executor::image(const Form& form, int64_t width, int64_t height, cl_mem over) {
+Status Executor::image(cl_mem& memory, const Form& form, int64_t width, int64_t height, cl_mem over) {
   ClImageFormat format{kRgba, form.dtype == DType::float16 ? kHalfFloat : kFloat};
   ClImageDescriptor described{};
   described.type = kImage2d;
@@ -219,21 +203,19 @@ Result<cl_mem> Executor::image(const Form& form, int64_t width, int64_t height, 
   described.height = height;
   described.buffer = over;
   if (over != nullptr) described.row_pitch = form.layout.row_texels * 4 * size_of(form.dtype);
-  cl_int code = 0;
-  cl_mem memory = cl_.CreateImage(context_, kReadWrite, &format, &described, nullptr, &code);
-  if (memory == nullptr)
-    return failed("allocating an image of " + std::to_string(width) + " x " + std::to_string(height) + " texels of " + name_of(form.dtype), code);
+  const std::string doing = "allocating an image of " + std::to_string(width) + " x " + std::to_string(height) + " texels of " + name_of(form.dtype);
+  TE_CHECK(make(memory, doing, cl_.CreateImage, context_, kReadWrite, &format, &described, nullptr));
   allocated_.push_back(memory);
   if (over == nullptr) figures_.allocated_bytes += width * height * 4 * size_of(form.dtype);
-  return memory;
+  return {};
 }
 
-Result<cl_mem> Executor::own_memory(const Form& form) {
-  return form.layout.image() ? image(form, form.layout.width, form.layout.height) : buffer(form.device_bytes());
+Status Executor::own_memory(cl_mem& memory, const Form& form) {
+  return form.layout.image() ? image(memory, form, form.layout.width, form.layout.height) : buffer(memory, form.device_bytes());
 }
 
 /// Memory of every tensor that is not in the arena, then of the arena, then the launches.
-Status Executor::place(Placed& placed, const Built& built, const ArenaMemory* common) {
+Status Executor::place(Placed& placed) {
   const Program& program = *placed.program;
   placed.memory.resize(program.tensors.size());
   for (size_t k = 0; k < program.tensors.size(); ++k) {
@@ -242,44 +224,35 @@ Status Executor::place(Placed& placed, const Built& built, const ArenaMemory* co
     // One input serves the steps that update and those that add up gradients, where it lies in the same way.
     bool input = tensor.role == Role::input && !bundle_.several && tensor.form.plain(), by_name = input || bundle_.shares(tensor.role);
     std::string key = (input ? "input " + tensor.form.text() : "kept ") + tensor.name;
-    std::shared_ptr<Memory> memory = by_name ? shared_[key] : nullptr;
+    cl_mem& memory = by_name ? shared_[key] : placed.memory[k];
     if (memory == nullptr) {
-      TE_TRY(handle, own_memory(tensor.form));
-      memory = std::make_shared<Memory>(Memory{handle, false});
-      if (by_name) shared_[key] = memory;
+      TE_CHECK(own_memory(memory, tensor.form));
+      if (tensor.role == Role::input) unset_.insert(memory);
+      if (is_shared(tensor.role)) kept_.push_back({&tensor, memory});
     }
     placed.memory[k] = memory;
   }
-  ArenaMemory own;
-  if (common == nullptr) {
-    TE_TRY(memory, allocate(program.arena));
-    own = std::move(memory);
-  }
-  TE_CHECK(place_arena(placed, common == nullptr ? own : *common));
-  return bind(placed, built);
+  if (!bundle_.several) TE_CHECK(allocate(program.arena));
+  TE_CHECK(place_arena(placed));
+  return bind(placed);
 }
 
-Result<Executor::ArenaMemory> Executor::allocate(const Arena& arena) {
-  ArenaMemory made;
-  for (int64_t nbytes : arena.pieces) {
-    TE_TRY(memory, buffer(nbytes));
-    made.pieces.push_back(memory);
-  }
-  for (const Slot& slot : arena.slots) {
-    TE_TRY(memory, image(Form{{}, slot.dtype, {}}, slot.width, slot.height));
-    made.slots.emplace(slot, memory);
-  }
-  return made;
+Status Executor::allocate(const Arena& arena) {
+  arena_ = {};
+  for (int64_t nbytes : arena.pieces) TE_CHECK(buffer(arena_.pieces.emplace_back(), nbytes));
+  for (const Slot& slot : arena.slots)
+    TE_CHECK(image(arena_.slots.emplace(slot, nullptr)->second, Form{{{}, slot.dtype}, {}}, slot.width, slot.height));
+  return {};
 }
 
 /// Parts of the arena; memory of its own for what the device does not take there.
-Status Executor::place_arena(Placed& placed, const ArenaMemory& allocated) {
+Status Executor::place_arena(Placed& placed) {
   const Program& program = *placed.program;
   const Arena& arena = program.arena;
   std::vector<cl_mem> slots;
-  std::map<Slot, decltype(allocated.slots.begin())> next;
+  std::map<Slot, decltype(arena_.slots.begin())> next;
   for (const Slot& slot : arena.slots) {
-    auto place = next.emplace(slot, allocated.slots.lower_bound(slot)).first;
+    auto place = next.emplace(slot, arena_.slots.lower_bound(slot)).first;
     slots.push_back(place->second++->second);
   }
   std::map<std::array<int64_t, 3>, cl_mem> parts;
@@ -289,33 +262,26 @@ Status Executor::place_arena(Placed& placed, const ArenaMemory& allocated) {
     int64_t nbytes = form.device_bytes();
     bool pitched = !form.layout.image() || (device_.image_from_buffer() && device_.pitch_alignment > 0 &&
                                             form.layout.row_texels % device_.pitch_alignment == 0);
-    cl_mem memory = nullptr;
+    cl_mem& memory = placed.memory[index];
     if (within % static_cast<int64_t>(device_.base_alignment) != 0 || !pitched) {
-      TE_TRY(own, own_memory(form));
-      memory = own;
+      TE_CHECK(own_memory(memory, form));
     } else {
       cl_mem& part = parts[{static_cast<int64_t>(piece), within, nbytes}];
       if (part == nullptr) {
         const size_t region[2] = {static_cast<size_t>(within), static_cast<size_t>(nbytes)};
-        cl_int code = 0;
-        part = cl_.CreateSubBuffer(allocated.pieces[piece], kReadWrite, kRegion, region, &code);
-        if (part == nullptr) return failed("making a part of the arena", code);
+        TE_CHECK(make(part, "making a part of the arena", cl_.CreateSubBuffer, arena_.pieces[piece], kReadWrite, kRegion, region));
         allocated_.push_back(part);
       }
       memory = part;
-      if (form.layout.image()) {
-        TE_TRY(over, image(form, form.layout.width, form.layout.height, part));
-        memory = over;
-      }
+      if (form.layout.image()) TE_CHECK(image(memory, form, form.layout.width, form.layout.height, part));
     }
-    placed.memory[index] = std::make_shared<Memory>(Memory{memory, true});
   }
-  for (auto [index, slot] : arena.slot_of) placed.memory[index] = std::make_shared<Memory>(Memory{slots[slot], true});
+  for (auto [index, slot] : arena.slot_of) placed.memory[index] = slots[slot];
   return {};
 }
 
 /// Set the arguments of every launch once, and find where flags are complete.
-Status Executor::bind(Placed& placed, const Built& built) {
+Status Executor::bind(Placed& placed) {
   const Program& program = *placed.program;
   for (size_t k = 0; k < program.tensors.size(); ++k)
     if (program.tensors[k].flag()) placed.flags.push_back(k);
@@ -324,8 +290,8 @@ Status Executor::bind(Placed& placed, const Built& built) {
     const Launch& launch = program.launches[position];
     const Kernel& described = program.kernels[launch.kernel];
     cl_int code = 0;
-    cl_kernel kernel = cl_.CreateKernel(built.by_kernel.at(described.name), described.name.c_str(), &code);
-    if (kernel == nullptr) return failed("kernel " + described.name + ": creating it", code);
+    cl_kernel kernel = nullptr;
+    TE_CHECK(make(kernel, "kernel " + described.name + ": creating it", cl_.CreateKernel, built_.by_kernel.at(described.name), described.name.c_str()));
     placed.calls.push_back(kernel);
     cl_uint count = 0, place = 0;
     size_t expected = launch.tensors.size() + launch.sizes.size();
@@ -333,7 +299,7 @@ Status Executor::bind(Placed& placed, const Built& built) {
       return Error{"kernel " + described.name + ": its text has " + std::to_string(count) + " arguments; program.json lists " +
                    std::to_string(expected) + ": export the model again"};
     for (int64_t index : launch.tensors)
-      code |= cl_.SetKernelArg(kernel, place++, sizeof(cl_mem), &placed.memory[index]->handle);
+      code |= cl_.SetKernelArg(kernel, place++, sizeof(cl_mem), &placed.memory[index]);
     for (int64_t size : launch.sizes) {
       cl_int number = static_cast<cl_int>(size);
       code |= cl_.SetKernelArg(kernel, place++, sizeof number, &number);
@@ -367,25 +333,23 @@ Status Executor::transfer(const Tensor& tensor, cl_mem memory, const std::vector
   return code == 0 ? Status() : Status(failed((source != nullptr ? "writing " : "reading ") + tensor.name, code));
 }
 
-Status Executor::transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target) {
+Status Executor::transfer(const Tensor& tensor, cl_mem memory, const void* source, void* target) {
   const Layout& layout = tensor.form.layout;
-  return transfer(tensor, memory.handle, {0, 0, layout.width, layout.height}, tensor.form.packed_bytes(), source, target, nullptr);
+  return transfer(tensor, memory, {0, 0, layout.width, layout.height}, tensor.form.packed_bytes(), source, target, nullptr);
 }
 
-Status Executor::write_packed(const Tensor& tensor, Memory& memory, const void* packed) {
-  TE_CHECK(transfer(tensor, memory, packed, nullptr));
-  memory.written = true;
+Status Executor::write(const Tensor& tensor, cl_mem memory, const void* array) {
+  if (!tensor.form.plain()) {
+    staging_.resize(std::max<size_t>(staging_.size(), tensor.form.packed_bytes()));
+    tensor.form.pack(array, staging_.data());
+    array = staging_.data();
+  }
+  TE_CHECK(transfer(tensor, memory, array, nullptr));
+  unset_.erase(memory);
   return {};
 }
 
-Status Executor::write(const Tensor& tensor, Memory& memory, const void* array) {
-  if (tensor.form.plain()) return write_packed(tensor, memory, array);
-  staging_.resize(std::max<size_t>(staging_.size(), tensor.form.packed_bytes()));
-  tensor.form.pack(array, staging_.data());
-  return write_packed(tensor, memory, staging_.data());
-}
-
-Status Executor::read(const Tensor& tensor, const Memory& memory, void* array) {
+Status Executor::read(const Tensor& tensor, cl_mem memory, void* array) {
   if (tensor.form.plain()) return transfer(tensor, memory, nullptr, array);
   staging_.resize(std::max<size_t>(staging_.size(), tensor.form.packed_bytes()));
   TE_CHECK(transfer(tensor, memory, nullptr, staging_.data()));
@@ -393,8 +357,8 @@ Status Executor::read(const Tensor& tensor, const Memory& memory, void* array) {
   return {};
 }
 
-Status Executor::fill(const Tensor& tensor, Memory& memory) {
-  if (!fills_exactly(tensor.form, tensor.fill))
+Status Executor::fill(const Tensor& tensor, cl_mem memory) {
+  if (!fills_exactly(tensor.form.dtype, tensor.fill))
     return Error{"state " + tensor.name + " begins at a number that its dtype does not hold exactly; export the model again"};
   return write(tensor, memory, filled(tensor.form, tensor.fill).data());
 }
@@ -403,19 +367,8 @@ Status Executor::fill(const Tensor& tensor, Memory& memory) {
 Status Executor::copy(const Placed& placed, const Copy& copy, cl_event* ended) {
   const Tensor& tensor = placed.program->tensors[copy.tensor];
   const char* source = ring_.data() + copy.at;
-  if (tensor.form.dtype == DType::boolean && std::any_of(source, source + copy.nbytes, [](unsigned char byte) { return byte > 1; }))
-    return Error{bundle_.weights.name() + ": holds a byte of " + tensor.name + " that is no boolean; expected 0 or 1: copy it again"};
-  return transfer(tensor, placed.memory[copy.tensor]->handle, copy.place, copy.nbytes, source, nullptr, ended);
-}
-
-/// Read bytes of the weights file into staging memory.
-Status Executor::take(const Read& read) {
-  if (read.after > 0) {
-    cl_int code = cl_.WaitForEvents(1, &copied_[read.after - 1]);  // the queue is in order: those before have ended, too
-    if (code != 0) return failed("loading weights", code);
-  }
-  figures_.streamed_bytes += read.nbytes;
-  return bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes);
+  TE_CHECK(check_booleans(tensor, source, copy.nbytes));
+  return transfer(tensor, placed.memory[copy.tensor], copy.place, copy.nbytes, source, nullptr, ended);
 }
 
 /// Enqueue the copies of a run up to this number. The device computes while the next bytes are read.
@@ -425,7 +378,10 @@ Status Executor::advance(const Placed& placed, int64_t copies) {
     const Read& read = reads[read_];
     if (of_read_ == 0) {
       cl_.Flush(queue_);
-      TE_CHECK(take(read));
+      cl_int code = read.after > 0 ? cl_.WaitForEvents(1, &copied_[read.after - 1]) : 0;  // those before have ended, too: the queue is in order
+      if (code != 0) return failed("loading weights", code);
+      figures_.streamed_bytes += read.nbytes;
+      TE_CHECK(bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes));
     }
     cl_event ended = nullptr;
     TE_CHECK(copy(placed, read.copies[of_read_], &ended));
@@ -456,20 +412,18 @@ Status Executor::preload() {
     packed.resize(tensor.form.packed_bytes());
     TE_CHECK(bundle_.weights.read(entry->second.begin, packed.data(), packed.size()));
     TE_CHECK(check_packed(tensor, packed.data()));
-    if (tensor.role == Role::state) TE_CHECK(write_packed(tensor, *placed.memory[k], packed.data()));
+    if (tensor.role == Role::state) TE_CHECK(transfer(tensor, placed.memory[k], packed.data(), nullptr));
   }
   for (const Read& read : loads.preload) {
     TE_CHECK(bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes));
-    for (const Copy& item : read.copies) {
-      TE_CHECK(copy(placed, item, nullptr));
-      placed.memory[item.tensor]->written = true;
-    }
+    for (const Copy& item : read.copies) TE_CHECK(copy(placed, item, nullptr));
   }
   return {};
 }
 
-/// Check what a weights file gives a tensor that the model indexes with.
+/// Check what a weights file gives a tensor.
 Status Executor::check_packed(const Tensor& tensor, const void* packed) const {
+  TE_CHECK(check_booleans(tensor, packed, tensor.form.packed_bytes()));
   if (!tensor.indices) return {};
   std::string array(tensor.form.array_bytes(), '\0');
   tensor.form.unpack(packed, array.data());
@@ -480,19 +434,19 @@ Status Executor::load_weights() {
   for (const Placed& placed : placed_)
     for (size_t k = 0; k < placed.memory.size(); ++k) {
       const Tensor& tensor = placed.program->tensors[k];
-      if (tensor.role == Role::state && !bundle_.header.entries.count(tensor.name)) TE_CHECK(fill(tensor, *placed.memory[k]));
+      if (tensor.role == Role::state && !bundle_.header.entries.count(tensor.name)) TE_CHECK(fill(tensor, placed.memory[k]));
     }
   if (bundle_.streams) return preload();
   std::map<std::string, std::vector<Kept>> targets;
   for (const Placed& placed : placed_)
     for (size_t k = 0; k < placed.memory.size(); ++k)
       if (is_resident(placed.program->tensors[k].role))
-        targets[placed.program->tensors[k].name].push_back({&placed.program->tensors[k], placed.memory[k].get()});
+        targets[placed.program->tensors[k].name].push_back({&placed.program->tensors[k], placed.memory[k]});
   return bundle_.read_weights([&](const std::string& name, const void* data) -> Status {
-    const Memory* last = nullptr;
+    cl_mem last = nullptr;
     for (auto& [tensor, memory] : targets[name]) {
       TE_CHECK(check_packed(*tensor, data));
-      if (memory != last) TE_CHECK(write_packed(*tensor, *memory, data));
+      if (memory != last) TE_CHECK(transfer(*tensor, memory, data, nullptr));
       last = memory;
     }
     return {};
@@ -502,9 +456,7 @@ Status Executor::load_weights() {
 // steps -------------------------------------------------------------------------------------------------------
 
 Status Executor::check_values(const Tensor& tensor, const void* array) const {
-  if (tensor.form.dtype == DType::boolean)
-    for (int64_t k = 0; k < tensor.form.elements(); ++k)
-      if (element_of<int64_t>(DType::uint8, array, k) > 1) return Error{tensor.name + " holds a byte that is no boolean; expected 0 or 1"};
+  TE_CHECK(check_booleans(tensor, array, tensor.form.array_bytes()));
   if (!tensor.indices || is_float(tensor.form.dtype)) return {};
   for (int64_t k = 0; k < tensor.form.elements(); ++k) {
     int64_t value = element_of<int64_t>(tensor.form.dtype, array, k);
@@ -528,42 +480,42 @@ Status Executor::set_input(const std::string& method, const std::string& name, c
   const std::vector<Port>& inputs = bundle_.methods[number].inputs;
   for (size_t port = 0; port < inputs.size(); ++port) {
     if (inputs[port].name != name) continue;
-    const Memory* last = nullptr;
+    TE_CHECK(check_size(name, inputs[port], nbytes));
+    cl_mem last = nullptr;
     for (const Placed& placed : placed_) {
       if (placed.method != &bundle_.methods[number]) continue;
-      int64_t index = placed.program->fed()[port];
-      const Tensor& tensor = placed.program->tensors[index];
-      if (nbytes != tensor.form.array_bytes())
-        return Error{"input " + name + " has " + std::to_string(nbytes) + " bytes; expected " + tensor.form.text() + ", " +
-                     std::to_string(tensor.form.array_bytes()) + " bytes"};
-      if (placed.memory[index].get() == last) continue;
-      last = placed.memory[index].get();
-      TE_CHECK(check_values(tensor, data));
-      TE_CHECK(write(tensor, *placed.memory[index], data));
+      const cl_mem memory = placed.memory[placed.program->fed()[port]];
+      if (memory != last) TE_CHECK(feed(placed, port, data));
+      last = memory;
     }
     return {};
   }
   return Error{"there is no input " + name + "; expected one of " + names_of(inputs)};
 }
 
+/// Check and write an input of a program.
+Status Executor::feed(const Placed& placed, size_t port, const void* array) {
+  const int64_t index = placed.program->fed()[port];
+  TE_CHECK(check_values(placed.program->tensors[index], array));
+  return write(placed.program->tensors[index], placed.memory[index], array);
+}
+
 Status Executor::set(const std::string& name, double value) {
-  bool known = false;
+  if (!bundle_.hyperparameters.count(name)) {
+    std::string names;
+    for (const auto& [own, number] : bundle_.hyperparameters) names += (names.empty() ? "" : ", ") + own;
+    return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
+  }
   for (const Placed& placed : placed_) {
     auto item = placed.program->hyperparameters.find(name);
     if (item == placed.program->hyperparameters.end()) continue;
-    known = true;
     const Tensor& tensor = placed.program->tensors[item->second];
     float single = static_cast<float>(value);
     const void* number = tensor.form.dtype == DType::float64 ? static_cast<const void*>(&value) : &single;
-    TE_CHECK(write(tensor, *placed.memory[item->second], number));
+    TE_CHECK(write(tensor, placed.memory[item->second], number));
   }
-  if (known) {
-    hyperparameters_[name] = value;
-    return {};
-  }
-  std::string names;
-  for (const auto& [own, number] : bundle_.hyperparameters) names += (names.empty() ? "" : ", ") + own;
-  return Error{"there is no hyperparameter " + name + "; expected " + (names.empty() ? "none" : "one of " + names)};
+  bundle_.hyperparameters[name] = value;
+  return {};
 }
 
 /// Enqueue a launch. timed: run it several times in a row, three times or for 30 ms and no more often than asked.
@@ -624,7 +576,7 @@ Status Executor::step(const std::string& method) {
 
 Status Executor::run(const Placed& placed) {
   for (int64_t index : placed.program->inputs)
-    if (!placed.memory[index]->written)
+    if (unset_.count(placed.memory[index]))
       return Error{"nothing was written to input " + placed.program->tensors[index].name + "; set all inputs before a step"};
   double start = now_ms();
   last_ = nullptr;
@@ -648,7 +600,7 @@ Status Executor::check_flags(const Placed& placed) {
   for (int64_t index : placed.flags) {
     const Tensor& tensor = placed.program->tensors[index];
     std::string flag(std::max<int64_t>(tensor.form.array_bytes(), 1), '\0');
-    TE_CHECK(read(tensor, *placed.memory[index], flag.data()));
+    TE_CHECK(read(tensor, placed.memory[index], flag.data()));
     if (flag.find_first_not_of('\0') == std::string::npos) continue;
     std::string state = placed.updates_before_flags ? "; load the weights again: this step has updated some of them" : "; this step has updated nothing";
     if (tensor.divisor) return Error{"whole numbers are divided by zero at " + tensor.name + ": correct the data or the model" + state};
@@ -658,10 +610,8 @@ Status Executor::check_flags(const Placed& placed) {
 }
 
 Status Executor::read(const std::string& name, void* data, int64_t nbytes) {
-  auto get = [&](const Tensor& tensor, const Memory& memory) -> Status {
-    const Form& form = tensor.form;
-    if (nbytes != form.array_bytes())
-      return Error{name + " is read into " + std::to_string(nbytes) + " bytes; expected " + form.text() + ", " + std::to_string(form.array_bytes()) + " bytes"};
+  auto get = [&](const Tensor& tensor, cl_mem memory) -> Status {
+    TE_CHECK(check_size(name, tensor.form, nbytes));
     return read(tensor, memory, data);
   };
   for (const Method& method : bundle_.methods)
@@ -669,44 +619,30 @@ Status Executor::read(const std::string& name, void* data, int64_t nbytes) {
       if (method.outputs[port].name != name || (last_ != nullptr && last_->method != &method)) continue;
       if (last_ == nullptr) return Error{"there are no outputs; run a step first"};
       int64_t index = last_->program->outputs[port];
-      return get(last_->program->tensors[index], *last_->memory[index]);
+      return get(last_->program->tensors[index], last_->memory[index]);
     }
-  for (auto [tensor, memory] : kept())
-    if (tensor->name == name) return get(*tensor, *memory);
+  for (auto [tensor, memory] : kept_)
+    if (tensor->name == name) return get(*tensor, memory);
   return Error{"there is no output, parameter, buffer or state " + name + "; torchedge_describe lists them"};
 }
 
 // saved state -------------------------------------------------------------------------------------------------
 
-std::vector<Executor::Kept> Executor::kept() const {
-  std::vector<Kept> kept;
-  std::set<std::string> names;
-  for (const Placed& placed : placed_)
-    for (size_t k = 0; k < placed.memory.size(); ++k) {
-      const Tensor& tensor = placed.program->tensors[k];
-      if (is_shared(tensor.role) && placed.program->stays(k) && names.insert(tensor.name).second) kept.push_back({&tensor, placed.memory[k].get()});
-    }
-  return kept;
-}
-
 Status Executor::save(const std::string& path) {
   std::vector<FileTensor> tensors;
-  for (auto [tensor, memory] : kept())
-    tensors.push_back({tensor->name, tensor->form.dtype, tensor->form.shape, [this, tensor = tensor, memory = memory](void* data) {
-                         return read(*tensor, *memory, data);
-                       }});
+  for (const Kept& each : kept_)
+    tensors.push_back({{each.tensor->form}, each.tensor->name, [this, each](void* data) { return read(*each.tensor, each.memory, data); }});
   std::map<std::string, std::string> metadata = {{"schema", "torchedge-state-1"}, {"batches", std::to_string(batches_)}};
-  for (const auto& [name, value] : hyperparameters_) metadata["hyperparameter." + name] = number_text(value);
+  for (const auto& [name, value] : bundle_.hyperparameters) metadata["hyperparameter." + name] = number_text(value);
   return write_tensors(path, std::move(tensors), metadata);
 }
 
 Status Executor::load(const std::string& path) {
   TE_TRY(file, File::open(path));
   TE_TRY(header, read_file_header(file));
-  const std::vector<Kept> all = kept();
   std::vector<const Tensor*> tensors;
   size_t states = 0, held = 0;
-  for (const Kept& each : all) {
+  for (const Kept& each : kept_) {
     tensors.push_back(each.tensor);
     if (each.tensor->role == Role::state) ++states, held += header.entries.count(each.tensor->name);
   }
@@ -721,22 +657,22 @@ Status Executor::load(const std::string& path) {
     if (key == "batches") batches = value.integer(0, INT64_MAX / 2);
     else numbers[key.substr(15)] = value.number();
     TE_CHECK(document.status());
-    if (key != "batches" && !hyperparameters_.count(key.substr(15)))
+    if (key != "batches" && !bundle_.hyperparameters.count(key.substr(15)))
       return Error{path + ": sets " + key.substr(15, 80) + ", which is no hyperparameter of this model"};
   }
   std::string data;
   columns_.clear();
-  for (const Kept& each : all) {
+  for (const Kept& each : kept_) {
     const Tensor& tensor = *each.tensor;
     auto entry = header.entries.find(tensor.name);
     if (entry == header.entries.end()) {
-      TE_CHECK(fill(tensor, *each.memory));
+      TE_CHECK(fill(tensor, each.memory));
       continue;
     }
     data.resize(std::max<size_t>(data.size(), tensor.form.array_bytes()));
     TE_CHECK(file.read(entry->second.begin, data.data(), tensor.form.array_bytes()));
     TE_CHECK(check_values(tensor, data.data()));
-    TE_CHECK(write(tensor, *each.memory, data.data()));
+    TE_CHECK(write(tensor, each.memory, data.data()));
   }
   for (const auto& [name, value] : numbers) TE_CHECK(set(name, value));
   batches_ = batches;

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,27 +34,24 @@ struct Figures {
 /// Runs a bundle; weights and optimizer state stay on the device from step to step.
 class Executor {
  public:
-  /// Build, allocate and load everything; a bundle that the device does not take is refused before.
-  static Result<std::unique_ptr<Executor>> create(Bundle bundle, const torchedge_options& options);
+  explicit Executor(Bundle bundle) : bundle_(std::move(bundle)) {}
   ~Executor();
+  /// Build, allocate and load everything, before any other call; a bundle that the device does not take is refused before.
+  Status open(const torchedge_options& options);
 
   const Bundle& bundle() const { return bundle_; }
   const ClDevice& device() const { return device_; }
   const Figures& figures() const { return figures_; }
   /// Hyperparameters as they are now.
-  const std::map<std::string, double>& hyperparameters() const { return hyperparameters_; }
+  const std::map<std::string, double>& hyperparameters() const { return bundle_.hyperparameters; }
 
   /// A tensor that stays on the device, and its memory.
-  struct Memory {
-    cl_mem handle = nullptr;
-    bool written = false;
-  };
   struct Kept {
     const Tensor* tensor;
-    Memory* memory;
+    cl_mem memory;
   };
   /// Tensors that a saved state has: parameters, buffers and states, by the programs that hold them first.
-  std::vector<Kept> kept() const;
+  const std::vector<Kept>& kept() const { return kept_; }
 
   /// Write an input of a method (empty: the first one); it stays until it is written again.
   Status set_input(const std::string& method, const std::string& name, const void* data, int64_t nbytes);
@@ -74,7 +72,7 @@ class Executor {
   struct Placed {
     const Program* program;
     const Method* method;
-    std::vector<std::shared_ptr<Memory>> memory;  // by tensor; none where no launch touches it
+    std::vector<cl_mem> memory;    // by tensor; none where no launch touches it
     std::vector<cl_kernel> calls;  // by launch
     std::vector<int64_t> flags;
     int64_t last_flag = -1;        // the launch that writes the last of them
@@ -88,40 +86,44 @@ class Executor {
     std::multimap<Slot, cl_mem> slots;
   };
 
-  Executor() = default;
-  Status open(const torchedge_options& options);
   Status check_limits(uint64_t memory_limit) const;
-  Status place(Placed& placed, const Built& built, const ArenaMemory* common);
-  Result<ArenaMemory> allocate(const Arena& arena);
-  Status place_arena(Placed& placed, const ArenaMemory& memory);
-  Status bind(Placed& placed, const Built& built);
+  Status place(Placed& placed);
+  Status allocate(const Arena& arena);
+  Status place_arena(Placed& placed);
+  Status bind(Placed& placed);
   Status open_queue(uint32_t hints);
   Status launch(const Placed& placed, size_t position, cl_queue queue, bool timed);
   Status record(Placed& placed);
   Status load_weights();
   Status preload();
   Status copy(const Placed& placed, const Copy& copy, cl_event* ended);
-  Status take(const Read& read);
   Status advance(const Placed& placed, int64_t copies);
   void end_copies();
   /// Enqueue a step's launches; `observe` is called after each, where it is given, and flags are not read then.
   Status enqueue(const Placed& placed, const std::function<Status(int64_t position)>& observe = nullptr);
-  Status fill(const Tensor& tensor, Memory& memory);
-  Result<cl_mem> buffer(int64_t nbytes);
-  Result<cl_mem> image(const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
-  Result<cl_mem> own_memory(const Form& form);
+  Status fill(const Tensor& tensor, cl_mem memory);
+  Status buffer(cl_mem& memory, int64_t nbytes);
+  Status image(cl_mem& memory, const Form& form, int64_t width, int64_t height, cl_mem over = nullptr);
+  Status own_memory(cl_mem& memory, const Form& form);
   Status transfer(const Tensor& tensor, cl_mem memory, const std::vector<int64_t>& place, int64_t nbytes, const void* source, void* target, cl_event* ended);
-  Status transfer(const Tensor& tensor, const Memory& memory, const void* source, void* target);
-  Status write_packed(const Tensor& tensor, Memory& memory, const void* packed);
-  Status write(const Tensor& tensor, Memory& memory, const void* array);
-  Status read(const Tensor& tensor, const Memory& memory, void* array);
+  Status transfer(const Tensor& tensor, cl_mem memory, const void* source, void* target);
+  Status write(const Tensor& tensor, cl_mem memory, const void* array);
+  Status read(const Tensor& tensor, cl_mem memory, void* array);
   Status check_values(const Tensor& tensor, const void* array) const;
   Status check_packed(const Tensor& tensor, const void* packed) const;
   Status check_flags(const Placed& placed);
   Error failed(const std::string& doing, cl_int code) const;
+  /// Create an object by a function of OpenCL, whose last argument is its error.
+  template <class Object, class Function, class... Arguments>
+  Status make(Object& object, const std::string& doing, Function create, Arguments... arguments) const {
+    cl_int code = 0;
+    object = create(arguments..., &code);
+    return object == nullptr ? Status(failed(doing, code)) : Status();
+  }
   /// The place of a method among those of the bundle.
   Result<size_t> find(const std::string& method) const;
   Status run(const Placed& placed);
+  Status feed(const Placed& placed, size_t port, const void* array);
   Status run_on(const Placed& placed, const std::vector<const int64_t*>& arrays, void* output);
   Status run_tokens(const std::vector<Column>& columns, size_t begin, size_t chunk, const std::vector<int64_t>& begins, std::vector<float>& logits);
 
@@ -132,10 +134,12 @@ class Executor {
   cl_queue queue_ = nullptr, recorded_ = nullptr;  // the second one records
   Built built_;
   std::vector<cl_mem> allocated_;
-  std::map<std::string, std::shared_ptr<Memory>> shared_;
+  ArenaMemory arena_;  // of all methods, or of the program that was placed last
+  std::map<std::string, cl_mem> shared_;
+  std::vector<Kept> kept_;
+  std::set<cl_mem> unset_;  // inputs that nothing was written to
   std::vector<Placed> placed_;
   const Placed* last_ = nullptr;
-  std::map<std::string, double> hyperparameters_;
   std::string staging_;
   // Of a run that streams: staging memory, how far it is, and the events of its copies.
   std::vector<char> ring_;

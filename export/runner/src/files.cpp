@@ -14,13 +14,7 @@
 #if defined(TORCHEDGE_LIBCRYPTO)
 #include <openssl/evp.h>
 #else
-#include <mbedtls/sha256.h>
-#include <mbedtls/version.h>
-#if MBEDTLS_VERSION_MAJOR < 3
-#define mbedtls_sha256_starts mbedtls_sha256_starts_ret
-#define mbedtls_sha256_update mbedtls_sha256_update_ret
-#define mbedtls_sha256_finish mbedtls_sha256_finish_ret
-#endif
+#include <mbedtls/md.h>
 #endif
 
 namespace torchedge {
@@ -37,21 +31,19 @@ struct Sha256::State {
 };
 #else
 struct Sha256::State {
-  mbedtls_sha256_context context;
+  mbedtls_md_context_t context;
   State() {
-    mbedtls_sha256_init(&context);
-    mbedtls_sha256_starts(&context, 0);
+    mbedtls_md_init(&context);
+    mbedtls_md_setup(&context, mbedtls_md_info_from_type(MBEDTLS_MD_SHA256), 0);
+    mbedtls_md_starts(&context);
   }
-  ~State() { mbedtls_sha256_free(&context); }
-  void update(const void* data, size_t size) {
-    mbedtls_sha256_update(&context, static_cast<const unsigned char*>(data), size);
-  }
-  void finish(unsigned char* digest) { mbedtls_sha256_finish(&context, digest); }
+  ~State() { mbedtls_md_free(&context); }
+  void update(const void* data, size_t size) { mbedtls_md_update(&context, static_cast<const unsigned char*>(data), size); }
+  void finish(unsigned char* digest) { mbedtls_md_finish(&context, digest); }
 };
 #endif
 
-Sha256::Sha256() : state_(std::make_unique<State>()) {}
-Sha256::~Sha256() = default;
+Sha256::Sha256() : state_(std::make_shared<State>()) {}
 void Sha256::update(const void* data, size_t size) { state_->update(data, size); }
 
 std::string Sha256::bytes() {
@@ -88,9 +80,9 @@ namespace {
 // Non-blocking: opening a pipe that nobody writes would otherwise wait for ever.
 constexpr int kReading = O_RDONLY | O_NONBLOCK | O_CLOEXEC;
 
-Error unreadable(const std::string& name, int reason) {
-  if (reason == ELOOP) return Error{name + ": is a link, which could lead out of its folder; expected a file: copy it"};
-  return Error{name + ": cannot be read (" + std::strerror(reason) + "); expected a file: check the path"};
+Error unreadable(const std::string& name, int reason, const std::string& expected = "file") {
+  if (reason == ELOOP) return Error{name + ": is a link, which could lead out of its folder; expected a " + expected + ": copy it"};
+  return Error{name + ": cannot be read (" + std::strerror(reason) + "); expected a " + expected + ": check the path"};
 }
 
 }  // namespace
@@ -108,40 +100,28 @@ File::~File() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-Result<File> File::checked() && {
+Result<File> File::at(int folder, const std::string& name, std::string shown, int flags) {
+  File file(::openat(folder, name.c_str(), kReading | flags), std::move(shown));
   struct stat status;
-  if (::fstat(descriptor_, &status) != 0) return unreadable(name_, errno);
-  if (!S_ISREG(status.st_mode)) return Error{name_ + ": is not a regular file; expected one: check the path"};
-  size_ = status.st_size;
-  return std::move(*this);
+  if (file.descriptor_ < 0 || ::fstat(file.descriptor_, &status) != 0) {
+    const bool linked = errno == ENOTDIR && flags & O_NOFOLLOW;  // Linux says so of a link where a folder has to be
+    return unreadable(file.name_, linked ? ELOOP : errno, flags & O_DIRECTORY ? "folder" : "file");
+  }
+  if (!(flags & O_DIRECTORY) && !S_ISREG(status.st_mode)) return Error{file.name_ + ": is not a regular file; expected one: check the path"};
+  file.size_ = status.st_size;
+  return file;
 }
 
-Result<File> File::open(const std::string& path) {
-  int descriptor = ::open(path.c_str(), kReading);
-  if (descriptor < 0) return unreadable(path, errno);
-  return File(descriptor, path).checked();
-}
+Result<File> File::open(const std::string& path) { return at(AT_FDCWD, path, path, 0); }
 
-Result<File> File::folder(const std::string& path) {
-  int descriptor = ::open(path.c_str(), kReading | O_DIRECTORY);
-  if (descriptor < 0) return Error{path + ": is no folder that can be read (" + std::strerror(errno) + "); check the path"};
-  return File(descriptor, path);
-}
+Result<File> File::folder(const std::string& path) { return at(AT_FDCWD, path, path, O_DIRECTORY); }
 
 Result<File> File::below(const std::string& name) const {
-  std::string shown = name_ + "/" + name;
-  size_t slash = name.find('/');
-  File inner;
-  if (slash != std::string::npos) {
-    int descriptor = ::openat(descriptor_, name.substr(0, slash).c_str(), kReading | O_DIRECTORY | O_NOFOLLOW);
-    // Linux says ENOTDIR of a link where a folder has to be.
-    if (descriptor < 0) return unreadable(shown, errno == ENOTDIR ? ELOOP : errno);
-    inner = File(descriptor, shown);
-  }
-  int parent = slash == std::string::npos ? descriptor_ : inner.descriptor_;
-  int descriptor = ::openat(parent, name.c_str() + (slash == std::string::npos ? 0 : slash + 1), kReading | O_NOFOLLOW);
-  if (descriptor < 0) return unreadable(shown, errno);
-  return File(descriptor, shown).checked();
+  const size_t slash = name.find('/');
+  if (slash == std::string::npos) return at(descriptor_, name, name_ + "/" + name, O_NOFOLLOW);
+  const std::string inner = name.substr(0, slash);
+  TE_TRY(folder, at(descriptor_, inner, name_ + "/" + inner, O_DIRECTORY | O_NOFOLLOW));
+  return folder.below(name.substr(slash + 1));
 }
 
 Status File::read(int64_t offset, void* data, size_t size) const {

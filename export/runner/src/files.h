@@ -15,7 +15,6 @@ namespace torchedge {
 class Sha256 {
  public:
   Sha256();
-  ~Sha256();
   Sha256(const Sha256&) = delete;
   Sha256& operator=(const Sha256&) = delete;
   void update(const void* data, size_t size);
@@ -25,7 +24,7 @@ class Sha256 {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 std::string sha256_of(std::string_view text);
@@ -61,7 +60,8 @@ class File {
   Result<std::string> read_all(int64_t most) const;
 
  private:
-  Result<File> checked() &&;
+  /// Open a name below a folder's descriptor; flags: O_DIRECTORY and O_NOFOLLOW, or none of them.
+  static Result<File> at(int folder, const std::string& name, std::string shown, int flags);
 
   int descriptor_ = -1;
   int64_t size_ = 0;

@@ -18,39 +18,34 @@ double exp_of(double x) {
   return std::ldexp(sum, static_cast<int>(whole));
 }
 
+/// Whether ports are whole numbers of these shapes.
+bool are(const std::vector<Port>& ports, const std::vector<Shape>& shapes) {
+  return std::equal(ports.begin(), ports.end(), shapes.begin(), shapes.end(),
+                    [](const Array& port, const Shape& shape) { return port == Array{shape, DType::int64}; });
+}
+
 /// Whether a method takes tokens, where they begin, which one's logits it returns, and where each of several texts begins.
 bool is_window(const Method& method, int64_t texts, int64_t tokens) {
   std::vector<Shape> shapes = {{texts, tokens}, {1}, {1}};
   if (texts > 1) shapes.push_back({texts});
-  bool fits = method.inputs.size() == shapes.size() && method.outputs.size() == 1;
-  for (size_t k = 0; fits && k < shapes.size(); ++k) fits = method.inputs[k].shape == shapes[k] && method.inputs[k].dtype == DType::int64;
-  if (!fits) return false;
+  if (!are(method.inputs, shapes) || method.outputs.size() != 1) return false;
   const Port& logits = method.outputs[0];
   return logits.dtype == DType::float32 && logits.shape.size() == 2 && logits.shape[0] == texts && logits.shape[1] > 0;
 }
 
 /// Whether a method takes tokens and their number, and returns the first token of a text.
 bool is_encoder(const Method& method) {
-  auto is = [](const Port& port, const Shape& shape) { return port.dtype == DType::int64 && port.shape == shape; };
   const std::vector<Port>& inputs = method.inputs;
-  return inputs.size() == 2 && inputs[0].shape.size() == 2 && is(inputs[0], {1, inputs[0].shape[1]}) && is(inputs[1], {1}) &&
-         method.outputs.size() == 1 && is(method.outputs[0], {1});
+  return !inputs.empty() && inputs[0].shape.size() == 2 && are(inputs, {{1, inputs[0].shape[1]}, {1}}) && are(method.outputs, {{1}});
 }
 
-/// Numbers from 0 to 1 in 53 bits, by SplitMix64.
-class Generator {
- public:
-  explicit Generator(uint64_t seed) : state_(seed) {}
-  double next() {
-    uint64_t bits = state_ += 0x9E3779B97F4A7C15;
-    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
-    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
-    return static_cast<double>((bits ^ bits >> 31) >> 11) * 0x1p-53;
-  }
-
- private:
-  uint64_t state_;
-};
+/// The next number from 0 to 1 in 53 bits, by SplitMix64.
+double next_number(uint64_t& state) {
+  uint64_t bits = state += 0x9E3779B97F4A7C15;
+  bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
+  bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
+  return static_cast<double>((bits ^ bits >> 31) >> 11) * 0x1p-53;
+}
 
 /// Return the place of the token that a number from 0 to 1 draws.
 int64_t draw(const std::vector<float>& logits, const torchedge_sampling& sampling, double number) {
@@ -77,15 +72,10 @@ int64_t draw(const std::vector<float>& logits, const torchedge_sampling& samplin
 
 /// Run a method on arrays for its inputs, and read what it returns.
 Status Executor::run_on(const Placed& placed, const std::vector<const int64_t*>& arrays, void* output) {
-  const std::vector<int64_t> fed = placed.program->fed();
-  for (size_t port = 0; port < fed.size(); ++port) {
-    const Tensor& tensor = placed.program->tensors[fed[port]];
-    TE_CHECK(check_values(tensor, arrays[port]));
-    TE_CHECK(write(tensor, *placed.memory[fed[port]], arrays[port]));
-  }
+  for (size_t port = 0; port < placed.method->inputs.size(); ++port) TE_CHECK(feed(placed, port, arrays[port]));
   TE_CHECK(run(placed));
   const int64_t made = placed.program->outputs[0];
-  return read(placed.program->tensors[made], *placed.memory[made], output);
+  return read(placed.program->tensors[made], placed.memory[made], output);
 }
 
 /// Run the columns of texts from one on, a chunk at most, and take the logits behind the last one. What fills up a
@@ -125,7 +115,7 @@ Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::ve
     if (!inputs.empty() && inputs[0].shape.size() == 2) texts = inputs[0].shape[0], chunk = inputs[0].shape[1];
     known = texts > 0 && chunk > 0 && is_window(bundle_.methods[prefill.value()], texts, chunk) && is_window(bundle_.methods[decode.value()], texts, 1);
   }
-  for (auto [tensor, memory] : kept()) {
+  for (auto [tensor, memory] : kept_) {
     if (tensor->role != Role::state || (tensor->name.rfind("keys.", 0) != 0 && tensor->name.rfind("values.", 0) != 0)) continue;
     size_t tokens = tensor->form.shape.size() == 4 ? tensor->form.shape[2] : 0;
     known = known && tokens >= chunk && (length == 0 || length == tokens);
@@ -160,12 +150,12 @@ Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::ve
   // Texts end together; those that are not given compute what the first one does.
   std::vector<Column> columns(longest, Column(texts, kNone));
   std::vector<int64_t> begins;
-  std::vector<Generator> generators;
+  std::vector<uint64_t> states;  // of each text's random numbers
   for (size_t text = 0; text < texts; ++text) {
     const std::vector<int64_t>& prompt = prompts[text < prompts.size() ? text : 0];
     begins.push_back(static_cast<int64_t>(longest - prompt.size()));
     for (size_t k = 0; k < prompt.size(); ++k) columns[begins[text] + k][text] = prompt[k];
-    generators.emplace_back(sampling.seed + text);
+    states.push_back(sampling.seed + text);
   }
   // What the caches hold already is not computed again, but for the last token, whose logits are not kept.
   size_t done = std::mismatch(columns.begin(), columns.end() - 1, columns_.begin(), columns_.end()).first - columns.begin();
@@ -182,7 +172,7 @@ Result<std::vector<std::vector<int64_t>>> Executor::generate(std::vector<std::ve
       if (ended(made[text])) continue;
       std::vector<float> own(logits.begin() + text * logits.size() / texts, logits.begin() + (text + 1) * logits.size() / texts);
       auto likeliest = std::max_element(own.begin(), own.end()) - own.begin();
-      made[text].push_back(sampling.temperature > 0 ? draw(own, sampling, generators[text].next()) : likeliest);
+      made[text].push_back(sampling.temperature > 0 ? draw(own, sampling, next_number(states[text])) : likeliest);
       if (sampling.stream != nullptr) sampling.stream(sampling.context, text, made[text].back());
     }
     if (std::all_of(made.begin(), made.end(), ended)) return made;

@@ -22,15 +22,13 @@ class Builder : public nlohmann::json_sax<Json> {
   bool boolean(bool value) override { return add(value); }
   bool number_integer(number_integer_t value) override { return add(value); }
   bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t&) override {
-    return std::isfinite(value) ? add(value) : stop("holds a number that is not finite");
-  }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }  // the parser takes finite ones alone
   bool string(string_t& value) override { return add(std::move(value)); }
   bool binary(binary_t&) override { return stop("holds binary data"); }
   bool start_object(size_t) override { return open(Json::object()); }
   bool start_array(size_t) override { return open(Json::array()); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
+  bool end_object() override { return open_.pop_back(), true; }
+  bool end_array() override { return open_.pop_back(), true; }
   bool key(string_t& name) override {
     if (open_.back()->contains(name)) return stop("holds the key '" + name.substr(0, 80) + "' twice");
     key_ = std::move(name);
@@ -41,10 +39,7 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
-  template <class Value>
-  bool add(Value&& value) {
-    return place(std::forward<Value>(value)) != nullptr;
-  }
+  bool add(Json value) { return place(std::move(value)) != nullptr; }
   Json* place(Json value) {
     if (++count_ > kMaxValues) return stop("holds more than 4,194,304 values"), nullptr;
     if (open_.empty()) return &(root = std::move(value));
@@ -57,10 +52,6 @@ class Builder : public nlohmann::json_sax<Json> {
     Json* own = place(std::move(value));
     if (own == nullptr) return false;
     open_.push_back(own);
-    return true;
-  }
-  bool close() {
-    open_.pop_back();
     return true;
   }
   bool stop(std::string why) {
@@ -89,9 +80,6 @@ std::string number_text(double value) {
   return plain && text.find('.') == std::string::npos ? text + ".0" : text;
 }
 
-Document::Document(std::string name, std::unique_ptr<Json> json) : name_(std::move(name)), json_(std::move(json)) {}
-Document::Document(Document&&) = default;
-Document::~Document() = default;
 Entry Document::root() { return {this, json_.get(), ""}; }
 
 std::string Document::canonical_without(const std::string& key) const {
@@ -107,7 +95,7 @@ Result<Document> Document::parse(const std::string& name, std::string_view text)
     return Error{name + ": " + (builder.error.empty() ? "is not valid JSON" : builder.error) +
                  "; copy or export the bundle again"};
   if (!builder.root.is_object()) return Error{name + ": holds no JSON object; expected one: check the file"};
-  return Document(name, std::make_unique<Json>(std::move(builder.root)));
+  return Document(name, std::make_shared<const Json>(std::move(builder.root)));
 }
 
 std::string canonical(const Json& value) {
@@ -188,7 +176,7 @@ std::string Entry::sha256() const {
   return digits;
 }
 
-int Entry::word(std::initializer_list<const char*> words) const {
+int Entry::word(const std::vector<const char*>& words) const {
   std::string given = text(100), known;
   int place = 0;
   for (const char* word : words) {

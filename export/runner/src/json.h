@@ -30,8 +30,6 @@ class Document {
  public:
   /// Parse an object of at most 32 levels and 2^22 values, no key twice; `name` stands in errors.
   static Result<Document> parse(const std::string& name, std::string_view text);
-  Document(Document&&);
-  ~Document();
 
   Entry root();
   bool ok() const { return error_.empty(); }
@@ -43,10 +41,10 @@ class Document {
   std::string canonical_without(const std::string& key) const;
 
  private:
-  Document(std::string name, std::unique_ptr<Json> json);
+  Document(std::string name, std::shared_ptr<const Json> json) : name_(std::move(name)), json_(std::move(json)) {}
 
   std::string name_, error_;
-  std::unique_ptr<Json> json_;
+  std::shared_ptr<const Json> json_;
 };
 
 /// One value of a document, and where it stands.
@@ -76,7 +74,7 @@ class Entry {
   /// 64 hexadecimal digits in lower case.
   std::string sha256() const;
   /// The place of a text among words.
-  int word(std::initializer_list<const char*> words) const;
+  int word(const std::vector<const char*>& words) const;
   std::vector<int64_t> integers(int64_t low, int64_t high, size_t most, size_t least = 0) const;
   std::vector<Entry> items(size_t most, size_t least = 0) const;
   /// Keys and entries of an object.

@@ -59,13 +59,9 @@ struct Arguments {
 };
 
 std::string default_cache() {
-  auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value == nullptr ? "" : value);
-  };
-  if (auto folder = variable("TORCHEDGE_CACHE"); !folder.empty()) return folder + "/opencl";
-  if (auto folder = variable("XDG_CACHE_HOME"); !folder.empty()) return folder + "/torchedge/opencl";
-  if (auto folder = variable("HOME"); !folder.empty()) return folder + "/.cache/torchedge/opencl";
+  using Pair = std::pair<const char*, const char*>;
+  for (auto [variable, below] : {Pair("TORCHEDGE_CACHE", ""), Pair("XDG_CACHE_HOME", "/torchedge"), Pair("HOME", "/.cache/torchedge")})
+    if (const std::string folder = given(std::getenv(variable)); !folder.empty()) return folder + below + "/opencl";
   return "";
 }
 
@@ -79,10 +75,10 @@ Result<double> number(const std::string& option, const std::string& text, double
 /// Whole numbers with commas between them.
 Result<std::vector<int64_t>> whole_numbers(const std::string& option, const std::string& text) {
   std::vector<int64_t> numbers;
-  for (size_t at = 0; at <= text.size(); at = text.find(',', at) + 1) {
-    TE_TRY(value, number(option, text.substr(at, text.find(',', at) - at), -1e15, 1e15));
+  for (size_t at = 0, comma = 0; comma != std::string::npos; at = comma + 1) {
+    comma = text.find(',', at);
+    TE_TRY(value, number(option, text.substr(at, comma - at), -1e15, 1e15));
     numbers.push_back(static_cast<int64_t>(value));
-    if (text.find(',', at) == std::string::npos) break;
   }
   return numbers;
 }
@@ -142,45 +138,26 @@ Result<Arguments> parse(int count, char** words) {
 
 Status check(torchedge_bundle* handle, int code) { return code == 0 ? Status() : Status(Error{torchedge_error(handle)}); }
 
-/// A tensor of the --inputs file for an input in a step.
-const FileEntry* input_of(const FileHeader& header, const std::string& name, int64_t step) {
-  auto own = header.entries.find(std::to_string(step) + "." + name);
-  if (own == header.entries.end()) own = header.entries.find(name);
-  return own == header.entries.end() ? nullptr : &own->second;
+Array array_of(const Json& port) {
+  int kind = 0;
+  while (port["dtype"] != name_of(static_cast<DType>(kind))) ++kind;  // the library gave the name
+  return {port["shape"].get<Shape>(), static_cast<DType>(kind)};
 }
 
-Shape shape_of(const Json& port) { return port["shape"].get<Shape>(); }
-
+/// Set an input of a step to the array of the --inputs file for it.
 Status feed(torchedge_bundle* handle, const std::string& method, const Json& port, const File& file, const FileHeader& header, int64_t step) {
-  const std::string name = port["name"];
-  const FileEntry* entry = input_of(header, name, step);
-  if (entry == nullptr) return Error{file.name() + ": holds no " + name + " and no " + std::to_string(step) + "." + name};
-  if (entry->shape != shape_of(port) || port["dtype"] != name_of(entry->dtype))
-    return Error{file.name() + ": holds " + name + " as " + Form{entry->shape, entry->dtype, {}}.text() + "; expected " +
-                 std::string(port["dtype"]) + port["shape"].dump()};
-  std::string data(entry->end - entry->begin, '\0');
-  TE_CHECK(file.read(entry->begin, data.data(), data.size()));
+  const std::string name = port["name"], own = std::to_string(step) + "." + name;
+  auto entry = header.entries.find(header.entries.count(own) ? own : name);
+  if (entry == header.entries.end()) return Error{file.name() + ": holds no " + name + " and no " + own};
+  const FileEntry& array = entry->second;
+  if (!(array == array_of(port))) return Error{file.name() + ": holds " + name + " as " + array.text() + "; expected " + array_of(port).text()};
+  std::string data(array.array_bytes(), '\0');
+  TE_CHECK(file.read(array.begin, data.data(), data.size()));
   return check(handle, torchedge_set_input(handle, method.c_str(), name.c_str(), data.data(), data.size()));
 }
 
-DType dtype_of(const Json& port) {
-  int kind = 0;
-  while (port["dtype"] != name_of(static_cast<DType>(kind))) ++kind;  // the library gave the name
-  return static_cast<DType>(kind);
-}
-
-Status run(torchedge_bundle* handle, const Arguments& arguments) {
-  Json described = Json::parse(torchedge_describe(handle));
-  bool known = arguments.method.empty();
-  for (const Json& method : described["methods"])
-    if (method["name"] == arguments.method) described["inputs"] = method["inputs"], described["outputs"] = method["outputs"], known = true;
-  if (!known) return check(handle, torchedge_step(handle, arguments.method.c_str()));  // its error names those that are there
-  if (arguments.inputs.empty() && !described["inputs"].empty() && arguments.steps == 0) {
-    std::printf("%s\n", described.dump(2).c_str());
-    return {};
-  }
-  if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
-  for (const auto& [name, value] : arguments.settings) TE_CHECK(check(handle, torchedge_set(handle, name.c_str(), value)));
+/// Run steps of a method; described: its inputs and outputs; trains: whether the first one is a loss.
+Status run_steps(torchedge_bundle* handle, const Arguments& arguments, const Json& described, bool trains) {
   File file;
   FileHeader header;
   int64_t steps = std::max<int64_t>(static_cast<int64_t>(arguments.steps), 1);
@@ -200,22 +177,16 @@ Status run(torchedge_bundle* handle, const Arguments& arguments) {
       const std::string name = port["name"];
       auto data = std::make_shared<std::string>(port["bytes"].get<size_t>(), '\0');
       TE_CHECK(check(handle, torchedge_get_output(handle, name.c_str(), data->data(), data->size())));
-      if (described["mode"] == "train" && &port == &described["outputs"][0] && port["dtype"] == "float32") {
-        float loss = 0;
-        std::memcpy(&loss, data->data(), sizeof loss);
-        std::printf("step %lld loss %.9g\n", static_cast<long long>(step), loss);
-      }
+      if (trains && &port == &described["outputs"][0] && port["dtype"] == "float32")
+        std::printf("step %lld loss %.9g\n", static_cast<long long>(step), element_of<double>(DType::float32, data->data(), 0));
       if (arguments.outputs.empty()) continue;
-      outputs.push_back({std::to_string(step) + "." + name, dtype_of(port), shape_of(port), [data](void* target) {
+      outputs.push_back({array_of(port), std::to_string(step) + "." + name, [data](void* target) {
                            std::memcpy(target, data->data(), data->size());
                            return Status();
                          }});
     }
   }
-  if (!arguments.outputs.empty()) TE_CHECK(write_tensors(arguments.outputs, std::move(outputs), {}));
-  if (!arguments.save.empty()) TE_CHECK(check(handle, torchedge_save(handle, arguments.save.c_str())));
-  if (arguments.figures) std::printf("%s\n", Json::parse(torchedge_describe(handle))["figures"].dump(2).c_str());
-  return {};
+  return arguments.outputs.empty() ? Status() : write_tensors(arguments.outputs, std::move(outputs), {});
 }
 
 /// Print the tokens that follow each prompt, a line for each; those of one prompt as soon as they are there.
@@ -226,7 +197,6 @@ Status continue_texts(torchedge_bundle* handle, const Arguments& arguments) {
     std::fflush(stdout);
     *static_cast<bool*>(begins) = false;
   };
-  if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
   const size_t texts = arguments.counts.size(), most = arguments.new_tokens;
   torchedge_sampling how = arguments.sampling;
   how.stop = arguments.stop.data();
@@ -242,12 +212,11 @@ Status continue_texts(torchedge_bundle* handle, const Arguments& arguments) {
     for (size_t k = 0; k < made[text]; ++k) show(&first, text, tokens[text * most + k]);
     std::printf("\n");
   }
-  if (arguments.figures) std::printf("%s\n", Json::parse(torchedge_describe(handle))["figures"].dump(2).c_str());
   return {};
 }
 
-/// Print what --check finds; whether no launch was off.
-Result<bool> self_test(torchedge_bundle* handle, bool json) {
+/// Print what --check finds; the exit status is 1 where a launch was off.
+Result<int> self_test(torchedge_bundle* handle, bool json) {
   const std::string text = torchedge_check(handle);
   TE_CHECK(check(handle, *torchedge_error(handle) != '\0'));
   const Json report = Json::parse(text);
@@ -264,7 +233,28 @@ Result<bool> self_test(torchedge_bundle* handle, bool json) {
                   word(off, "scope").c_str(), word(off, "figure").c_str(), word(off, "tensor").c_str(), off["measured"].get<double>(),
                   off["expected"].get<double>(), off["bound"].get<double>());
   }
-  return off.is_null();
+  return off.is_null() ? 0 : 1;
+}
+
+/// Do what the arguments ask of an opened bundle, and return the exit status.
+Result<int> run(torchedge_bundle* handle, const Arguments& arguments) {
+  if (arguments.check) return self_test(handle, arguments.json);
+  const Json described = Json::parse(torchedge_describe(handle));
+  const Json* method = arguments.method.empty() ? &described : nullptr;
+  for (const Json& each : described["methods"])
+    if (each["name"] == arguments.method) method = &each;
+  if (method == nullptr) TE_CHECK(check(handle, torchedge_step(handle, arguments.method.c_str())));  // its error names those that are there
+  const bool generates = !arguments.counts.empty();
+  if (!generates && arguments.inputs.empty() && !(*method)["inputs"].empty() && arguments.steps == 0) {
+    std::printf("%s\n", described.dump(2).c_str());
+    return 0;
+  }
+  if (!arguments.load.empty()) TE_CHECK(check(handle, torchedge_load(handle, arguments.load.c_str())));
+  for (const auto& [name, value] : arguments.settings) TE_CHECK(check(handle, torchedge_set(handle, name.c_str(), value)));
+  TE_CHECK(generates ? continue_texts(handle, arguments) : run_steps(handle, arguments, *method, described["mode"] == "train"));
+  if (!arguments.save.empty()) TE_CHECK(check(handle, torchedge_save(handle, arguments.save.c_str())));
+  if (arguments.figures) std::printf("%s\n", Json::parse(torchedge_describe(handle))["figures"].dump(2).c_str());
+  return 0;
 }
 
 void show_progress(void*, int done, int total) {
@@ -291,20 +281,12 @@ int main(int count, char** words) {
   if (isatty(STDERR_FILENO)) options.progress = show_progress;
   torchedge_bundle* handle = nullptr;
   int code = torchedge_open(chosen.bundle.c_str(), &options, &handle);
-  Status status = check(handle, code);
-  bool right = true;
+  Result<int> result = Error{"the host has too little memory"};
   try {
-    if (status.ok() && chosen.check) {
-      auto result = self_test(handle, chosen.json);
-      if (result.ok()) right = result.value();
-      else status = result.error();
-    } else if (status.ok()) {
-      status = chosen.counts.empty() ? run(handle, chosen) : continue_texts(handle, chosen);
-    }
-  } catch (const std::bad_alloc&) {
-    status = Error{"the host has too little memory"};
+    Status opened = check(handle, code);
+    result = opened.ok() ? run(handle, chosen) : Result<int>(opened.error());
+  } catch (const std::bad_alloc&) {  // it stays so
   }
   torchedge_close(handle);
-  if (status.ok() && !right) return 1;
-  return status.ok() ? 0 : fail(status.error().text);
+  return result.ok() ? result.value() : fail(result.error().text);
 }

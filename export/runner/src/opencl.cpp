@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
+
+#include "files.h"
 
 namespace torchedge {
 namespace {
 
+constexpr cl_uint kMostDevices = 64;  // of a platform, and as many platforms
+constexpr cl_ulong kAnyDevice = 0xFFFFFFFF;
 constexpr const char* kPlaces[] = {
     "libOpenCL.so.1",
     "libOpenCL.so",
@@ -21,20 +24,11 @@ constexpr const char* kPlaces[] = {
     "/system/lib64/libOpenCL.so",
 };
 
-template <class Info, class Handle>
-std::string text_of(Info info, Handle handle, cl_uint key) {
-  size_t size = 0;
-  if (info(handle, key, 0, nullptr, &size) != 0 || size == 0 || size > (1u << 20)) return "";
-  std::string text(size, '\0');
-  if (info(handle, key, size, text.data(), nullptr) != 0) return "";
-  return text.substr(0, std::strlen(text.c_str()));
-}
-
 ClDevice describe(const ClLibrary& cl, cl_platform platform, cl_device handle) {
   ClDevice device{};
   device.platform = platform;
   device.handle = handle;
-  auto text = [&](cl_uint key) { return text_of(cl.GetDeviceInfo, handle, key); };
+  auto text = [&](cl_uint key) { return info_text(cl.GetDeviceInfo, key, handle); };
   auto get = [&](cl_uint key, auto& field) {
     auto value = field;
     if (cl.GetDeviceInfo(handle, key, sizeof value, &value, nullptr) == 0) field = value;
@@ -44,8 +38,8 @@ ClDevice describe(const ClLibrary& cl, cl_platform platform, cl_device handle) {
   device.driver = text(0x102D);
   device.version = text(0x102F);
   device.extensions = text(0x1030);
-  device.platform_name = text_of(cl.GetPlatformInfo, platform, 0x0902);
-  device.platform_version = text_of(cl.GetPlatformInfo, platform, 0x0901);
+  device.platform_name = info_text(cl.GetPlatformInfo, 0x0902, platform);
+  device.platform_version = info_text(cl.GetPlatformInfo, 0x0901, platform);
   cl_uint align_bits = 8, unified = 0, images = 0;
   std::array<size_t, 16> sizes{1, 1, 1};  // a device may have more than three dimensions
   get(0x1000, device.type);
@@ -75,11 +69,9 @@ std::string lower(std::string text) {
 }  // namespace
 
 Result<ClLibrary> open_opencl(const std::string& path) {
-  std::vector<std::string> places;
-  const char* variable = std::getenv("TORCHEDGE_OPENCL");
-  if (!path.empty()) places = {path};
-  else if (variable != nullptr && *variable != '\0') places = {variable};
-  else places.assign(std::begin(kPlaces), std::end(kPlaces));
+  const std::string named = path.empty() ? given(std::getenv("TORCHEDGE_OPENCL")) : path;
+  std::vector<std::string> places(std::begin(kPlaces), std::end(kPlaces));
+  if (!named.empty()) places = {named};
   void* handle = nullptr;
   for (const std::string& place : places)
     if ((handle = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) != nullptr) break;
@@ -100,19 +92,14 @@ ClLibrary::Address ClLibrary::find(const char* name) {
 }
 
 Result<ClDevice> choose_device(const ClLibrary& cl, const std::string& query) {
-  cl_uint count = 0;
-  std::vector<cl_platform> platforms;
-  if (cl.GetPlatformIDs(0, nullptr, &count) == 0 && count > 0) {
-    platforms.resize(count);
-    if (cl.GetPlatformIDs(count, platforms.data(), nullptr) != 0) platforms.clear();
-  }
   std::vector<ClDevice> devices;
-  for (cl_platform platform : platforms) {
-    constexpr cl_ulong all = 0xFFFFFFFF;
-    if (cl.GetDeviceIDs(platform, all, 0, nullptr, &count) != 0 || count == 0) continue;
-    std::vector<cl_device> handles(count);
-    if (cl.GetDeviceIDs(platform, all, count, handles.data(), nullptr) != 0) continue;
-    for (cl_device handle : handles) devices.push_back(describe(cl, platform, handle));
+  cl_platform platforms[kMostDevices] = {};
+  cl_device handles[kMostDevices] = {};
+  cl_uint count = 0, number = 0;
+  if (cl.GetPlatformIDs(kMostDevices, platforms, &count) != 0) count = 0;
+  for (cl_uint p = 0; p < std::min(count, kMostDevices); ++p) {
+    if (cl.GetDeviceIDs(platforms[p], kAnyDevice, kMostDevices, handles, &number) != 0) continue;
+    for (cl_uint d = 0; d < std::min(number, kMostDevices); ++d) devices.push_back(describe(cl, platforms[p], handles[d]));
   }
   if (devices.empty()) return Error{"OpenCL has no device; install a driver, or name its library in TORCHEDGE_OPENCL"};
   std::vector<ClDevice> matches;

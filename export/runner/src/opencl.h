@@ -55,7 +55,6 @@ struct ClLibrary {
   cl_mem (*CreateBuffer)(cl_context, cl_ulong, size_t, void*, cl_int*) = find("clCreateBuffer");
   cl_mem (*CreateSubBuffer)(cl_mem, cl_ulong, cl_uint, const void*, cl_int*) = find("clCreateSubBuffer");
   cl_mem (*CreateImage)(cl_context, cl_ulong, const ClImageFormat*, const ClImageDescriptor*, void*, cl_int*) = find("clCreateImage");
-  cl_int (*GetSupportedImageFormats)(cl_context, cl_ulong, cl_uint, cl_uint, ClImageFormat*, cl_uint*) = find("clGetSupportedImageFormats");
   cl_program (*CreateProgramWithSource)(cl_context, cl_uint, const char**, const size_t*, cl_int*) = find("clCreateProgramWithSource");
   cl_program (*CreateProgramWithBinary)(cl_context, cl_uint, const cl_device*, const size_t*, const unsigned char**, cl_int*, cl_int*) = find("clCreateProgramWithBinary");
   cl_int (*BuildProgram)(cl_program, cl_uint, const cl_device*, const char*, void*, void*) = find("clBuildProgram");
@@ -123,6 +122,16 @@ struct ClDevice {
 Result<ClDevice> choose_device(const ClLibrary& cl, const std::string& query);
 
 std::string error_name(cl_int code);
+
+/// A text that a function such as clGetDeviceInfo tells of these objects; empty where it tells none.
+template <class Info, class... Handles>
+std::string info_text(Info info, cl_uint key, Handles... handles) {
+  size_t size = 0;
+  if (info(handles..., key, 0, nullptr, &size) != 0 || size == 0 || size > (size_t{1} << 24)) return "";
+  std::string text(size, '\0');
+  if (info(handles..., key, size, text.data(), nullptr) != 0) return "";
+  return text.c_str();
+}
 
 constexpr cl_uint kFalse = 0, kTrue = 1, kRgba = 0x10B5, kFloat = 0x10DE, kHalfFloat = 0x10DD, kImage2d = 0x10F1;
 constexpr cl_ulong kReadWrite = 1, kProfiling = 2, kRecordable = 1 << 30;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kMaxItems = size_t{1} << 16;
 constexpr size_t kMaxArguments = 256;
-constexpr std::initializer_list<const char*> kRoles = {"input", "parameter", "buffer", "state", "constant", "output", "intermediate"};
+const std::vector<const char*> kRoles = {"input", "parameter", "buffer", "state", "constant", "output", "intermediate"};
 constexpr int64_t kItemsPerElement = 64;  // far more work-items than any schedule takes
 
 Tensor read_tensor(const Entry& entry) {
@@ -34,7 +34,7 @@ Tensor read_tensor(const Entry& entry) {
   return tensor;
 }
 
-Kernel read_kernel(const Entry& entry, const std::map<std::string, std::string>& sources) {
+Kernel read_kernel(const Entry& entry, const std::map<std::string, std::string>& files) {
   Kernel kernel;
   entry.only({"name", "access", "kind", "load_class", "checks", "in_place", "local_bytes", "sizes", "sha256"});
   kernel.name = entry.at("name").text(128);
@@ -50,13 +50,10 @@ Kernel read_kernel(const Entry& entry, const std::map<std::string, std::string>&
   kernel.sizes = entry.find("sizes").integer(0, kMaxArguments - 1);
   if (entry.find("checks").boolean()) entry.refuse("was made with checks; expected one without: export the bundle again");
   auto digest = entry.at("sha256").sha256();
-  auto source = sources.find(kernel.name);
-  if (source == sources.end()) {
-    entry.refuse("has no text in kernels/; expected one for each kernel");
-  } else {
-    kernel.source = source->second;
-    if (!digest.empty() && digest != sha256_of(kernel.source)) entry.refuse("has the SHA-256 of another text");
-  }
+  auto source = files.find("kernels/" + kernel.name + ".cl");
+  if (source == files.end()) return entry.refuse("has no text in kernels/; expected one for each kernel"), kernel;
+  kernel.source = source->second;
+  if (!digest.empty() && digest != sha256_of(kernel.source)) entry.refuse("has the SHA-256 of another text");
   return kernel;
 }
 
@@ -271,7 +268,7 @@ void read_arena(const Entry& entry, Program& program) {
 }
 
 const char* name_of(Role role) {
-  return kRoles.begin()[static_cast<int>(role)];
+  return kRoles[static_cast<int>(role)];
 }
 
 std::vector<int64_t> Arena::allocations() const {
@@ -355,7 +352,7 @@ Status check_entries(const std::string& path, const FileHeader& header, const st
     auto entry = header.entries.find(tensor->name);
     if (entry == header.entries.end() && tensor->role == Role::state) continue;
     if (entry == header.entries.end()) return Error{path + ": holds no " + name_of(tensor->role) + " " + tensor->name + advice};
-    if (entry->second.dtype != form.dtype || entry->second.shape != (packed ? form.packed_shape() : form.shape))
+    if (!(entry->second == Array{packed ? form.packed_shape() : form.shape, form.dtype}))
       return Error{path + ": holds " + tensor->name + " with another shape or dtype than the program's " + form.text() + advice};
   }
   for (const auto& [name, entry] : header.entries)
@@ -364,8 +361,7 @@ Status check_entries(const std::string& path, const FileHeader& header, const st
   return {};
 }
 
-Result<Program> read_program(const std::string& name, const std::string& text,
-                             const std::map<std::string, std::string>& sources) {
+Result<Program> read_program(const std::string& name, const std::string& text, const std::map<std::string, std::string>& files) {
   TE_TRY(document, Document::parse(name, text));
   Entry entry = document.root();
   Program program;
@@ -376,7 +372,7 @@ Result<Program> read_program(const std::string& name, const std::string& text,
   program.target = entry.at("target").word(kClasses);
   for (const Entry& note : entry.at("notes").items(1000)) note.text(4000, 0);
   for (const Entry& item : entry.at("tensors").items(kMaxItems)) program.tensors.push_back(read_tensor(item));
-  for (const Entry& item : entry.at("kernels").items(kMaxItems)) program.kernels.push_back(read_kernel(item, sources));
+  for (const Entry& item : entry.at("kernels").items(kMaxItems)) program.kernels.push_back(read_kernel(item, files));
   for (const Entry& item : entry.at("launches").items(kMaxItems)) {
     program.launches.push_back(read_launch(item, program));
     if (document.ok()) check_launch(item, program.launches.back(), program);

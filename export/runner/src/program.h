@@ -94,7 +94,7 @@ struct Loads {
   std::map<int64_t, std::pair<int64_t, int64_t>> streamed;  // a tensor's first and last copy of a run, from 1 on
 };
 
-constexpr std::initializer_list<const char*> kClasses = {"cpu", "gpu", "mobile"};
+inline const std::vector<const char*> kClasses = {"cpu", "gpu", "mobile"};
 
 struct Program {
   std::vector<Tensor> tensors;
@@ -121,9 +121,8 @@ Arena common_arena(const std::vector<Program>& programs);
 /// Place what lies in an arena's buffers anew, in buffers of at most so many bytes where the tensors allow it.
 void split_arena(Program& program, int64_t most, int64_t alignment);
 
-/// Read a program; `sources`: the kernels' texts by name.
-Result<Program> read_program(const std::string& name, const std::string& text,
-                             const std::map<std::string, std::string>& sources);
+/// Read a program; `files`: texts by name, those of its kernels among them.
+Result<Program> read_program(const std::string& name, const std::string& text, const std::map<std::string, std::string>& files);
 
 /// Check that a file holds each tensor, packed or as an array, and nothing else; states may be absent.
 Status check_entries(const std::string& path, const FileHeader& header, const std::vector<const Tensor*>& tensors, bool packed, const std::string& advice);

@@ -24,41 +24,33 @@ constexpr size_t kMaxTensors = size_t{1} << 15;
 int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
 int64_t round_up(int64_t value, int64_t by) { return ceil_div(value, by) * by; }
 
-/// Copy elements between an array and the same in memory's order, `ordered` to `array` or back.
-template <class Element>
-void transpose(const Form& form, const void* from, void* to, bool to_ordered) {
-  const auto* source = static_cast<const Element*>(from);
-  auto* target = static_cast<Element*>(to);
-  size_t rank = form.shape.size();
-  std::vector<int64_t> strides(rank, 1), at(rank, 0);
-  for (size_t d = rank; d-- > 1;) strides[d - 1] = strides[d] * form.shape[d];
-  int64_t count = form.elements(), place = 0;
-  for (int64_t k = 0; k < count; ++k) {
-    if (to_ordered) {
-      target[k] = source[place];
-    } else {
-      target[place] = source[k];
-    }
-    for (size_t n = rank; n-- > 0;) {  // the next element in memory's order
-      int64_t d = form.layout.order[n];
-      place += strides[d];
-      if (++at[n] < form.shape[d]) break;
-      place -= at[n] * strides[d];
-      at[n] = 0;
-    }
-  }
-}
-
 bool in_order(const Layout& layout) { return std::is_sorted(layout.order.begin(), layout.order.end()); }
 
+/// Copy elements between an array and the same in memory's order, `ordered` to `array` or back.
 void transpose(const Form& form, const void* from, void* to, bool to_ordered) {
   if (in_order(form.layout)) return void(std::memcpy(to, from, form.array_bytes()));
-  switch (size_of(form.dtype)) {
-    case 1: return transpose<uint8_t>(form, from, to, to_ordered);
-    case 2: return transpose<uint16_t>(form, from, to, to_ordered);
-    case 4: return transpose<uint32_t>(form, from, to, to_ordered);
-    default: return transpose<uint64_t>(form, from, to, to_ordered);
-  }
+  const size_t rank = form.shape.size();
+  std::vector<int64_t> strides(rank, 1), at(rank, 0);
+  for (size_t d = rank; d-- > 1;) strides[d - 1] = strides[d] * form.shape[d];
+  with_type(form.dtype, [&](auto element) {
+    const auto* source = static_cast<const decltype(element)*>(from);
+    auto* target = static_cast<decltype(element)*>(to);
+    int64_t count = form.elements(), place = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      if (to_ordered) {
+        target[k] = source[place];
+      } else {
+        target[place] = source[k];
+      }
+      for (size_t n = rank; n-- > 0;) {  // the next element in memory's order
+        int64_t d = form.layout.order[n];
+        place += strides[d];
+        if (++at[n] < form.shape[d]) break;
+        place -= at[n] * strides[d];
+        at[n] = 0;
+      }
+    }
+  });
 }
 
 /// Call `copy(bytes of the dense order, bytes of the image, count)` for the elements of each texel.
@@ -84,9 +76,10 @@ const char* name_of(DType dtype) { return kKinds[static_cast<int>(dtype)].name; 
 const char* code_of(DType dtype) { return kKinds[static_cast<int>(dtype)].code; }
 int64_t size_of(DType dtype) { return kKinds[static_cast<int>(dtype)].size; }
 
-DType read_dtype(const Entry& entry) {
-  return static_cast<DType>(entry.word(
-      {"float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "uint32"}));
+DType read_dtype(const Entry& entry, bool coded) {
+  std::vector<const char*> words;
+  for (const Kind& kind : kKinds) words.push_back(coded ? kind.code : kind.name);
+  return static_cast<DType>(entry.word(words));
 }
 
 Half Half::of(double value) {
@@ -203,7 +196,7 @@ void Form::unpack(const void* packed, void* array) const {
   transpose(*this, ordered.data(), array, false);
 }
 
-std::string Form::text() const {
+std::string Array::text() const {
   std::string sizes;
   for (int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
   return std::string(name_of(dtype)) + "[" + sizes + "]";
@@ -233,15 +226,13 @@ Result<FileHeader> read_file_header(const File& file) {
     }
     entry.only({"dtype", "shape", "data_offsets"});
     FileEntry tensor;
-    tensor.dtype = static_cast<DType>(
-        entry.at("dtype").word({"F32", "F16", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL", "U32"}));
+    tensor.dtype = read_dtype(entry.at("dtype"), true);
     tensor.shape = entry.at("shape").integers(0, kMaxSize, kMaxRank);
     auto offsets = entry.at("data_offsets").integers(0, int64_t{1} << 50, 2, 2);
     if (!document.ok()) break;
     tensor.begin = header.begin + offsets[0];
     tensor.end = header.begin + offsets[1];
-    int64_t count = product(tensor.shape);
-    if (count > kMaxSize || tensor.end - tensor.begin != count * size_of(tensor.dtype))
+    if (tensor.elements() > kMaxSize || tensor.end - tensor.begin != tensor.array_bytes())
       entry.refuse("takes other bytes than its shape and dtype have");
     spans.emplace_back(tensor.begin, tensor.end);
     header.entries[name] = std::move(tensor);
@@ -268,10 +259,10 @@ Status write_tensors(const std::string& path, std::vector<FileTensor> tensors,
   int64_t end = 0, most = 0;
   if (!metadata.empty()) entries.emplace_back("__metadata__", metadata);
   for (const FileTensor& tensor : tensors) {
-    int64_t nbytes = product(tensor.shape) * size_of(tensor.dtype);
-    entries.emplace_back(tensor.name, Ordered{{"dtype", code_of(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {end, end + nbytes}}});
-    end += nbytes;
-    most = std::max(most, nbytes);
+    const int64_t begin = end;
+    end += tensor.array_bytes();
+    entries.emplace_back(tensor.name, Ordered{{"dtype", code_of(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}});
+    most = std::max(most, end - begin);
   }
   std::string header = Ordered(std::move(entries)).dump(-1, ' ', false, Ordered::error_handler_t::replace);
   header.resize(round_up(header.size(), 8), ' ');
@@ -282,7 +273,7 @@ Status write_tensors(const std::string& path, std::vector<FileTensor> tensors,
     std::string data(most, '\0');  // one tensor at a time
     for (const FileTensor& tensor : tensors) {
       TE_CHECK(tensor.read(data.data()));
-      TE_CHECK(sink(data.data(), product(tensor.shape) * size_of(tensor.dtype)));
+      TE_CHECK(sink(data.data(), tensor.array_bytes()));
     }
     return {};
   });

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "files.h"
@@ -21,7 +22,8 @@ const char* name_of(DType dtype);
 const char* code_of(DType dtype);
 int64_t size_of(DType dtype);
 inline bool is_float(DType dtype) { return dtype <= DType::float64; }
-DType read_dtype(const Entry& entry);
+/// Read a dtype; coded: by its name in safetensors files.
+DType read_dtype(const Entry& entry, bool coded = false);
 
 /// A number of float16: its bits.
 struct Half {
@@ -87,6 +89,10 @@ struct Layout {
   // What follows from a shape.
   int64_t steps = 1, lines = 1, width = 1, height = 1;
 
+  bool operator==(const Layout& other) const {
+    return std::tie(order, storage, split, fold, pattern, row_texels) ==
+           std::tie(other.order, other.storage, other.split, other.fold, other.pattern, other.row_texels);
+  }
   bool image() const { return storage != Storage::buffer; }
   /// Column and row of a texel.
   std::pair<int64_t, int64_t> place(int64_t step, int64_t line) const;
@@ -94,15 +100,22 @@ struct Layout {
 /// Read a layout, check it against a shape and compute what follows.
 Layout read_layout(const Entry& entry, const Shape& shape);
 
-/// What a tensor is, apart from its role in a program.
-struct Form {
+/// An array as callers have it: dense, in the order of the dimensions.
+struct Array {
   Shape shape;
   DType dtype = DType::float32;
+
+  bool operator==(const Array& other) const { return shape == other.shape && dtype == other.dtype; }
+  int64_t elements() const { return product(shape); }
+  int64_t array_bytes() const { return elements() * size_of(dtype); }
+  std::string text() const;
+};
+
+/// What a tensor is, apart from its role in a program.
+struct Form : Array {
   Layout layout;
 
-  int64_t elements() const { return product(shape); }
-  /// Bytes of an array as callers have it: dense, in the order of the dimensions.
-  int64_t array_bytes() const { return elements() * size_of(dtype); }
+  bool operator==(const Form& other) const { return Array::operator==(other) && layout == other.layout; }
   /// Bytes of what is copied to the device.
   int64_t packed_bytes() const;
   /// Bytes on the device: an empty buffer takes an element, rows of an image_buffer are apart.
@@ -113,13 +126,10 @@ struct Form {
   bool plain() const;
   void pack(const void* array, void* packed) const;
   void unpack(const void* packed, void* array) const;
-  std::string text() const;
 };
 
 /// One tensor of a safetensors file: its bytes are begin to end of the file.
-struct FileEntry {
-  DType dtype;
-  Shape shape;
+struct FileEntry : Array {
   int64_t begin, end;
 };
 
@@ -133,10 +143,8 @@ struct FileHeader {
 Result<FileHeader> read_file_header(const File& file);
 
 /// A tensor to write, and where its bytes come from: `read` fills as many as its shape and dtype have.
-struct FileTensor {
+struct FileTensor : Array {
   std::string name;
-  DType dtype;
-  Shape shape;
   std::function<Status(void*)> read;
 };
 /// Write a safetensors file atomically, wide dtypes first and then by name: the bytes that Python's writer gives.

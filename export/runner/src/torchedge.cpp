@@ -18,13 +18,13 @@ struct torchedge_bundle {
 
 namespace {
 
-Json port_json(const std::string& name, const Shape& shape, DType dtype) {
-  return {{"name", name}, {"shape", shape}, {"dtype", name_of(dtype)}, {"bytes", product(shape) * size_of(dtype)}};
+Json port_json(const std::string& name, const Array& array) {
+  return {{"name", name}, {"shape", array.shape}, {"dtype", name_of(array.dtype)}, {"bytes", array.array_bytes()}};
 }
 
 Json ports_json(const std::vector<Port>& ports) {
   Json list = Json::array();
-  for (const Port& port : ports) list.push_back(port_json(port.name, port.shape, port.dtype));
+  for (const Port& port : ports) list.push_back(port_json(port.name, port));
   return list;
 }
 
@@ -78,7 +78,7 @@ std::string describe(const Executor& executor) {
   const Bundle& bundle = executor.bundle();
   Json state = Json::array(), methods = Json::array();
   for (const auto& [tensor, memory] : executor.kept()) {
-    state.push_back(port_json(tensor->name, tensor->form.shape, tensor->form.dtype));
+    state.push_back(port_json(tensor->name, tensor->form));
     state.back()["role"] = name_of(tensor->role);
   }
   for (const Method& method : bundle.methods)
@@ -137,7 +137,8 @@ int torchedge_open(const char* folder, const torchedge_options* options, torched
   return guarded(**handle, [&]() -> Status {
     const torchedge_options chosen = options == nullptr ? torchedge_options{} : *options;
     TE_TRY(bundle, open_bundle(given(folder), given(chosen.sha256)));
-    TE_TRY(executor, Executor::create(std::move(bundle), chosen));
+    auto executor = std::make_unique<Executor>(std::move(bundle));
+    TE_CHECK(executor->open(chosen));
     (*handle)->executor = std::move(executor);
     return {};
   });
