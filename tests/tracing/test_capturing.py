@@ -372,3 +372,44 @@ def test_results_share_storage_with_arguments_alone(function, viewed):
     graph = capture(OfWeight(function), torch.zeros(2, 8, 8), mode="infer")
     op = next(op for op in graph.ops if op.kind not in ("expand", "transpose"))
     assert graph.values[op.outputs[0]].alias == (0 if viewed else None)
+
+
+TABLES = {}
+
+
+class Holder:
+    table = None
+
+
+HOLDER = Holder()
+
+
+class Keeping(torch.nn.Module):
+    """Keeps what it makes in its first call outside of itself, as `place` says."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.layer, self.place = torch.nn.Linear(4, 4), place
+
+    def forward(self, x):
+        x = self.layer(x)
+        if self.place == "dict":
+            if 4 not in TABLES:
+                TABLES[4] = torch.arange(4, device=x.device).cos()
+            return x * TABLES[4]
+        if HOLDER.table is None:
+            HOLDER.table = torch.arange(4, device=x.device).cos()
+        return x * HOLDER.table
+
+
+@pytest.mark.parametrize("place", ["dict", "attribute"])
+def test_no_stand_in_stays_in_the_users_caches(place):
+    model, x = Keeping(place), torch.ones(2, 4)
+    for _ in range(2):
+        graph = capture(model, x)
+        (table,) = [value for value in graph.values if value.role == "constant"]
+        assert table.shape == (4,)
+        assert not [op for op in graph.ops if op.kind == "cos"]  # later steps do not make it
+    assert torch.equal(model(x), model.layer(x) * torch.arange(4).cos())
+    TABLES.clear()
+    HOLDER.table = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,7 +23,7 @@ from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
 from torchedge.ops.strides import as_input, broadcasted, contiguous_strides, packed
 from torchedge.tracing.checkpointing import Policy, is_stored
-from torchedge.tracing.copies import forget_cached, isolated, scoped, where
+from torchedge.tracing.copies import forget_cached, forget_held, isolated, scoped, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, answered, is_device_query
 from torchedge.tracing.footprints import footprint_of
 from torchedge.tracing.packed_sequences import PACKED
@@ -166,7 +167,9 @@ def _cast_once(rec: Recorder, tensor: torch.Tensor, dtype: torch.dtype, cast: Ca
 
 
 _CASTS = frozenset(("to", "type", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as"))
-_COPIES = frozenset(("reshape", "flatten", "contiguous", "reshape_as", "ravel"))
+_COPIES = frozenset(
+    ("reshape", "flatten", "contiguous", "reshape_as", "ravel", "resolve_conj", "resolve_neg")
+)
 _COUNTED = frozenset(("chunk", "unsafe_chunk", "tensor_split"))
 _SPLITS = _COUNTED | {"unbind", "split", "unsafe_split"}
 _DROPOUTS = frozenset(
@@ -268,6 +271,8 @@ class Interceptor(TorchFunctionMode):
             answers = self._read_example(func, args, kwargs)
             if answers:
                 return answers[0]
+            if sys._getframe(2).f_globals.get("__name__") == torch.nn.functional.__name__:
+                return False  # of a check: `gaussian_nll_loss` refuses a negative variance
             raise CaptureError(
                 f"the forward pass reads the value of a tensor ({target.kind}{where()}), which is not known "
                 "before running; use torch.where, or make the choice an argument of the model"
@@ -369,6 +374,7 @@ class Interceptor(TorchFunctionMode):
             results,
             rec.fixed_batch is None,
             lambda item: to_meta(item, rec),
+            rec.has_complex,
         )
         if footprint is not None and len(footprint.tensors) == len(needs) + len(results):
             rec.ops[place] = replace(op, footprint=footprint)
@@ -633,12 +639,48 @@ class ForwardCall:
 
 
 def trace(call: ForwardCall) -> ForwardGraph:
-    """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
+    """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible.
+
+    A model that keeps what it makes in its first call (a table of positions, a mask) runs twice: the graph is
+    that of the second call.
+    """
+    recorders = [Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)]
+    try:
+        with isolated(call.model, call.training) as model:
+            graph = _traced(call, model, recorders[0])
+            if recorders[0].leaked():
+                graph = _second(call, model, recorders) or graph
+    finally:
+        if recorders[-1].leaked():
+            forget_cached((TracedTensor,))
+            forget_held(recorders[-1].survivors())
+    return graph
+
+
+def _second(call: ForwardCall, model: Any, recorders: list[Recorder]) -> ForwardGraph | None:
+    """Return the graph of a second call; None where it fails, or makes anew what the first one has kept."""
+    (first,) = recorders
+    cached = first.survivors()
+    if any(first.needs_gradient(tensor.token.index) for tensor in cached):
+        return None
     recorder = Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)
+    recorders.append(recorder)
+    recorder.inherit(cached, first)
+    kept = [ref(tensor) for tensor in cached]
+    cached.clear()
+    try:
+        graph = _traced(call, model, recorder)
+    except Exception:  # of code that reads values of what it keeps, which a stand-in may not have
+        return None
+    replaced = len(recorder.survivors()) > len(kept) or any(tensor() is None for tensor in kept)
+    return None if replaced else graph
+
+
+def _traced(call: ForwardCall, model: Any, recorder: Recorder) -> ForwardGraph:
+    """Run a copy of the model on stand-ins."""
     fed_args, fed_kwargs, targets = feed((call.args, call.kwargs, call.targets), recorder, call.batch_dim)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
-        isolated(call.model, call.training) as model,
         scoped(model, recorder.scopes),
         recorder.active(),
         answered(call.accelerator, recorder),
@@ -653,11 +695,7 @@ def trace(call: ForwardCall) -> ForwardGraph:
         if not returned:
             raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
         last = loss_index(recorder, value) if call.loss is not None else None
-        graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
-    outputs = value = fed_args = fed_kwargs = targets = None
-    if recorder.leaked():
-        forget_cached((TracedTensor,))
-    return graph
+        return recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
 
 
 def _check_positions(call: _Call, recorder: Recorder) -> None:

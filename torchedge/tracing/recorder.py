@@ -32,7 +32,7 @@ from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.copies import is_library, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
 from torchedge.tracing.example_values import ExampleValues, mapped
-from torchedge.tracing.footprints import footprint_of
+from torchedge.tracing.footprints import footprint_of, valueless
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in ITEM_SIZES if hasattr(torch, name)
@@ -480,8 +480,7 @@ class Recorder:
             index = self.index_of(item)
             inputs.append(index)
             needs.append(not nesting and self.needs_gradient(index))
-            meta = self.meta_of(item)
-            return torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype, device="meta")
+            return valueless(self.meta_of(item))
         if type(item) in (tuple, list):
             return type(item)([self._arguments(part, inputs, needs, nesting - 1) for part in item])
         if type(item) is dict:
@@ -503,8 +502,30 @@ class Recorder:
         return Token(index, self._released)
 
     def leaked(self) -> bool:
-        """Return whether stand-ins outlive the trace, in a cache outside of the model."""
+        """Return whether stand-ins outlive the trace, in a cache."""
         return self._tokens > self._booked + len(self._released)
+
+    def survivors(self) -> list[TracedTensor]:
+        """Return the stand-ins that outlive the trace."""
+        import gc
+
+        return [t for t in gc.get_referrers(TracedTensor) if type(t) is TracedTensor and t.recorder is self]
+
+    def inherit(self, tensors: Sequence[TracedTensor], first: Recorder) -> None:
+        """Take stand-ins that outlive a first trace as tensors that exist before this one."""
+        homes: dict[int, int] = {}
+        for tensor in tensors:
+            old = root = tensor.token.index
+            while (alias := first.values[root].alias) is not None:
+                root = alias
+            if root not in homes:
+                name = f"cached_{len(homes)}"
+                homes[root] = self.add_value(name, first.sizes[root], first.values[root].dtype, "constant")
+            index = homes[root]
+            if old != root:
+                (index,) = self.add_call("alias", [index], {}, [first._form(old)], index)
+            self.example.take(index, first.example, old)
+            tensor.token, tensor.recorder = self.token(index), self
 
     def feed(self, name: str, sizes: tuple[int, ...], dtype: torch.dtype) -> TracedTensor:
         """Add an input of the graph; returns its stand-in."""
@@ -537,6 +558,7 @@ class Recorder:
             )
         trainable = role == "parameter" and tensor.requires_grad  # its shape never follows the batch
         self.sizes.append(tuple(tensor.shape))
+        self.has_complex = self.has_complex or tensor.dtype.is_complex
         index = self._builder.add(name, self.sizes[-1], DTYPE_NAMES[tensor.dtype], role, trainable)
         if role != "parameter":
             self.example.add(index, tensor)
@@ -588,7 +610,7 @@ class Recorder:
                     f"a tensor with layout {source.layout} cannot be captured; expected dense tensors"
                 )
             else:
-                meta = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+                meta = valueless(source)
             self._metas[id(tensor)] = meta
             self.index_of(tensor)
         return meta
