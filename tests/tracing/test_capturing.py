@@ -413,3 +413,54 @@ def test_no_stand_in_stays_in_the_users_caches(place):
     assert torch.equal(model(x), model.layer(x) * torch.arange(4).cos())
     TABLES.clear()
     HOLDER.table = None
+
+
+def user_module(forward):
+    """Return a module with a layer whose forward is a function of itself and x."""
+    module = type("User", (torch.nn.Module,), {"forward": forward})()
+    module.layer = torch.nn.Linear(4, 4)
+    return module
+
+
+def test_a_forward_pass_that_computes_gradients_is_refused_by_name():
+    def forward(self, x):
+        y = self.layer(x)
+        (gradient,) = torch.autograd.grad(self.layer(y).sum(), y, create_graph=True)
+        return y - gradient
+
+    with pytest.raises(CaptureError, match=r"asks autograd for gradients at test_capturing.py:\d+, which"):
+        capture(user_module(forward), torch.ones(2, 4))
+
+
+def test_hooks_of_tensors_are_noted():
+    def forward(self, x):
+        y = self.layer(x)
+        y.register_hook(lambda gradient: gradient * 2)
+        y.retain_grad()
+        return y.tanh()
+
+    graph = capture(user_module(forward), torch.ones(2, 4))
+    assert [op.kind for op in graph.ops][:2] == ["linear", "tanh"]
+    assert [note.split(" at ")[0] for note in graph.notes] == [
+        "a tensor's hook (register_hook",
+        "retain_grad",
+    ]
+
+
+def test_a_tensor_says_whether_it_is_a_leaf():
+    def forward(self, x):
+        y = self.layer(x)
+        if y.is_leaf or y.grad_fn is None or not x.is_leaf or x.grad_fn is not None:
+            return y.sin()
+        return y.cos()
+
+    assert [op.kind for op in capture(user_module(forward), torch.ones(2, 4)).ops][1] == "cos"
+
+
+def test_values_that_layers_of_pytorch_read_and_none_decides_are_answered():
+    capture(torch.nn.BatchNorm1d(4, momentum=None), torch.ones(2, 4))
+
+    def forward(self, x):
+        return torch.nn.functional.gaussian_nll_loss(self.layer(x), x, x.exp())
+
+    capture(user_module(forward), torch.ones(2, 4))

@@ -166,6 +166,11 @@ def _cast_once(rec: Recorder, tensor: torch.Tensor, dtype: torch.dtype, cast: Ca
     return rec.casts[key]
 
 
+_OWN_READS: dict[tuple[Any, str], Any] = {
+    ("torch.nn.functional", "__bool__"): False,  # `gaussian_nll_loss` refuses negative variances
+    ("torch.nn.modules.batchnorm", "__float__"): 1.0,  # the mean of all steps so far
+}
+"""Values that PyTorch's own layers read, by module and kind of read, none of which decides what runs."""
 _CASTS = frozenset(("to", "type", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as"))
 _COPIES = frozenset(
     ("reshape", "flatten", "contiguous", "reshape_as", "ravel", "resolve_conj", "resolve_neg")
@@ -271,8 +276,9 @@ class Interceptor(TorchFunctionMode):
             answers = self._read_example(func, args, kwargs)
             if answers:
                 return answers[0]
-            if sys._getframe(2).f_globals.get("__name__") == torch.nn.functional.__name__:
-                return False  # of a check: `gaussian_nll_loss` refuses a negative variance
+            answer = _OWN_READS.get((sys._getframe(2).f_globals.get("__name__"), target.kind))
+            if answer is not None:
+                return answer
             raise CaptureError(
                 f"the forward pass reads the value of a tensor ({target.kind}{where()}), which is not known "
                 "before running; use torch.where, or make the choice an argument of the model"
@@ -499,9 +505,15 @@ class Interceptor(TorchFunctionMode):
                 f"the forward pass changes the shape of a tensor of the model ({target.kind}_{where()})"
             )
         inputs, attrs = bind(target, args, kwargs, rec)
-        func(*to_meta(args, rec), **to_meta(kwargs, rec))
+        metas, view = (to_meta(args, rec), to_meta(kwargs, rec)), getattr(torch.Tensor, target.kind, None)
+        footprint = None
+        if view is not None:
+            needs = [rec.needs_gradient(inputs[0])]  # type: ignore[arg-type]
+            footprint = footprint_of(view, *metas, needs, decoded=rec.fixed_batch is None)
+        func(*metas[0], **metas[1])
         tensor.sizes = torch.Tensor.size(tensor)
         (index,) = rec.add_call(target.kind, inputs, attrs, [(tensor.sizes, tensor.dtype_name)], inputs[0])
+        rec.ops[-1] = replace(rec.ops[-1], footprint=footprint)
         tensor.token = rec.token(index)
         return tensor
 

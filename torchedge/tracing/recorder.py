@@ -13,6 +13,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from torchedge.errors import CaptureError
 from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, GraphBuilder, Op, Value
@@ -27,7 +28,7 @@ from torchedge.graphs.sizes import (
     decode_shape,
 )
 from torchedge.ops import registry, spec_of
-from torchedge.ops.gradients import extend_needs
+from torchedge.ops.gradients import extend_needs, makes_leaf
 from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.copies import is_library, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
@@ -82,6 +83,16 @@ class TracedTensor(torch.Tensor):
         self.recorder.require_gradient(self, value)
 
     @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        """Whether the value is none that autograd computes."""
+        return not self.requires_grad or self.recorder.is_own_leaf(self.token.index)
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        """An object of no use in place of autograd's node, None where there is none."""
+        return None if self.is_leaf else _NODE
+
+    @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """The sizes, without a call of the tracing mode."""
         return self.recorder.shown(self.sizes, sys._getframe(1))
@@ -99,6 +110,19 @@ class TracedTensor(torch.Tensor):
         answer: torch.device = self.recorder.device_answer("device", sys._getframe(1))
         return answer
 
+    def register_hook(self, hook: Any) -> Any:
+        """Return the handle of a hook of the backward pass, which is not followed."""
+        self.recorder.note(
+            f"a tensor's hook (register_hook{where()}) is not followed: memory is too low where it allocates"
+        )
+        return RemovableHandle(OrderedDict())
+
+    def retain_grad(self) -> None:
+        """Note that the gradient stays, which is not followed."""
+        self.recorder.note(
+            f"retain_grad{where()} is not followed: the gradient that it keeps counts as freed"
+        )
+
     def dim(self) -> int:
         """Return the number of dimensions."""
         return len(self.sizes)
@@ -112,6 +136,19 @@ class TracedTensor(torch.Tensor):
         if self.sizes[0] >= LARGEST_CONSTANT and not is_library(sys._getframe(1)):
             self.recorder.reads_batch = True
         return self.sizes[0]
+
+
+class _Node:
+    """Stands for a node of autograd."""
+
+    next_functions: tuple[Any, ...] = ()
+
+    def name(self) -> str:
+        """Return a name that no node has."""
+        return "Node"
+
+
+_NODE = _Node()
 
 
 class BatchSize(int):
@@ -384,6 +421,10 @@ class Recorder:
         self._judged = len(self.ops)
         return self._needs[index]
 
+    def is_own_leaf(self, index: int) -> bool:
+        """Return whether the model made a value a leaf by `requires_grad_()`."""
+        return index in self._views and makes_leaf(self._views[index])
+
     def require_gradient(self, tensor: TracedTensor, requires_grad: bool = True) -> None:
         """Record that a model makes a value require a gradient, if none flows through it already.
 
@@ -546,7 +587,7 @@ class Recorder:
             if tensor.device.type == "meta":
                 raise CaptureError(
                     f"a tensor of shape {tuple(tensor.shape)} reaches an operator from code that tracing "
-                    "cannot see (a scripted function or a compiled extension)"
+                    "cannot see (a transform of torch.func, a scripted function or a compiled extension)"
                 )
             name, role = f"constant_{len(self.values)}", "constant"
         else:

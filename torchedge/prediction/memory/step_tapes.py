@@ -137,6 +137,7 @@ class StepWriter:
         self._sizes = [value.nbytes for value in self.graph.values]
         self._storage = [-1] * len(self.graph.values)
         self._releases = releases_of(self.graph)
+        self._held = _held(self.graph, self._releases)
         self._forgotten = record_ends(self.graph, self.differentiable, self._releases)
         self._records: list[_Record | _Region] = []
         self._gradients: dict[int, int] = {}
@@ -761,16 +762,18 @@ class StepWriter:
             self._run_back(floor)
         for storage in storages:
             tape.hold(storage)
+        before = [] if reentrant or not end else self._gradients_before(region.positions[end - 1])
         alive: set[int] = set()
         tape.owner = last - region.positions[-1]
         inner: dict[int, _Region] = {}
         for place, position in enumerate(region.positions[:runs]):
             op = graph.ops[position]
             saving = place < end and self._enter_inner(position, region, inner)
-            self._run(
-                position, op, saving, region.stored, stops=not reentrant and place == end - 1 == runs - 1
-            )
-            alive.update(op.outputs)
+            replaced = [self._storage[index] for index in op.outputs if index in self._held]
+            stops = not reentrant and place == end - 1 == runs - 1
+            self._run(position, op, saving, region.stored, stops=stops)
+            self._drop_all(replaced)
+            alive.update([index for index in op.outputs if index not in self._held])
             for index in self._releases[position]:
                 if index in alive and self._storage[index] >= 0:
                     tape.drop(self._storage[index])
@@ -784,7 +787,7 @@ class StepWriter:
                 part.inputs.clear()
         results = [self._storage[index] for index in sorted(alive) if self._storage[index] >= 0]
         if not reentrant:
-            self._drop_all(results)
+            self._drop_all([*results, *before])
             self._take_first_attributes(floor)
             if not region.depth:
                 self._run_back(floor + self._first_asking(floor))
@@ -797,6 +800,24 @@ class StepWriter:
         self._gradients.update(waiting)
         self._pending_uses = uses
         self._drop_all([*storages, *results, *region.inputs])
+
+    def _gradients_before(self, position: int) -> list[int]:
+        """Take what the backward of a custom function makes before it asks a checkpoint for a tensor.
+
+        PyTorch gives it zeros in place of gradients that do not arrive: of results without a gradient.
+        """
+        op = self.graph.ops[position]
+        if op.kind != "custom_function" or not is_differentiated(op, self.differentiable):
+            return []
+        footprint, inputs = self._footprint(op, self._needs(op)), len([i for i in op.inputs if i is not None])
+        absent = {inputs + k for k, number in enumerate(footprint.gradients) if number < 0}
+        made: list[int] = []
+        for event, number, _, _ in footprint.backward:
+            if event is not FootprintEvent.NEW or footprint.sizes[number].place not in absent:
+                break
+            size = self._size_of(op, footprint, number)
+            made.append(self.tape.new(size, TEMPORARY, f"backward of {_title(op)}"))
+        return made
 
     def _enter_inner(self, position: int, region: _Region, inner: dict[int, _Region]) -> bool:
         """Add an operator to the region directly inside of another that runs it, if any; return if none."""
@@ -830,7 +851,8 @@ class StepWriter:
                 if asked and paths[end - 1]:
                     return max(paths.index(paths[end - 1]), last_inside), end
                 if asked:
-                    return max(end - 1 + (op.inplace or not known.issuperset(asked)), last_inside), end
+                    runs = op.inplace or op.kind == "custom_function" or not known.issuperset(asked)
+                    return max(end - 1 + runs, last_inside), end
         return 0, 0
 
     def _first_asking(self, floor: int) -> int:
@@ -894,6 +916,15 @@ class StepWriter:
                 self._own_state(update, number, storage)
             else:
                 numbers[number] = self.tape.new(update.sizes[number], TEMPORARY, "optimizer temporary")
+
+
+def _held(graph: ForwardGraph, releases: Sequence[Sequence[int]]) -> set[int]:
+    """Return what Python keeps of a checkpoint beyond the step, and replaces where it runs again."""
+    made = {index for op in graph.ops if op.region for index in op.outputs}
+    if made and graph.releases is not None:
+        made.difference_update(graph.outputs, *releases)
+        return made
+    return set()
 
 
 def _again(record: _Record | _Region) -> _Record | _Region:
