@@ -271,14 +271,14 @@ class Interceptor(TorchFunctionMode):
             self.running = outer
 
     def _read(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
+        own = _OWN_READS.get((sys._getframe(2).f_globals.get("__name__"), target.kind))
+        if own is not None:
+            return own
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         if any(type(t) is TracedTensor or t.device.type == "meta" for t in tensors):
             answers = self._read_example(func, args, kwargs)
             if answers:
                 return answers[0]
-            answer = _OWN_READS.get((sys._getframe(2).f_globals.get("__name__"), target.kind))
-            if answer is not None:
-                return answer
             raise CaptureError(
                 f"the forward pass reads the value of a tensor ({target.kind}{where()}), which is not known "
                 "before running; use torch.where, or make the choice an argument of the model"
