@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from oracles.broad_parts import BROAD, LAYERS
 from oracles.custom_functions import FUNCTIONS
+from oracles.rich_parts import RECURRENT, RICH, Apart
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -106,11 +107,11 @@ class Step:
     parts: tuple[tuple[Step, ...], ...] = ()
 
 
-def drawn(seed: int, wide: bool = False, broad: bool = False) -> tuple[Step, ...]:
+def drawn(seed: int, wide: bool = False, broad: bool = False, rich: bool = False) -> tuple[Step, ...]:
     """Return the steps of a seed's module.
 
     wide: with operators that CUDA's autocast runs in float32. broad: with what else users write (`BROAD`,
-    `LAYERS`), and with reentrant checkpoints.
+    `LAYERS`), and with reentrant checkpoints. rich: with whole layers and functions of theirs (`RICH`).
     """
     source = random.Random(seed)
 
@@ -122,6 +123,7 @@ def drawn(seed: int, wide: bool = False, broad: bool = False) -> tuple[Step, ...
         kinds += ["wide", "wide", "plain", "plain", "normed", "own"] if wide else []
         kinds += ["broad"] * 6 + ["layer"] * 3 if broad else []
         kinds += ["reentrant"] if broad and depth else []
+        kinds += ["rich"] * 8 + ["recurrent"] * (depth == _DEPTH) if rich else []
         if depth:
             kinds += ["batch", "device", "autocast", "autocast", "checkpoint"]
         kind = source.choice(kinds)
@@ -133,8 +135,8 @@ def drawn(seed: int, wide: bool = False, broad: bool = False) -> tuple[Step, ...
             return Step(kind, source.choice(sorted(PLAIN)))
         if kind == "broad":
             return Step(kind, source.choice(sorted(BROAD)))
-        if kind == "layer":
-            return Step(kind, source.choice(sorted(LAYERS)))
+        if kind in _NAMED:
+            return Step(kind, source.choice(sorted(_NAMED[kind])))
         if kind == "reentrant":
             return Step("checkpoint", kind, (block(depth - 1, low),))
         if kind == "own":
@@ -156,7 +158,16 @@ def drawn(seed: int, wide: bool = False, broad: bool = False) -> tuple[Step, ...
             return Step(kind, (enabled, dtype, form), (block(depth - 1, enabled),))
         return Step(kind, None, (block(depth - 1, low),))
 
-    return (Step("linear", (512, False)), *[s for _ in range(3) for s in block(2, False)])
+    return (Step("linear", (512, False)), *[s for _ in range(3) for s in block(_DEPTH, False)])
+
+
+_DEPTH = 2
+_NAMED: dict[str, dict[str, Callable[[int], nn.Module]]] = {
+    "layer": LAYERS,
+    "rich": {name: lambda width, name=name: Apart(RICH[name](width)) for name in RICH},  # type: ignore[misc]
+    "recurrent": {name: lambda width, name=name: Apart(RECURRENT[name](width)) for name in RECURRENT},  # type: ignore[misc]
+}
+"""Layers by kind of step and name, from the width."""
 
 
 class Asking(nn.Module):
@@ -179,8 +190,8 @@ class Asking(nn.Module):
                     layer.register_forward_hook(lambda module, args, output: output.relu() + 1)
                 self.layers[here] = layer
                 width = step.argument[0]
-            elif step.kind == "layer":
-                self.layers[here] = LAYERS[step.argument](width)
+            elif step.kind in _NAMED:
+                self.layers[here] = _NAMED[step.kind][step.argument](width)
             elif step.kind in ("residual", "normed"):
                 self.layers[here] = nn.Linear(width, width, bias=False)
                 if step.kind == "normed":
@@ -208,7 +219,7 @@ class Asking(nn.Module):
             return PLAIN[step.argument](x)
         if step.kind == "broad":
             return BROAD[step.argument](x)
-        if step.kind == "layer":
+        if step.kind in _NAMED:
             return self.layers[here](x)
         if step.kind == "own":
             return FUNCTIONS[step.argument](x)

@@ -60,6 +60,34 @@ def _complex(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(y * y + y * (1 + 2j)).flatten(1)
 
 
+def _as_complex(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+
+
+def _conjugated(x: torch.Tensor) -> torch.Tensor:
+    y = _as_complex(x)
+    return torch.view_as_real((y * y.conj()).resolve_conj()).flatten(1)
+
+
+def _conjugated_result(x: torch.Tensor) -> torch.Tensor:
+    y = _as_complex(x)
+    return torch.view_as_real((torch.exp(y).conj() + y.conj() + y).resolve_conj()).flatten(1)
+
+
+def _extremes(x: torch.Tensor) -> torch.Tensor:
+    least, most = x.aminmax(dim=-1, keepdim=True)
+    return x * (most - least)
+
+
+def _singular(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.linalg.svdvals(x[:, :256].float().unflatten(-1, (16, 16))).sum(-1, keepdim=True)
+
+
+def _decomposed(x: torch.Tensor) -> torch.Tensor:
+    _, values, _ = torch.linalg.svd(x[:, :256].float().unflatten(-1, (16, 16)))
+    return x * values.sum(-1, keepdim=True)
+
+
 def _scattered(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x).scatter_add(1, x.detach().argsort(1), x)
 
@@ -88,6 +116,11 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "hinge": lambda x, y: F.hinge_embedding_loss(x, y.sign()),
     "soft margin": lambda x, y: F.soft_margin_loss(x, y.sign()),
     "multi margin": lambda x, y: F.multi_margin_loss(x, y.argmax(1)),
+    "multilabel margin": lambda x, y: F.multilabel_margin_loss(x, y.argsort(1)),
+    "multilabel soft margin": lambda x, y: F.multilabel_soft_margin_loss(x, y.sigmoid()),
+    "cosine embedding": lambda x, y: F.cosine_embedding_loss(x, y, y[:, 0].sign()),
+    "cosine embedding of two": lambda x, y: F.cosine_embedding_loss(x, x.flip(1), y[:, 0].sign()),
+    "swapped triplet": lambda x, y: F.triplet_margin_loss(x, x.flip(1), y, swap=True),
 }
 ACTIVATIONS = (
     F.silu, F.elu, F.leaky_relu, F.hardswish, F.mish, F.celu, F.softsign, F.logsigmoid, F.hardsigmoid, F.selu,
@@ -102,6 +135,20 @@ BROAD: dict[str, Part] = {
     "running maximum": lambda x: x.cummax(-1).values,
     "products": _products,
     "complex": _complex,
+    "conjugated": _conjugated,
+    "conjugated result": _conjugated_result,
+    "extremes": _extremes,
+    "singular values": _singular,
+    "decomposed": _decomposed,
+    "taken along": lambda x: x.take_along_dim(x.detach().argsort(-1), -1),
+    "dropped to a mean": lambda x: F.alpha_dropout(x, 0.1, training=True),
+    "differences": lambda x: torch.cat([x.diff(dim=-1), x[:, :1]], -1),
+    "distances": lambda x: (
+        x
+        * torch.cdist(x.float().unflatten(-1, (16, -1)), x.float().unflatten(-1, (16, -1)))
+        .mean((1, 2))
+        .unsqueeze(-1)
+    ),
     "spectrum": lambda x: torch.fft.irfft(torch.fft.rfft(x.float()) * 2, n=x.shape[1]),
     "expanded": lambda x: x.unsqueeze(1).expand(-1, 3, -1).mean(1),
     "rearranged": lambda x: x.view(x.shape[0], 4, -1, 2).permute(0, 2, 3, 1).reshape(x.shape[0], -1),
@@ -160,6 +207,22 @@ class Caching(nn.Module):
         return x * self.table.to(x.dtype)
 
 
+class LongCaching(nn.Module):
+    """Keeps a table of many positions from its first call, and a mask in a dict."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.tables = width, dict[str, torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "cos" not in self.tables:
+            positions = torch.arange(32768, device=x.device, dtype=torch.float32)
+            frequencies = torch.arange(self.width, device=x.device, dtype=torch.float32)
+            self.tables["cos"] = torch.outer(positions, frequencies).cos()
+            self.tables["mask"] = torch.ones(32768, self.width, dtype=torch.bool, device=x.device).tril()
+        return x * self.tables["cos"][:1].to(x.dtype) + self.tables["mask"][:1]
+
+
 class Bags(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -213,6 +276,7 @@ def _hooked(width: int) -> nn.Module:
 LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "averaging": Averaging,
     "caching": Caching,
+    "long caching": LongCaching,
     "bags": Bags,
     "spectral": Spectral,
     "shared": _shared,

@@ -372,3 +372,95 @@ def test_results_share_storage_with_arguments_alone(function, viewed):
     graph = capture(OfWeight(function), torch.zeros(2, 8, 8), mode="infer")
     op = next(op for op in graph.ops if op.kind not in ("expand", "transpose"))
     assert graph.values[op.outputs[0]].alias == (0 if viewed else None)
+
+
+TABLES = {}
+
+
+class Holder:
+    table = None
+
+
+HOLDER = Holder()
+
+
+class Keeping(torch.nn.Module):
+    """Keeps what it makes in its first call outside of itself, as `place` says."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.layer, self.place = torch.nn.Linear(4, 4), place
+
+    def forward(self, x):
+        x = self.layer(x)
+        if self.place == "dict":
+            if 4 not in TABLES:
+                TABLES[4] = torch.arange(4, device=x.device).cos()
+            return x * TABLES[4]
+        if HOLDER.table is None:
+            HOLDER.table = torch.arange(4, device=x.device).cos()
+        return x * HOLDER.table
+
+
+@pytest.mark.parametrize("place", ["dict", "attribute"])
+def test_no_stand_in_stays_in_the_users_caches(place):
+    model, x = Keeping(place), torch.ones(2, 4)
+    for _ in range(2):
+        graph = capture(model, x)
+        (table,) = [value for value in graph.values if value.role == "constant"]
+        assert table.shape == (4,)
+        assert not [op for op in graph.ops if op.kind == "cos"]  # later steps do not make it
+    assert torch.equal(model(x), model.layer(x) * torch.arange(4).cos())
+    TABLES.clear()
+    HOLDER.table = None
+
+
+def user_module(forward):
+    """Return a module with a layer whose forward is a function of itself and x."""
+    module = type("User", (torch.nn.Module,), {"forward": forward})()
+    module.layer = torch.nn.Linear(4, 4)
+    return module
+
+
+def test_a_forward_pass_that_computes_gradients_is_refused_by_name():
+    def forward(self, x):
+        y = self.layer(x)
+        (gradient,) = torch.autograd.grad(self.layer(y).sum(), y, create_graph=True)
+        return y - gradient
+
+    with pytest.raises(CaptureError, match=r"asks autograd for gradients at test_capturing.py:\d+, which"):
+        capture(user_module(forward), torch.ones(2, 4))
+
+
+def test_hooks_of_tensors_are_noted():
+    def forward(self, x):
+        y = self.layer(x)
+        y.register_hook(lambda gradient: gradient * 2)
+        y.retain_grad()
+        return y.tanh()
+
+    graph = capture(user_module(forward), torch.ones(2, 4))
+    assert [op.kind for op in graph.ops][:2] == ["linear", "tanh"]
+    assert [note.split(" at ")[0] for note in graph.notes] == [
+        "a tensor's hook (register_hook",
+        "retain_grad",
+    ]
+
+
+def test_a_tensor_says_whether_it_is_a_leaf():
+    def forward(self, x):
+        y = self.layer(x)
+        if y.is_leaf or y.grad_fn is None or not x.is_leaf or x.grad_fn is not None:
+            return y.sin()
+        return y.cos()
+
+    assert [op.kind for op in capture(user_module(forward), torch.ones(2, 4)).ops][1] == "cos"
+
+
+def test_values_that_layers_of_pytorch_read_and_none_decides_are_answered():
+    capture(torch.nn.BatchNorm1d(4, momentum=None), torch.ones(2, 4))
+
+    def forward(self, x):
+        return torch.nn.functional.gaussian_nll_loss(self.layer(x), x, x.exp())
+
+    capture(user_module(forward), torch.ones(2, 4))

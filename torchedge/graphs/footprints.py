@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -17,8 +17,14 @@ class FootprintEvent(IntEnum):
     GRADIENT = 2
 
 
-FILLS, IN_ORDER = 1, 2
-"""How a gradient lies: it fills its storage and is no view of it; its strides are those of its input."""
+FILLS, IN_ORDER, CONJUGATED = 1, 2, 4
+"""How a gradient lies: it fills its storage and is no view of it; its strides are those of its input.
+
+A view that stands for conjugates of what it shows is copied before most operators read it."""
+
+
+MISSING, PLAIN, LAZY = 0, 1, 2
+"""How the gradient of an output arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,12 @@ class Footprint:
     sizes: of each storage. tensors: the storage of each input and output (-1: an absent input); an output may
     share an input's. gradients: the storage of the gradient that arrives for each output (-1: none).
     forward: k + 1 where storage k is allocated, -k - 1 where it is freed. saved: storages that autograd
-    keeps. backward: events (event, storage, input, `FILLS` and `IN_ORDER` of a gradient). kept: those of
-    `saved` that stay until the loss goes: attributes of a custom function's `ctx`.
+    keeps. backward: events (event, storage, input, `FILLS`, `IN_ORDER` and `CONJUGATED` of a gradient).
+    kept: those of `saved` that stay until the loss goes: attributes of a custom function's `ctx`.
+    arrivals: the same call where other gradients arrive than plain ones of all outputs: for each output
+    `MISSING`, `PLAIN` or a conjugated view, `LAZY`; then the footprint.
+    repeated: inputs that get several gradients, which the engine adds, one as often as it gets another one.
+    asking: events of `forward` before the last tensor is kept; a checkpoint's second run may stop there.
     """
 
     sizes: tuple[StorageSize, ...]
@@ -52,11 +62,14 @@ class Footprint:
     saved: tuple[int, ...]
     backward: tuple[tuple[FootprintEvent, int, int, int], ...]
     kept: tuple[int, ...] = ()
+    arrivals: tuple[tuple[tuple[int, ...], Footprint], ...] = ()
+    repeated: tuple[int, ...] = ()
+    asking: int | None = None
 
     def narrowed(self, before: int, now: int) -> Footprint:
         """Return the footprint where elements of `before` bytes, as the first input's, have `now` bytes."""
         sizes = [replace(s, item_size=now) if s.item_size == before else s for s in self.sizes]
-        return replace(self, sizes=tuple(sizes))
+        return replace(self, sizes=tuple(sizes), arrivals=())
 
     def cast_inside(self) -> Footprint:
         """Return the footprint of a call on one narrower input whose result stays as wide as it was.
@@ -84,7 +97,7 @@ class Footprint:
             for number, size in enumerate(self.sizes)
         ]
         if not casts:
-            return replace(self, sizes=tuple(sizes))
+            return replace(self, sizes=tuple(sizes), arrivals=())
         made = {n: at for at, (event, n, _, _) in enumerate(self.backward) if event is FootprintEvent.NEW}
         drops = [at for at, event in enumerate(self.backward) if event[0] is FootprintEvent.DROP]
         readers = {p: n for event, n, p, _ in self.backward if event is FootprintEvent.GRADIENT}
@@ -112,7 +125,19 @@ class Footprint:
                 casts = event[0] is FootprintEvent.GRADIENT and event[2] in narrow
                 if not (casts or (event[0] is FootprintEvent.DROP and event[1] in cast)):
                     backward.append(event)
-        return replace(self, sizes=tuple(sizes), backward=tuple(backward))
+        repeated = repeats(backward)
+        return replace(self, sizes=tuple(sizes), backward=tuple(backward), arrivals=(), repeated=repeated)
+
+
+def repeats(backward: Iterable[tuple[FootprintEvent, int, int, int]]) -> tuple[int, ...]:
+    """Return `Footprint.repeated` of a backward call."""
+    seen, repeated = set[int](), list[int]()
+    for event, _, place, _ in backward:
+        if event is FootprintEvent.GRADIENT:
+            if place in seen:
+                repeated.append(place)
+            seen.add(place)
+    return tuple(repeated)
 
 
 @dataclass(frozen=True, slots=True)

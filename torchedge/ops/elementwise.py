@@ -78,7 +78,7 @@ OPS = (
         "cos abs absolute atan erf erfc lgamma digamma sinc angle atan2 logit xlogy acosh asinh atanh "
         "polygamma special_xlog1py",
     ),
-    spec("neg", "input", "negative positive"),
+    spec("neg", "input", "negative positive conj_physical"),
     spec("sign", "input", "round floor ceil trunc sgn frac"),
     spec("clamp", "input min max", "clip clamp_min clamp_max"),
     _alike("maximum", "input other", "minimum fmax fmin hypot"),

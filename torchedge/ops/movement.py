@@ -61,7 +61,7 @@ OPS = (
     _view("permute", "input dims", strides=strides.reordered),
     _view("movedim", "input source destination", "moveaxis"),
     _view("view_as_real", "input", "view_as_complex"),
-    _view("real", "input", "imag"),
+    _view("real", "input", "imag conj"),
     _view("requires_grad", "input", "retain_grad is_leaf", strides=strides.unchanged),
     _view("detach", "input", "data", strides=strides.reshaped, stops=EVERY),
     _view("expand", "input size", "expand_as broadcast_to", strides=strides.expanded),

@@ -48,6 +48,11 @@ def ctc_loss(call: Call) -> Footprint:
     return kernel(call, (0, 1), (scores,), (), (scores,))
 
 
+def multilabel_margin_loss(call: Call) -> Footprint:
+    """It keeps which classes are targets, as numbers. Meta tensors do not run its derivative."""
+    return kernel(call, (0, 1), (call.in_bytes(0),))
+
+
 _row = partial(spec, load=LoadClass.HIERARCHICAL)
 _norm = partial(
     _row,
@@ -117,7 +122,8 @@ OPS = (
     _wide("cumprod", "input dim dtype", casts_inside=True),
     _reduce("logcumsumexp", "input dim"),
     _reduce("topk", "input k dim largest sorted", "sort"),
-    _wide("cdist", "x1 x2 p"),
+    _wide("cdist", "x1 x2 p", "pdist dist renorm"),
+    _reduce("pairwise_distance", "x1 x2 p eps keepdim"),
     _wide("cosine_similarity", "x1 x2 dim eps"),
     _loss(
         "cross_entropy_loss",
@@ -130,6 +136,10 @@ OPS = (
         "input target weight reduction ignore_index",
         "nll_loss nll_loss2d nll_loss_forward nll_loss2d_forward",
     ),
+    _loss("multilabel_margin_loss", "input target reduction", memory=multilabel_margin_loss),
+    _loss("multi_margin_loss", "input target p margin weight reduction"),
+    _loss("cosine_embedding_loss", "input other target margin reduction", "margin_ranking_loss"),
+    _loss("triplet_margin_loss", "input positive negative margin p eps swap reduction"),
     _loss("mse_loss", "input target reduction", "l1_loss smooth_l1_loss huber_loss"),
     _loss(
         "binary_cross_entropy",

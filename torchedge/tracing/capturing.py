@@ -28,6 +28,7 @@ from torchedge.graphs.partitions import Partition
 from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
 from torchedge.graphs.training_steps import Loss, check_loss
 from torchedge.notices import noticed
+from torchedge.tracing.copies import is_library
 from torchedge.tracing.device_answers import Accelerator
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
@@ -394,7 +395,7 @@ def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> 
     by_values = ("DataDependent" in reasons[1] or "by their values" in reasons[0]) and not step
     if by_values and "torch.where" not in str(tracing):
         step = "; use torch.where, or make the choice an argument of the model"
-    if reasons[0] == reasons[1] or by_values:
+    if reasons[0] == reasons[1] or by_values or _OWN_GRADIENTS in reasons[0]:
         raise CaptureError(f"{call.name} cannot be captured: {str(tracing).rstrip('.')}{step}") from tracing
     raise CaptureError(
         f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: "
@@ -522,7 +523,26 @@ def _by(method: str, call: ForwardCall) -> ForwardGraph:
                 f"{first_line(error)}; pass every input of {call.name} with example=, or in a shell name a "
                 "training script (train.py)"
             ) from error
+        if "does not require grad and does not have a grad_fn" in str(error):
+            raise CaptureError(
+                f"the forward pass {_OWN_GRADIENTS}{_place_of(error)}, which a capture does not follow; "
+                "expected a model that computes no gradients itself: capture what it calls, without them"
+            ) from error
         raise CaptureError(f"the forward pass raised {type(error).__name__}: {first_line(error)}") from error
+
+
+_OWN_GRADIENTS = "asks autograd for gradients"
+
+
+def _place_of(error: BaseException) -> str:
+    """Return " at FILE:LINE" of the innermost line of the user's code that an exception passed."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        if not is_library(trace.tb_frame):
+            file = trace.tb_frame.f_code.co_filename.rsplit("/", 1)[-1]
+            place = f" at {file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 def resized(tree: Any, batch_size: int, batch_dim: int = 0) -> Any:

@@ -202,6 +202,29 @@ def forget_cached(kinds: tuple[type, ...]) -> list[Any]:
     return caches
 
 
+def forget_held(tensors: list[Any]) -> None:
+    """Drop stand-ins from dicts and lists of the user's code; a variable or an attribute becomes None."""
+    import gc
+
+    for holder in gc.get_referrers(*tensors):
+        if type(holder) is list and holder is not tensors:
+            holder[:] = [entry for entry in holder if not _is_among(entry, tensors)]
+            continue
+        home = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        named = home is not holder or "__builtins__" in home
+        for key in [key for key, entry in [*home.items()] if _is_among(entry, tensors)]:
+            if isinstance(holder, type):
+                setattr(holder, key, None)
+            elif named or any(getattr(owner, "__dict__", None) is home for owner in gc.get_referrers(home)):
+                home[key] = None
+            else:
+                del home[key]
+
+
+def _is_among(item: Any, others: list[Any]) -> bool:
+    return any(item is other for other in others)
+
+
 def _contain(caches: list[Any], kinds: tuple[type, ...]) -> bool:
     """Return whether such an object is within three steps: an entry, or in a container that is one."""
     import gc

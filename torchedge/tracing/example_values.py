@@ -58,6 +58,13 @@ class ExampleValues:
         if tensor.device.type != "meta" and type(tensor) is torch.Tensor:
             self._put(index, lambda: tensor)
 
+    def take(self, index: int, first: ExampleValues, old: int) -> None:
+        """Add a value of a first trace of the same call, where it is known there."""
+        if old in first:
+            self._put(index, first._values[old])
+            if old in first._given:
+                self._given.add(index)
+
     def add_call(
         self,
         kind: str,

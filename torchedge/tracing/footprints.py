@@ -10,16 +10,31 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from math import prod
+from operator import itemgetter
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, StorageSize
+from torchedge.graphs.footprints import (
+    CONJUGATED,
+    FILLS,
+    IN_ORDER,
+    LAZY,
+    MISSING,
+    PLAIN,
+    Footprint,
+    FootprintEvent,
+    StorageSize,
+    repeats,
+)
 from torchedge.graphs.sizes import LARGEST_CONSTANT, Affine, Poly, decode_dim
 from torchedge.ops.strides import contiguous_strides, dense
 
@@ -36,17 +51,18 @@ def footprint_of(
     results: Sequence[int] = (),
     decoded: bool = False,
     prepare: Callable[[Any], Any] = lambda item: item,
+    has_complex: bool = True,
 ) -> Footprint | None:
     """Return the footprint of a call on meta tensors, None where PyTorch cannot run it on them.
 
     prepare: puts meta tensors in place of tensors. needs: whether the gradient of each tensor argument is
     wanted, in their order. results: elements of each output. decoded: sizes at `BATCH_PRIME` stand for the
-    batch size.
+    batch size. has_complex: complex tensors occur, and with them views that stand for conjugates.
 
     Calls that differ in sizes alone share a replay where each of its storages has the elements of an input or
     output, and the same of them agree.
     """
-    sizes = _CallSizes()
+    sizes = _CallSizes(has_complex)
     alike = (sizes.key(func), sizes.key(args), sizes.key(kwargs), tuple(needs), sizes.classes(results))
     if alike in _cache:
         return _cache[alike]
@@ -54,7 +70,17 @@ def footprint_of(
     if exact in _cache:
         return _cache[exact]
     try:
-        result = _FootprintRun(needs).run(func, prepare(args), prepare(kwargs)).footprint(decoded)
+        run = _FootprintRun(needs).run(func, prepare(args), prepare(kwargs))
+        result = run.footprint(decoded)
+        others = [
+            (arrival, _FootprintRun(needs, arrival).run(func, prepare(args), prepare(kwargs)))
+            for arrival in run.other_arrivals()
+        ]
+        if others:
+            arrivals = tuple([(arrival, other.footprint(decoded)) for arrival, other in others])
+            result = replace(result, arrivals=arrivals)
+        if not {*result.saved}.issubset(result.tensors):
+            result = replace(result, asking=_FootprintRun(needs).asking(func, prepare(args), prepare(kwargs)))
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, CaptureError):
         result = None
     if len(_cache) >= _CACHED:
@@ -64,6 +90,8 @@ def footprint_of(
     return result
 
 
+_MOST_ALONE = 4
+"""Differentiable outputs of a call whose gradients are followed one by one."""
 _FIXED = ((0, 0, 0), (1, 0, 0))
 """Elements that do not depend on sizes: nothing, and a single number."""
 
@@ -71,7 +99,8 @@ _FIXED = ((0, 0, 0), (1, 0, 0))
 class _CallSizes:
     """The dimensions of a call's tensors, each one's place in order of appearance in place of its size."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_complex: bool) -> None:
+        self.has_complex = has_complex
         self.dimensions: dict[int, int] = {}
         self._elements: list[int] = []
 
@@ -84,12 +113,13 @@ class _CallSizes:
             shape, known = torch.Tensor.size(item), self.dimensions
             self._elements.append(prod(shape))
             same = tuple([d if d < 2 else known.setdefault(d, -1 - len(known)) for d in shape])
+            lazy = self.has_complex and (item.is_conj(), item.is_neg())
             if item.is_contiguous():
-                return same, item.dtype
+                return same, item.dtype, lazy
             steps = item.stride()
             ordered = dense(shape, steps)
             order = tuple(sorted(range(len(shape)), key=lambda k: -steps[k])) if ordered else steps
-            return same, order, () if ordered else shape, item.dtype
+            return same, order, () if ordered else shape, item.dtype, lazy
         if kind is tuple or kind is list or kind is torch.Size:
             return kind, *[self.key(i) for i in item]
         if kind is dict:
@@ -137,7 +167,8 @@ _WRAPPERS = ("torch._dynamo.eval_frame", "torch._compile")
 class StorageLog(TorchDispatchMode):
     """Numbers the storages of meta tensors, and writes down when each is allocated and freed.
 
-    sizes: elements and dtype by number; alive: numbers by the storage's key.
+    sizes: elements and dtype by number; alive: numbers by the storage's key. owned: references to a gradient
+    that the engine adds to in place.
     """
 
     def __init__(self) -> None:
@@ -146,8 +177,11 @@ class StorageLog(TorchDispatchMode):
         self.events: list[Event] = []
         self.alive: dict[int, int] = {}
         self._watched: dict[int, Any] = {}
+        self.owned: tuple[int, int] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _aten.add.Tensor and _is_engine(sys._getframe(1)):
+            return self.add_gradients(*args)
         if func in _INTO_ZEROS and len(args) > 3 and _is_engine(sys._getframe(1)):
             func = _INTO_ZEROS[func]
         result = func(*args, **(kwargs or {}))
@@ -173,22 +207,92 @@ class StorageLog(TorchDispatchMode):
         self.events.append((FootprintEvent.DROP, self.alive.pop(key), 0, 0))
         del self._watched[key]
 
+    def add_gradients(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Return the sum of two gradients, in place where the engine adds them so without a mode."""
+        alike = old.shape == new.shape and old.dtype is new.dtype and dense(old.shape, old.stride())
+        in_place = alike and _references(old) == self.owned
+        result = old.add_(new) if in_place else old + new
+        self.follow(result)
+        return result
+
+
+def _references(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()._cdata
+    return tensor._use_count(), torch._C._storage_Use_Count(storage)  # type: ignore[attr-defined]
+
+
+@cache
+def _references_of_engine() -> tuple[int, int]:
+    """Return the references to a gradient that the engine alone holds, as a dispatch mode sees them."""
+    seen: list[tuple[int, int]] = []
+
+    class Probe(StorageLog):
+        def add_gradients(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            seen.append(_references(old))
+            return old + new
+
+    with _disable_current_modes(), torch.enable_grad(), _own_hooks(), Probe():
+        tensor = torch.empty(4, 4, device="meta", requires_grad=True) * 1.0
+        total = (tensor * 2 + tensor * 3).sum()
+        del tensor
+        total.backward()
+    (references,) = seen
+    return references
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A gradient of an input or a part of it: its storage, how it lies, the events before it is added."""
+
+    at: int
+    number: int
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    contiguous: bool
+    flags: int
+
+    @classmethod
+    def of(cls, gradient: torch.Tensor, number: int, at: int) -> _Part:
+        """Return a gradient as a part."""
+        shape, steps, contiguous = tuple(gradient.shape), gradient.stride(), gradient.is_contiguous()
+        fills = not gradient._is_view() and (contiguous or dense(shape, steps))
+        flags = FILLS * fills + CONJUGATED * gradient.is_conj()
+        return cls(at, number, shape, steps, contiguous, flags)
+
+    def order(self, steps: tuple[int, ...]) -> int:
+        """Return how it lies, for an input with these strides."""
+        same = self.steps == steps or (self.contiguous and steps == contiguous_strides(self.shape))
+        return self.flags + IN_ORDER * same
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum of gradients: its parts, and the storages of the sums before it; tensor: its address."""
+
+    tensor: int
+    parts: tuple[_Part, ...]
+    storages: frozenset[int]
+
 
 class _FootprintRun(StorageLog):
-    """Runs one call forward and backward."""
+    """Runs one call forward and backward. arrival: as in `Footprint.arrivals`, empty for all plain."""
 
-    def __init__(self, needs: Sequence[bool]) -> None:
+    def __init__(self, needs: Sequence[bool], arrival: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.needs = needs
+        self.needs, self.arrival = needs, arrival
         self.inputs: list[tuple[int, int, torch.dtype]] = []
         self.outputs: list[tuple[int, int, torch.dtype]] = []
         self.gradients: list[int] = []
-        self.returned = 0
+        self._sums: dict[int, _Sum] = {}
+        self._given: list[tuple[int, Event]] = []
+        self._split = set[int]()
+        self._started = self.returned = 0
         self.saved: tuple[int, ...] = ()
         self.kept: tuple[int, ...] = ()
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _FootprintRun:
         """Run the call and, where it is differentiable, its backward call."""
+        self.owned = _references_of_engine()
         anchor = torch.zeros((), device="meta", requires_grad=True)
         with _disable_current_modes(), torch.enable_grad(), _own_hooks(), self:
             loss = self._forward(func, args, kwargs, anchor)
@@ -198,17 +302,32 @@ class _FootprintRun(StorageLog):
                 loss.backward()
                 alive = {*self.alive.values()}
                 self.kept = tuple([k for k in self.saved if k in alive])
+        self._finish()
         return self
+
+    def asking(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+        """Return how many events of the forward call come before autograd keeps the last tensor."""
+        last = 0
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal last
+            last = len(self.events)
+            return tensor.detach()
+
+        anchor = torch.zeros((), device="meta", requires_grad=True)
+        with _disable_current_modes(), torch.enable_grad(), saved_tensors_hooks(keep, lambda t: t), self:
+            self._forward(func, args, kwargs, anchor)
+        return last - self._started
 
     def _forward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], anchor: torch.Tensor) -> Any:
         positional = [self._fresh(a, anchor) for a in args]
         named = {k: self._fresh(v, anchor) for k, v in kwargs.items()}
-        started = len(self.events)
+        self._started = len(self.events)
         result = func(*positional, **named)
         results = result if isinstance(result, (tuple, list)) else [result]
         outputs = [t for t in results if isinstance(t, torch.Tensor)]
         self.outputs = [(self.follow(t), t.numel(), t.dtype) for t in outputs]
-        self.events = self.events[started:]
+        self.events = self.events[self._started :]
         self.returned = len(self.events)
         differentiable = [t for t in outputs if t.requires_grad]
         return _outputs(self, [t.requires_grad for t in outputs], *differentiable) if differentiable else None
@@ -218,12 +337,59 @@ class _FootprintRun(StorageLog):
         if isinstance(item, torch.Tensor):
             place = len(self.inputs)
             needs = self.needs[place]
-            tensor = _input(anchor, self, place, _form(item)) if needs else _empty(*_form(item))
+            tensor = _input(anchor, self, place, partial(valueless, item)) if needs else valueless(item)
             self.inputs.append((self.follow(tensor), item.numel(), item.dtype))
             return tensor
         if type(item) in (tuple, list):
             return type(item)([self._fresh(i, anchor) for i in item])
         return item
+
+    def add_gradients(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Add two gradients; an input may get the parts of their sum one by one."""
+        sums = [self._as_sum(old), self._as_sum(new)]
+        result = super().add_gradients(old, new)
+        number = self.follow(result)
+        parts = (*sums[0].parts, *sums[1].parts)
+        storages = sums[0].storages | sums[1].storages | {number}
+        self._sums[number] = _Sum(result._cdata, parts, storages)
+        return result
+
+    def _as_sum(self, gradient: torch.Tensor) -> _Sum:
+        number = self.follow(gradient)
+        known = self._sums.get(number)
+        if known is not None and known.tensor == gradient._cdata:
+            return known
+        return _Sum(gradient._cdata, (_Part.of(gradient, number, len(self.events)),), frozenset())
+
+    def give(self, place: int, gradient: torch.Tensor, steps: tuple[int, ...]) -> None:
+        """Write down that an input gets its gradient: the parts of a sum when they are added.
+
+        What waits outside of the call takes the first of them, where there is something.
+        """
+        whole = self._as_sum(gradient)
+        for part in whole.parts:
+            event = (FootprintEvent.GRADIENT, part.number, place, part.order(steps))
+            self._given.append((part.at, event))
+        self._split |= whole.storages - {part.number for part in whole.parts}
+
+    def _finish(self) -> None:
+        """Put the gradients of inputs among the events."""
+        for at, event in sorted(self._given, key=itemgetter(0), reverse=True):
+            self.events.insert(at, event)
+        self.events = [event for event in self.events if event[1] not in self._split]
+
+    def other_arrivals(self) -> Iterator[tuple[int, ...]]:
+        """Yield what else may arrive: conjugated views, and a gradient of one of several outputs alone."""
+        if not self.gradients:
+            return
+        differentiable = [number >= 0 for number in self.gradients]
+        kinds = [LAZY if dtype.is_complex else PLAIN for _, _, dtype in self.outputs]
+        if LAZY in kinds:
+            yield tuple([kind * d for kind, d in zip(kinds, differentiable, strict=True)])
+        if self.saved and 1 < sum(differentiable) <= _MOST_ALONE:
+            for place, d in enumerate(differentiable):
+                if d:
+                    yield tuple([PLAIN * (k == place) for k in range(len(kinds))])
 
     def footprint(self, decoded: bool) -> Footprint:
         """Return what was written down."""
@@ -265,6 +431,7 @@ class _FootprintRun(StorageLog):
             self.saved,
             tuple([e for e in backward if e[1] in known]),
             self.kept,
+            repeated=repeats(backward),
         )
 
 
@@ -303,43 +470,36 @@ def _elements(numel: int, decoded: bool) -> Poly:
     return (size.const, size.slope, 0) if isinstance(size, Affine) else (size, 0, 0)
 
 
-def _order(gradient: torch.Tensor, steps: tuple[int, ...]) -> int:
-    """Return how a gradient lies, for an input with these strides."""
-    shape, own = tuple(gradient.shape), gradient.stride()
-    contiguous = gradient.is_contiguous()
-    same = own == steps or (contiguous and steps == contiguous_strides(shape))
-    fills = not gradient._is_view() and (contiguous or dense(shape, own))
-    return FILLS * fills + IN_ORDER * same
+def valueless(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a new meta tensor that lies as another one does.
 
-
-_Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-
-
-def _form(tensor: torch.Tensor) -> _Form:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _empty(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, steps, dtype=dtype, device="meta")
+    It is a conjugated or negated view as that one, which most operators copy.
+    """
+    fresh = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    if tensor.is_conj():
+        torch._C._set_conj(fresh, True)
+    if tensor.is_neg():
+        torch._C._set_neg(fresh, True)
+    return fresh
 
 
 class _Input(torch.autograd.Function):
     """A tensor that the call reads; its backward call gets the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, replay: _FootprintRun, place: int, form: _Form) -> Any:
+    def forward(
+        ctx: Any, anchor: torch.Tensor, replay: _FootprintRun, place: int, make: Callable[[], torch.Tensor]
+    ) -> Any:
+        tensor = make()
         ctx.set_materialize_grads(False)
-        ctx.replay, ctx.place, ctx.steps = replay, place, form[1]
-        return _empty(*form)
+        ctx.replay, ctx.place, ctx.steps = replay, place, tensor.stride()
+        return tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         if gradient is not None:
-            number = ctx.replay.follow(gradient)
-            ctx.replay.events.append(
-                (FootprintEvent.GRADIENT, number, ctx.place, _order(gradient, ctx.steps))
-            )
+            ctx.replay.give(ctx.place, gradient, ctx.steps)
         return None, None, None, None
 
 
@@ -349,14 +509,22 @@ class _Outputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, replay: _FootprintRun, differentiable: list[bool], *outputs: torch.Tensor) -> Any:
         ctx.replay, ctx.differentiable = replay, differentiable
+        ctx.arrival = replay.arrival or [PLAIN] * len(differentiable)
         ctx.like = [(tuple(t.shape), t.dtype) for t in outputs]
         return torch.empty((), device="meta")
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        fresh = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in ctx.like]
-        numbers = iter([ctx.replay.follow(t) for t in fresh])
-        ctx.replay.gradients += [next(numbers) if d else -1 for d in ctx.differentiable]
+        like, replay, fresh = iter(ctx.like), ctx.replay, []
+        for kind, differentiable in zip(ctx.arrival, ctx.differentiable, strict=True):
+            gradient = None
+            if differentiable:
+                shape, dtype = next(like)
+                if kind != MISSING:
+                    gradient = torch.empty(shape, dtype=dtype, device="meta")
+                    torch._C._set_conj(gradient, kind == LAZY)
+                fresh.append(gradient)
+            replay.gradients.append(-1 if gradient is None else replay.follow(gradient))
         return None, None, *fresh
 
 
@@ -370,5 +538,5 @@ def _own_hooks() -> Iterator[None]:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         yield
         return
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+    with saved_tensors_hooks(lambda t: t, lambda t: t):
         yield

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,7 +23,7 @@ from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.ops import OpSpec
 from torchedge.ops.strides import as_input, broadcasted, contiguous_strides, packed
 from torchedge.tracing.checkpointing import Policy, is_stored
-from torchedge.tracing.copies import forget_cached, isolated, scoped, where
+from torchedge.tracing.copies import forget_cached, forget_held, isolated, scoped, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, answered, is_device_query
 from torchedge.tracing.footprints import footprint_of
 from torchedge.tracing.packed_sequences import PACKED
@@ -165,8 +166,15 @@ def _cast_once(rec: Recorder, tensor: torch.Tensor, dtype: torch.dtype, cast: Ca
     return rec.casts[key]
 
 
+_OWN_READS: dict[tuple[Any, str], Any] = {
+    ("torch.nn.functional", "__bool__"): False,  # `gaussian_nll_loss` refuses negative variances
+    ("torch.nn.modules.batchnorm", "__float__"): 1.0,  # the mean of all steps so far
+}
+"""Values that PyTorch's own layers read, by module and kind of read, none of which decides what runs."""
 _CASTS = frozenset(("to", "type", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as"))
-_COPIES = frozenset(("reshape", "flatten", "contiguous", "reshape_as", "ravel"))
+_COPIES = frozenset(
+    ("reshape", "flatten", "contiguous", "reshape_as", "ravel", "resolve_conj", "resolve_neg")
+)
 _COUNTED = frozenset(("chunk", "unsafe_chunk", "tensor_split"))
 _SPLITS = _COUNTED | {"unbind", "split", "unsafe_split"}
 _DROPOUTS = frozenset(
@@ -263,6 +271,9 @@ class Interceptor(TorchFunctionMode):
             self.running = outer
 
     def _read(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
+        own = _OWN_READS.get((sys._getframe(2).f_globals.get("__name__"), target.kind))
+        if own is not None:
+            return own
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         if any(type(t) is TracedTensor or t.device.type == "meta" for t in tensors):
             answers = self._read_example(func, args, kwargs)
@@ -369,6 +380,7 @@ class Interceptor(TorchFunctionMode):
             results,
             rec.fixed_batch is None,
             lambda item: to_meta(item, rec),
+            rec.has_complex,
         )
         if footprint is not None and len(footprint.tensors) == len(needs) + len(results):
             rec.ops[place] = replace(op, footprint=footprint)
@@ -493,9 +505,15 @@ class Interceptor(TorchFunctionMode):
                 f"the forward pass changes the shape of a tensor of the model ({target.kind}_{where()})"
             )
         inputs, attrs = bind(target, args, kwargs, rec)
-        func(*to_meta(args, rec), **to_meta(kwargs, rec))
+        metas, view = (to_meta(args, rec), to_meta(kwargs, rec)), getattr(torch.Tensor, target.kind, None)
+        footprint = None
+        if view is not None:
+            needs = [rec.needs_gradient(inputs[0])]  # type: ignore[arg-type]
+            footprint = footprint_of(view, *metas, needs, decoded=rec.fixed_batch is None)
+        func(*metas[0], **metas[1])
         tensor.sizes = torch.Tensor.size(tensor)
         (index,) = rec.add_call(target.kind, inputs, attrs, [(tensor.sizes, tensor.dtype_name)], inputs[0])
+        rec.ops[-1] = replace(rec.ops[-1], footprint=footprint)
         tensor.token = rec.token(index)
         return tensor
 
@@ -633,12 +651,48 @@ class ForwardCall:
 
 
 def trace(call: ForwardCall) -> ForwardGraph:
-    """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
+    """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible.
+
+    A model that keeps what it makes in its first call (a table of positions, a mask) runs twice: the graph is
+    that of the second call.
+    """
+    recorders = [Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)]
+    try:
+        with isolated(call.model, call.training) as model:
+            graph = _traced(call, model, recorders[0])
+            if recorders[0].leaked():
+                graph = _second(call, model, recorders) or graph
+    finally:
+        if recorders[-1].leaked():
+            forget_cached((TracedTensor,))
+            forget_held(recorders[-1].survivors())
+    return graph
+
+
+def _second(call: ForwardCall, model: Any, recorders: list[Recorder]) -> ForwardGraph | None:
+    """Return the graph of a second call; None where it fails, or makes anew what the first one has kept."""
+    (first,) = recorders
+    cached = first.survivors()
+    if any(first.needs_gradient(tensor.token.index) for tensor in cached):
+        return None
     recorder = Recorder(leaves_of(call.model), call.fixed_batch, call.accelerator)
+    recorders.append(recorder)
+    recorder.inherit(cached, first)
+    kept = [ref(tensor) for tensor in cached]
+    cached.clear()
+    try:
+        graph = _traced(call, model, recorder)
+    except Exception:  # of code that reads values of what it keeps, which a stand-in may not have
+        return None
+    replaced = len(recorder.survivors()) > len(kept) or any(tensor() is None for tensor in kept)
+    return None if replaced else graph
+
+
+def _traced(call: ForwardCall, model: Any, recorder: Recorder) -> ForwardGraph:
+    """Run a copy of the model on stand-ins."""
     fed_args, fed_kwargs, targets = feed((call.args, call.kwargs, call.targets), recorder, call.batch_dim)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
-        isolated(call.model, call.training) as model,
         scoped(model, recorder.scopes),
         recorder.active(),
         answered(call.accelerator, recorder),
@@ -653,11 +707,7 @@ def trace(call: ForwardCall) -> ForwardGraph:
         if not returned:
             raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
         last = loss_index(recorder, value) if call.loss is not None else None
-        graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
-    outputs = value = fed_args = fed_kwargs = targets = None
-    if recorder.leaked():
-        forget_cached((TracedTensor,))
-    return graph
+        return recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
 
 
 def _check_positions(call: _Call, recorder: Recorder) -> None:

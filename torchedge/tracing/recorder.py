@@ -13,6 +13,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from torchedge.errors import CaptureError
 from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, GraphBuilder, Op, Value
@@ -27,12 +28,12 @@ from torchedge.graphs.sizes import (
     decode_shape,
 )
 from torchedge.ops import registry, spec_of
-from torchedge.ops.gradients import extend_needs
+from torchedge.ops.gradients import extend_needs, makes_leaf
 from torchedge.tracing.checkpointing import AutogradState
 from torchedge.tracing.copies import is_library, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
 from torchedge.tracing.example_values import ExampleValues, mapped
-from torchedge.tracing.footprints import footprint_of
+from torchedge.tracing.footprints import footprint_of, valueless
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in ITEM_SIZES if hasattr(torch, name)
@@ -82,6 +83,16 @@ class TracedTensor(torch.Tensor):
         self.recorder.require_gradient(self, value)
 
     @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        """Whether the value is none that autograd computes."""
+        return not self.requires_grad or self.recorder.is_own_leaf(self.token.index)
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        """An object of no use in place of autograd's node, None where there is none."""
+        return None if self.is_leaf else _NODE
+
+    @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """The sizes, without a call of the tracing mode."""
         return self.recorder.shown(self.sizes, sys._getframe(1))
@@ -99,6 +110,19 @@ class TracedTensor(torch.Tensor):
         answer: torch.device = self.recorder.device_answer("device", sys._getframe(1))
         return answer
 
+    def register_hook(self, hook: Any) -> Any:
+        """Return the handle of a hook of the backward pass, which is not followed."""
+        self.recorder.note(
+            f"a tensor's hook (register_hook{where()}) is not followed: memory is too low where it allocates"
+        )
+        return RemovableHandle(OrderedDict())
+
+    def retain_grad(self) -> None:
+        """Note that the gradient stays, which is not followed."""
+        self.recorder.note(
+            f"retain_grad{where()} is not followed: the gradient that it keeps counts as freed"
+        )
+
     def dim(self) -> int:
         """Return the number of dimensions."""
         return len(self.sizes)
@@ -112,6 +136,19 @@ class TracedTensor(torch.Tensor):
         if self.sizes[0] >= LARGEST_CONSTANT and not is_library(sys._getframe(1)):
             self.recorder.reads_batch = True
         return self.sizes[0]
+
+
+class _Node:
+    """Stands for a node of autograd."""
+
+    next_functions: tuple[Any, ...] = ()
+
+    def name(self) -> str:
+        """Return a name that no node has."""
+        return "Node"
+
+
+_NODE = _Node()
 
 
 class BatchSize(int):
@@ -384,6 +421,10 @@ class Recorder:
         self._judged = len(self.ops)
         return self._needs[index]
 
+    def is_own_leaf(self, index: int) -> bool:
+        """Return whether the model made a value a leaf by `requires_grad_()`."""
+        return index in self._views and makes_leaf(self._views[index])
+
     def require_gradient(self, tensor: TracedTensor, requires_grad: bool = True) -> None:
         """Record that a model makes a value require a gradient, if none flows through it already.
 
@@ -480,8 +521,7 @@ class Recorder:
             index = self.index_of(item)
             inputs.append(index)
             needs.append(not nesting and self.needs_gradient(index))
-            meta = self.meta_of(item)
-            return torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype, device="meta")
+            return valueless(self.meta_of(item))
         if type(item) in (tuple, list):
             return type(item)([self._arguments(part, inputs, needs, nesting - 1) for part in item])
         if type(item) is dict:
@@ -503,8 +543,30 @@ class Recorder:
         return Token(index, self._released)
 
     def leaked(self) -> bool:
-        """Return whether stand-ins outlive the trace, in a cache outside of the model."""
+        """Return whether stand-ins outlive the trace, in a cache."""
         return self._tokens > self._booked + len(self._released)
+
+    def survivors(self) -> list[TracedTensor]:
+        """Return the stand-ins that outlive the trace."""
+        import gc
+
+        return [t for t in gc.get_referrers(TracedTensor) if type(t) is TracedTensor and t.recorder is self]
+
+    def inherit(self, tensors: Sequence[TracedTensor], first: Recorder) -> None:
+        """Take stand-ins that outlive a first trace as tensors that exist before this one."""
+        homes: dict[int, int] = {}
+        for tensor in tensors:
+            old = root = tensor.token.index
+            while (alias := first.values[root].alias) is not None:
+                root = alias
+            if root not in homes:
+                name = f"cached_{len(homes)}"
+                homes[root] = self.add_value(name, first.sizes[root], first.values[root].dtype, "constant")
+            index = homes[root]
+            if old != root:
+                (index,) = self.add_call("alias", [index], {}, [first._form(old)], index)
+            self.example.take(index, first.example, old)
+            tensor.token, tensor.recorder = self.token(index), self
 
     def feed(self, name: str, sizes: tuple[int, ...], dtype: torch.dtype) -> TracedTensor:
         """Add an input of the graph; returns its stand-in."""
@@ -525,7 +587,7 @@ class Recorder:
             if tensor.device.type == "meta":
                 raise CaptureError(
                     f"a tensor of shape {tuple(tensor.shape)} reaches an operator from code that tracing "
-                    "cannot see (a scripted function or a compiled extension)"
+                    "cannot see (a transform of torch.func, a scripted function or a compiled extension)"
                 )
             name, role = f"constant_{len(self.values)}", "constant"
         else:
@@ -537,6 +599,7 @@ class Recorder:
             )
         trainable = role == "parameter" and tensor.requires_grad  # its shape never follows the batch
         self.sizes.append(tuple(tensor.shape))
+        self.has_complex = self.has_complex or tensor.dtype.is_complex
         index = self._builder.add(name, self.sizes[-1], DTYPE_NAMES[tensor.dtype], role, trainable)
         if role != "parameter":
             self.example.add(index, tensor)
@@ -588,7 +651,7 @@ class Recorder:
                     f"a tensor with layout {source.layout} cannot be captured; expected dense tensors"
                 )
             else:
-                meta = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+                meta = valueless(source)
             self._metas[id(tensor)] = meta
             self.index_of(tensor)
         return meta

@@ -29,7 +29,7 @@ from torchedge.errors import CaptureError
 from torchedge.graphs import ForwardGraph, Op
 from torchedge.graphs.graph import BACKWARD, FREE_GRADIENTS, STEP_EVENTS, UPDATE
 from torchedge.tracing.capturing import parallel_notes, unwrapped
-from torchedge.tracing.copies import forget_cached, isolated, scoped, where
+from torchedge.tracing.copies import forget_cached, forget_held, isolated, scoped, where
 from torchedge.tracing.device_answers import Accelerator, Inert, answered, is_device_query, tensor_answer
 from torchedge.tracing.interception import Interceptor, batch_of, loss_index, tensors_in
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, Token, TracedTensor, leaves_of
@@ -286,6 +286,7 @@ class StepWatch(Interceptor):
             return False
         if recorder is not None and recorder.leaked():
             forget_cached((TracedTensor,))
+            forget_held(recorder.survivors())
         if self.step is None:
             what = "calls no module that learns" if recorder is None else "runs no backward pass"
             raise CaptureError(

@@ -155,6 +155,8 @@ class _CompositePass:
                 temporaries.append(bias)
             alias = product if self.fused else None
             product = add("add", (product, bias), scores, dtype, op, alias=alias, passes=True)
+            if alias is None:
+                self.out.release(products.pop())
             products.append(product)
         weights = add("softmax", (product,), scores, dtype, op, {"dim": -1}, saves=(-1,))
         temporaries.append(weights)

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from torchedge.graphs import ForwardGraph, Op, Value
-from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, UpdateFootprint
+from torchedge.graphs.footprints import (
+    CONJUGATED,
+    FILLS,
+    IN_ORDER,
+    LAZY,
+    MISSING,
+    PLAIN,
+    Footprint,
+    FootprintEvent,
+    UpdateFootprint,
+)
 from torchedge.graphs.graph import BACKWARD, STEP_EVENTS, UPDATE
 from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, Work, spec_of
@@ -88,8 +98,8 @@ class _Record:
     numbers: dict[int, int] = field(default_factory=dict)
 
     def differentiated(self) -> list[int]:
-        """Return the inputs that get a gradient, one as often as it is read."""
-        return _differentiated(self.op, self.needs)
+        """Return the inputs that get a gradient, one as often as it gets one."""
+        return _given(self.op, self.needs, self.footprint)
 
 
 @dataclass(slots=True)
@@ -127,6 +137,7 @@ class StepWriter:
         self._sizes = [value.nbytes for value in self.graph.values]
         self._storage = [-1] * len(self.graph.values)
         self._releases = releases_of(self.graph)
+        self._held = _held(self.graph, self._releases)
         self._forgotten = record_ends(self.graph, self.differentiable, self._releases)
         self._records: list[_Record | _Region] = []
         self._gradients: dict[int, int] = {}
@@ -134,6 +145,7 @@ class StepWriter:
         self._pending_uses: dict[int, int] = {}
         self._viewed: set[int] = set()
         self._permuted: set[int] = set()  # gradients whose strides are not those of their parameter
+        self._conjugated: set[int] = set()  # values whose waiting gradient is a conjugated view
         self._state: dict[int, list[int]] = {}
         self._blas: list[int] = []
         self._blas_size = (int(settings.blas_workspace_mib * 2**20) // len(_BLAS), 0, 0)
@@ -306,11 +318,18 @@ class StepWriter:
         seen.update(op.outputs)
 
     def _run(
-        self, position: int, op: Op, saving: bool = True, stored: Mapping[int, int] = MappingProxyType({})
+        self,
+        position: int,
+        op: Op,
+        saving: bool = True,
+        stored: Mapping[int, int] = MappingProxyType({}),
+        *,
+        stops: bool = False,
     ) -> None:
         """Write one operator's forward call; a record for backward follows where autograd keeps one.
 
         stored: the outputs that a selective checkpoint stored in the first run, which it gives up here.
+        stops: the call ends where autograd has kept its last tensor.
         """
         recorded = saving and is_differentiated(op, self.differentiable)
         values, tape, storage = self.graph.values, self.tape, self._storage
@@ -332,7 +351,8 @@ class StepWriter:
             if storage[index] >= 0:
                 numbers[number] = storage[index]
         is_stored = not stored.keys().isdisjoint(op.outputs)
-        for event in footprint.forward:
+        asking = footprint.asking if stops and recorded else None
+        for event in footprint.forward if asking is None else footprint.forward[:asking]:
             number = abs(event) - 1
             if is_stored and number not in footprint.saved:
                 continue  # it does not run again: autograd's record needs what it keeps
@@ -341,6 +361,9 @@ class StepWriter:
             elif number not in numbers:
                 label = _title(op, values[tensors[number]]) if number in tensors else f"{_title(op)} (hidden)"
                 numbers[number] = tape.new(self._size_of(op, footprint, number), TEMPORARY, label)
+        for number in [*numbers] if asking is not None else ():
+            if number not in tensors and number not in footprint.saved:
+                tape.drop(numbers.pop(number))
         for number, index in tensors.items():
             storage[index] = numbers.get(number, storage[index])
         if saving and self.graph.loss is not None and makes_leaf(op):
@@ -411,6 +434,14 @@ class StepWriter:
     def _replay_back(self, record: _Record, incoming: Sequence[int | None]) -> None:
         """Write the backward call of an operator."""
         tape, op, footprint = self.tape, record.op, record.footprint
+        if footprint.arrivals:
+            arrival = [
+                MISSING if gradient is None else LAZY if output in self._conjugated else PLAIN
+                for output, gradient in zip(op.outputs, incoming, strict=True)
+            ]
+            footprint = dict(footprint.arrivals).get(tuple(arrival), footprint)
+        if self._conjugated:
+            self._conjugated.difference_update(op.outputs)
         numbers = {number: record.numbers[number] for number in footprint.saved}
         for number, gradient in zip(footprint.gradients, incoming, strict=False):
             if gradient is not None and number >= 0:
@@ -428,7 +459,7 @@ class StepWriter:
             label = f"backward of {_title(op)} (scratch)"
             sizes = winograd_workspace(self._call(op, record.needs))
             scratch = [tape.new(poly(size), WORKSPACE, label) for size in sizes]
-        ready: dict[int, list[int]] = {}
+        ready: dict[int, list[tuple[int, bool]]] = {}
         waiting = Counter(index for index in record.differentiated() if index in self._pending_uses)
         for event, number, place, order in footprint.backward:
             if event is FootprintEvent.NEW:
@@ -447,7 +478,7 @@ class StepWriter:
                 if not record.needs[slots[place]]:
                     continue
                 if place or op.outputs[0] not in self._sliced:
-                    ready.setdefault(number, []).append(inputs[place])
+                    ready.setdefault(number, []).append((inputs[place], bool(order & CONJUGATED)))
                 waiting[inputs[place]] -= 1
                 if not order & FILLS:
                     self._viewed.add(numbers[number])
@@ -462,15 +493,18 @@ class StepWriter:
         for index in waiting.elements():  # of an input whose gradient this call does not give
             self._count_down(index)
 
-    def _pass_on(self, storage: int, receivers: Sequence[int]) -> None:
-        """Give a gradient's storage to the values that it belongs to; free it if there are none."""
+    def _pass_on(self, storage: int, receivers: Sequence[tuple[int, bool]]) -> None:
+        """Give a gradient's storage to the values that it belongs to; free it if there are none.
+
+        receivers: the values, and whether each gets a conjugated view of it.
+        """
         if not receivers:
             self.tape.drop(storage)
             return
         for _ in receivers[1:]:
             self.tape.hold(storage)
-        for index in receivers:
-            self._accumulate(index, storage)
+        for index, conjugated in receivers:
+            self._accumulate(index, storage, conjugated)
 
     def _needs(self, op: Op) -> list[bool]:
         return [i is not None and self.differentiable[i] for i in op.inputs]
@@ -619,7 +653,7 @@ class StepWriter:
         else:
             self._drop_all(stays)
 
-    def _accumulate(self, index: int, storage: int) -> None:
+    def _accumulate(self, index: int, storage: int, conjugated: bool = False) -> None:
         """Add a gradient to those that have arrived for a value; a parameter keeps the sum.
 
         A parameter used several times gets its gradient when all of its uses have run.
@@ -631,8 +665,10 @@ class StepWriter:
         waiting = self._gradients.get(index)
         if waiting is None:
             self._gradients[index] = storage
+            if conjugated:
+                self._conjugated.add(index)
         else:
-            self._sum(index, waiting, storage)
+            self._sum(index, waiting, storage, conjugated)
         if is_parameter:
             self._count_down(index)
 
@@ -653,17 +689,22 @@ class StepWriter:
             elif not record.reentrant:
                 for position in record.positions:
                     op = self.graph.ops[position]
-                    read += _differentiated(op, self._needs(op))
+                    needs = self._needs(op)
+                    read += _given(op, needs, self._footprint(op, needs))
         values = self.graph.values
         return {i: count for i, count in Counter(read).items() if count > 1 and values[i].role == "parameter"}
 
-    def _sum(self, index: int, waiting: int, storage: int) -> None:
+    def _sum(self, index: int, waiting: int, storage: int, conjugated: bool) -> None:
         """Add a second gradient of a value to the first, which waits in the engine's buffer.
 
         The sum is in place only if the engine alone holds the first one, which fills its storage and is no
-        view.
+        view. Conjugated views are copied before.
         """
         tape, size = self.tape, self._sizes[index]
+        views = (index in self._conjugated) + conjugated
+        self._conjugated.discard(index)
+        label = f"gradient of {self.graph.values[index].name}"
+        copies = [tape.new(size, TEMPORARY, f"{label} (copy)") for _ in range(views)]
         in_place = (
             self.settings.sum_in_place
             and tape.counts[waiting] == 1
@@ -671,10 +712,9 @@ class StepWriter:
             and tape.sizes[waiting] == size
         )
         if not in_place:
-            label = f"gradient of {self.graph.values[index].name} (sum)"
-            self._gradients[index] = tape.new(size, TEMPORARY, label)
+            self._gradients[index] = tape.new(size, TEMPORARY, f"{label} (sum)")
             tape.drop(waiting)
-        tape.drop(storage)
+        self._drop_all([*copies, storage])
 
     def _give_to_parameter(self, index: int, storage: int) -> None:
         """Let a parameter add a gradient to its own, adopt one that nothing shares, or clone it.
@@ -722,18 +762,22 @@ class StepWriter:
             self._run_back(floor)
         for storage in storages:
             tape.hold(storage)
+        before = [] if reentrant or not end else self._gradients_before(region.positions[end - 1])
         alive: set[int] = set()
         tape.owner = last - region.positions[-1]
         inner: dict[int, _Region] = {}
         for place, position in enumerate(region.positions[:runs]):
             op = graph.ops[position]
             saving = place < end and self._enter_inner(position, region, inner)
-            self._run(position, op, saving, region.stored)
-            alive.update(op.outputs)
+            replaced = [self._storage[index] for index in op.outputs if index in self._held]
+            stops = not reentrant and place == end - 1 == runs - 1
+            self._run(position, op, saving, region.stored, stops=stops)
+            self._drop_all(replaced)
+            alive.update([index for index in op.outputs if index not in self._held])
             for index in self._releases[position]:
-                if index in alive:
-                    alive.discard(index)
+                if index in alive and self._storage[index] >= 0:
                     tape.drop(self._storage[index])
+                alive.discard(index)
         for position in region.positions[runs:end]:
             if self._enter_inner(position, region, inner):
                 self._record_unrun(position, graph.ops[position])
@@ -741,9 +785,9 @@ class StepWriter:
             if self._run_again(part) == (0, 0):
                 self._drop_all(part.inputs)
                 part.inputs.clear()
-        results = [self._storage[index] for index in sorted(alive)]
+        results = [self._storage[index] for index in sorted(alive) if self._storage[index] >= 0]
         if not reentrant:
-            self._drop_all(results)
+            self._drop_all([*results, *before])
             self._take_first_attributes(floor)
             if not region.depth:
                 self._run_back(floor + self._first_asking(floor))
@@ -756,6 +800,24 @@ class StepWriter:
         self._gradients.update(waiting)
         self._pending_uses = uses
         self._drop_all([*storages, *results, *region.inputs])
+
+    def _gradients_before(self, position: int) -> list[int]:
+        """Take what the backward of a custom function makes before it asks a checkpoint for a tensor.
+
+        PyTorch gives it zeros in place of gradients that do not arrive: of results without a gradient.
+        """
+        op = self.graph.ops[position]
+        if op.kind != "custom_function" or not is_differentiated(op, self.differentiable):
+            return []
+        footprint, inputs = self._footprint(op, self._needs(op)), len([i for i in op.inputs if i is not None])
+        absent = {inputs + k for k, number in enumerate(footprint.gradients) if number < 0}
+        made: list[int] = []
+        for event, number, _, _ in footprint.backward:
+            if event is not FootprintEvent.NEW or footprint.sizes[number].place not in absent:
+                break
+            size = self._size_of(op, footprint, number)
+            made.append(self.tape.new(size, TEMPORARY, f"backward of {_title(op)}"))
+        return made
 
     def _enter_inner(self, position: int, region: _Region, inner: dict[int, _Region]) -> bool:
         """Add an operator to the region directly inside of another that runs it, if any; return if none."""
@@ -789,7 +851,8 @@ class StepWriter:
                 if asked and paths[end - 1]:
                     return max(paths.index(paths[end - 1]), last_inside), end
                 if asked:
-                    return max(end - 1 + (op.inplace or not known.issuperset(asked)), last_inside), end
+                    runs = op.inplace or op.kind == "custom_function" or not known.issuperset(asked)
+                    return max(end - 1 + runs, last_inside), end
         return 0, 0
 
     def _first_asking(self, floor: int) -> int:
@@ -855,6 +918,15 @@ class StepWriter:
                 numbers[number] = self.tape.new(update.sizes[number], TEMPORARY, "optimizer temporary")
 
 
+def _held(graph: ForwardGraph, releases: Sequence[Sequence[int]]) -> set[int]:
+    """Return what Python keeps of a checkpoint beyond the step, and replaces where it runs again."""
+    made = {index for op in graph.ops if op.region for index in op.outputs}
+    if made and graph.releases is not None:
+        made.difference_update(graph.outputs, *releases)
+        return made
+    return set()
+
+
 def _again(record: _Record | _Region) -> _Record | _Region:
     """Return a record that a later backward pass runs once more."""
     if isinstance(record, _Record):
@@ -876,6 +948,15 @@ def _differentiated(op: Op, needs: Sequence[bool]) -> list[int]:
     return [
         i for slot, i in enumerate(op.inputs) if i is not None and needs[slot] and spec.differentiates(slot)
     ]
+
+
+def _given(op: Op, needs: Sequence[bool], footprint: Footprint) -> list[int]:
+    """Return the inputs that get a gradient, one as often as the backward call gives it one."""
+    given = _differentiated(op, needs)
+    if footprint.repeated:
+        inputs = [index for index in op.inputs if index is not None]
+        given += [inputs[place] for place in footprint.repeated if inputs[place] in given]
+    return given
 
 
 def _title(op: Op, value: Value | None = None) -> str:
