@@ -625,8 +625,9 @@ def export_lm(
     model: it, with its weights, left as found; or its configuration, for random weights. max_length: tokens
     of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
     once. batch: prompts that `generate` takes together. cache_dtype: "float16" halves the caches.
-    The bundle has two methods over the same weights and caches, "prefill" (a chunk) and "decode" (one
-    token). An encoder-decoder (T5, Whisper) has a third one, "encode", and takes one prompt at a time, of at
+    The bundle has methods over the same weights and caches: "prefill" (a chunk), "decode" (one token), and
+    from 128 tokens on "decode_64" and the like, which read the first places of the caches alone. An
+    encoder-decoder (T5, Whisper) has "prefill", "decode" and "encode", and takes one prompt at a time, of at
     most encoder_length tokens, by default max_length, or features of the model's own length; max_length is
     then that of its decoder. quantize: "int8" (a scale a row) or "int4" (a scale for 32 weights of a row) of
     linear layers and embeddings; for other groups and zero points pass a model of `torchedge.quantize`.

@@ -128,6 +128,25 @@ def test_a_token_is_written_into_the_caches_alone(bundle):
                 assert len(lines) == 2 and " = " in lines[1] and "if (" in kernel.source
 
 
+def test_early_tokens_read_a_part_of_long_caches(tmp_path):
+    model = network("Qwen3")
+    bundle = torchedge.export_lm(model, "local-cpu", out=tmp_path / "lm", max_length=130, chunk=16, batch=2)
+    assert bundle.methods == ("prefill", "decode", "decode_64")
+    calls, step = [], bundle.runner.step
+    bundle.runner.step = lambda *arrays, method: calls.append(method) or step(*arrays, method=method)
+    texts = [prompt(count)[0].tolist() for count in (60, 49)]
+    wanted = [
+        model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, pad_token_id=0)[0, len(ids) :]
+        for ids in texts
+    ]
+    assert bundle.generate(texts, 8) == [tokens.tolist() for tokens in wanted]
+    assert calls == ["prefill"] * 4 + ["decode_64"] * 4 + ["decode"] * 3  # at places 60 to 63, 64 to 66
+    cache = min(t.nbytes for t in bundle.programs["decode_64"].tensors if t.role == "state")
+    for name in ("decode", "decode_64"):
+        between = [t.nbytes for t in bundle.programs[name].tensors if t.role == "intermediate"]
+        assert max(between) < cache  # no copy of one
+
+
 @pytest.mark.slow
 def test_a_kept_prefix_changes_nothing_and_is_not_computed_again(bundle, folder):
     ids = prompt(21)[0].tolist()

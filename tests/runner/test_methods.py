@@ -150,6 +150,16 @@ def test_tokens_are_those_of_python(native, language, tmp_path):
     assert any(name.startswith("keys.") for name in read_tensors(saved[1])[0])
 
 
+def test_early_tokens_read_a_part_of_long_caches_as_in_python(native, tmp_path):
+    bundle = torchedge.export_lm(network("Llama"), "local-cpu", out=tmp_path / "lm", max_length=128, chunk=16)
+    assert "decode_64" in bundle.methods
+    ids, settings = prompt(60)[0].tolist(), DRAWN | {"seed": 2}
+    line = words(prompt_ids=",".join(map(str, ids)), max_new_tokens=9, **settings)
+    done = native.start(bundle.path, "--device", native.device, *line)
+    assert done.returncode == 0, done.stderr
+    assert [int(token) for token in done.stdout.split(",")] == bundle.generate(ids, 9, **settings)
+
+
 @pytest.mark.parametrize("settings", [{}, DRAWN | {"seed": 3}, {"cache_dtype": "float16"}])
 def test_tokens_of_several_prompts_are_those_of_python(native, tmp_path, settings):
     cache_dtype = settings.pop("cache_dtype", "float32")

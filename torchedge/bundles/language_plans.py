@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from torchedge.bundles.exporting import Lowering, Request, check_memory, lower_request, within_limit
-from torchedge.bundles.generation import DECODE, ENCODE, PREFILL
+from torchedge.bundles.generation import DECODE, ENCODE, PREFILL, decoding
 from torchedge.devices import Device, Provenance, weakest
 from torchedge.errors import DeviceError, InputError, LimitError, check_whole, needed
 from torchedge.graphs import WEIGHT_ROLES
@@ -119,8 +120,15 @@ class LanguagePlan:
 
     @property
     def token(self) -> Estimate | None:
-        """The time of each later token, ms, of all texts of a batch together."""
-        return self.runs[DECODE].latency if DECODE in self.runs else None
+        """The time of each later token, ms, of all texts of a batch together: the mean of a reply's."""
+        if DECODE not in self.runs:
+            return None
+        first, count = self.settings.prompt, max(self.settings.new_tokens - 1, 1)
+        often = Counter(decoding(self.runs, place) for place in range(first, first + count))
+        if len(often) == 1:
+            return self.runs[next(iter(often))].latency
+        whole = _sum([(self.runs[method].latency, times) for method, times in often.items()])
+        return replace(whole, value=whole.value / count, low=whole.low / count, high=whole.high / count)
 
     @property
     def reply(self) -> Estimate | None:

@@ -21,7 +21,7 @@ def cache_class() -> type[Any]:
         from transformers import Cache
 
     class Fixed(Cache):  # type: ignore[misc, unused-ignore]
-        """Keys and values of every layer: a call writes its own at `places`, and reads all.
+        """Keys and values of every layer: a call writes its own at `places`, and reads those `within`.
 
         A layer that is not `held` keeps nothing. written: what a call wrote, by layer. seen: the number of
         tokens before the call, for models that ask for it.
@@ -32,9 +32,10 @@ def cache_class() -> type[Any]:
             places: torch.Tensor | None = None,
             held: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
             seen: int | torch.Tensor = 0,
+            within: int | None = None,
         ) -> None:
             self.layers: list[Any] = []
-            self.places, self.held, self.seen = places, held or {}, seen
+            self.places, self.held, self.seen, self.within = places, held or {}, seen, within
             self.written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
         def update(
@@ -46,14 +47,14 @@ def cache_class() -> type[Any]:
             assert self.places is not None
             for cache, new in zip(self.held[layer_idx], (key_states, value_states), strict=True):
                 cache.index_copy_(2, self.places, new.to(cache.dtype))
-            keys, values = self.held[layer_idx]
+            keys, values = (cache[:, :, : self.within] for cache in self.held[layer_idx])
             return keys.to(key_states.dtype), values.to(value_states.dtype)
 
         def get_seq_length(self, *_: Any, **__: Any) -> Any:
             return self.seen
 
         def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
-            sizes = [keys.shape[2] for keys, _ in self.held.values()]
+            sizes = [self.within or keys.shape[2] for keys, _ in self.held.values()]
             return (sizes[0] if sizes else 0), 0
 
     return Fixed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from torchedge.tracing.quantizing import WeightFormat, quantize
 from torchedge.tracing.vision import prepare_torchvision
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+LEAST_SPAN, SPAN_RATIO = 64, 4
+"""Tokens of the shortest caches that a token's attention reads a part of, and of the next longer part."""
 GROUPS = {"int4": 32}
 """Weights that share a scale, by format; without an entry: those of a row."""
 
@@ -33,8 +35,9 @@ class CachedModel(torch.nn.Module):
     """A causal model with its caches: forward(ids [texts, T], position [1], last [1]) -> logits of each text.
 
     The tokens lie at position, position + 1, ...; the logits are those that follow token `last` of them. The
-    caches, buffers of this module, hold `length` tokens. Several texts end together: forward takes the place
-    at which each one begins, too, and no token sees what lies before its own text.
+    caches, buffers of this module, hold `length` tokens, of which attention reads the first `span`. Several
+    texts end together: forward takes the place at which each one begins, too, and no token sees what lies
+    before its own text.
 
     Raises:
         CaptureError: the model takes no caches. MissingExtraError: transformers is not installed.
@@ -42,7 +45,7 @@ class CachedModel(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, length: int, texts: int = 1) -> None:
         super().__init__()
-        self.model, self.length, self._cache = model, length, cache_class()
+        self.model, self.length, self.span, self._cache = model, length, length, cache_class()
         self._taken = inspect.signature(model.forward).parameters
         self.keys, self.values = torch.nn.Module(), torch.nn.Module()
         self._layers: list[int] = []
@@ -55,6 +58,12 @@ class CachedModel(torch.nn.Module):
     def caches(self) -> list[torch.Tensor]:
         """Return the keys and the values of each layer, in turn."""
         return [holder.get_buffer(str(n)) for n in self._layers for holder in (self.keys, self.values)]
+
+    def within(self, span: int) -> CachedModel:
+        """Return this module, with the same weights and caches, for tokens at positions below `span`."""
+        shorter = copy(self)
+        shorter.span = span
+        return shorter
 
     def _written(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """Return the keys and values of one token, by layer."""
@@ -87,12 +96,12 @@ class CachedModel(torch.nn.Module):
         places = position + torch.arange(ids.shape[1])
         caches = iter(self.caches())
         held = dict(zip(self._layers, zip(caches, caches, strict=True), strict=True))
-        distance = places[:, None] - torch.arange(self.length)
+        distance = places[:, None] - torch.arange(self.span)
         seen, positions = (distance >= 0)[None], places[None]
         if begins is not None:
-            seen = seen & (torch.arange(self.length) >= begins[:, None, None])
+            seen = seen & (torch.arange(self.span) >= begins[:, None, None])
             positions = (places - begins[:, None]).clamp(min=0)
-        return self._call(ids, positions, seen, distance, last, self._cache(places, held))
+        return self._call(ids, positions, seen, distance, last, self._cache(places, held, within=self.span))
 
     def _call(
         self,
@@ -205,7 +214,10 @@ def methods_of(
     cache_dtype: str = "float32",
     encoder_length: int | None = None,
 ) -> dict[str, tuple[torch.nn.Module, Any]]:
-    """Return "prefill", "decode" and an encoder's "encode" as `torchedge.export` takes them."""
+    """Return "prefill", "decode" and an encoder's "encode" as `torchedge.export` takes them.
+
+    Of a causal model also "decode_64", "decode_256", ..., whose attention reads so much of longer caches.
+    """
     check_choice("cache_dtype", cache_dtype, ("float32", "float16"))
     length, texts = check_whole("max_length", length, 2), check_whole("batch", texts)
     chunk = min(check_whole("chunk", chunk, 2), length)
@@ -223,7 +235,13 @@ def methods_of(
     for holder in (cached.keys, cached.values):
         holder.to(getattr(torch, cache_dtype))
     zero, begins = torch.zeros(1, dtype=torch.int64), torch.zeros(texts, dtype=torch.int64)
+    modules = {"prefill": cached, "decode": cached}
+    span = LEAST_SPAN
+    while 2 * span <= length:
+        modules[f"decode_{span}"] = cached.within(span)
+        span *= SPAN_RATIO
     return {
-        name: (cached, (torch.zeros(texts, tokens, dtype=torch.int64), zero, zero, *[begins][: texts - 1]))
-        for name, tokens in (("prefill", chunk), ("decode", 1))
+        name: (module, (torch.zeros(texts, tokens, dtype=torch.int64), zero, zero, *[begins][: texts - 1]))
+        for name, module in modules.items()
+        for tokens in [chunk if name == "prefill" else 1]
     }
