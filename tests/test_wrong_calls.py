@@ -118,6 +118,18 @@ def rated(rate):
     return optimizer
 
 
+class Marked(nn.Module):
+    """Reads what user code has put on a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(192, 2)
+        self.layer.weight.gain = 2.0
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)) * self.layer.weight.gain
+
+
 def watch():
     with torchedge.watch(device=TX2) as step:
         pass
@@ -467,6 +479,11 @@ WRONG = {
     "a limit in a list": (lambda: predict().fits([1]), InputError, "expected"),
     "training within a byte": (lambda: train(memory_limit="1B"), LimitError, "limit that works is"),
     "training elsewhere": (lambda: train(device="tx9"), torchedge.TorchedgeError, "expected"),
+    "an attribute of a weight": (
+        lambda: train(net := Marked(), optimizer=sgd(net)),
+        CaptureError,
+        "reads 'gain', an attribute of a parameter or buffer, which a capture does not follow",
+    ),
     "an unknown board": (lambda: torchedge.find_device("tx3"), DeviceError, "did you mean jetson-tx2"),
     "a model that opens a file": (
         lambda: predict(Opens(), example=X),
