@@ -230,8 +230,8 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
         owners = chain(objective.model.parameters(), objective.model.buffers())
         if any(error.name in vars(tensor) for tensor in owners):
             return CaptureError(
-                f"{part} reads {error.name!r}, an attribute of a parameter or buffer, which a capture does not "
-                "follow; expected an attribute of its module: make it one"
+                f"{part} reads {error.name!r}, an attribute of a parameter or buffer, which a capture does "
+                "not follow; expected an attribute of its module: make it one"
             )
         reason = reason.replace(f"'{type(error.obj).__name__}'", "'Tensor'")
     return CaptureError(
