@@ -37,6 +37,11 @@ def train(model=NET, x=X, y=Y, **more):
         trainer.step(x, y)
 
 
+def step(*batch):
+    with torchedge.Trainer(NET, X, Y, loss=cross_entropy, optimizer=sgd()) as trainer:
+        trainer.step(*batch)
+
+
 def export(model=NET, example=X, out="bundle", **more):
     torchedge.export(model, example, device=TX2, out=out, **more)
 
@@ -111,6 +116,18 @@ def rated(rate):
     optimizer = sgd()
     optimizer.param_groups[0]["lr"] = rate
     return optimizer
+
+
+class Marked(nn.Module):
+    """Reads what user code has put on a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(192, 2)
+        self.layer.weight.gain = 2.0
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)) * self.layer.weight.gain
 
 
 def watch():
@@ -364,6 +381,69 @@ OTHERS = {
     ),
     "a class beyond": (lambda: train(y=Y + 5), torchedge.TorchedgeError, "5"),
     "training within autocast": (autocast, LoweringError, "leave out torch.autocast of another dtype"),
+    "a batch without targets": (
+        lambda: step(X),
+        InputError,
+        "the batch is float32[2, 3, 8, 8]; expected float32[2, 3, 8, 8], int64[2], as in the Trainer's",
+    ),
+    "a batch swapped": (lambda: step(Y, X), InputError, "pass inputs, then targets"),
+    "a batch of names": (lambda: step({"x": X}, Y), InputError, "dict"),
+    "a batch of other channels": (lambda: step(torch.zeros(2, 5, 8, 8), Y), torchedge.TorchedgeError, "5"),
+    "no batch to step": (lambda: step(), InputError, "missing"),
+    "a plan for a network": (
+        lambda: torchedge.plan_lm(NET, device=TX2, max_length=64),
+        InputError,
+        "expected a causal model",
+    ),
+    "a plan of no length": (
+        lambda: torchedge.plan_lm(NET, device=TX2),
+        InputError,
+        "missing the required argument: 'max_length'",
+    ),
+    "text of a network": (
+        lambda: torchedge.export_lm(NET, device=TX2, out="e", max_length=64),
+        InputError,
+        "expected a causal model",
+    ),
+    "weights from a text": (lambda: torchedge.load_gguf(NET, "notes.txt"), InputError, "expected"),
+    "weights for a file": (lambda: torchedge.load_gguf("x.gguf", NET), InputError, "expected a causal model"),
+    "a name to quantize": (lambda: torchedge.quantize("resnet18"), InputError, "expected a torch.nn.Module"),
+    "a fit of a text": (lambda: torchedge.fit(), InputError, "missing the required argument"),
+    "a watch of a model": (lambda: torchedge.watch(NET), InputError, "expected"),
+    "a watch elsewhere": (lambda: torchedge.watch(device="tx9").__enter__(), DeviceError, "expected"),
+    "a list to report": (
+        lambda: torchedge.report([NET], 8, device=TX2, example=X, out="x.html"),
+        InputError,
+        "expected a torch.nn.Module",
+    ),
+    "a batch in words to simulate": (
+        lambda: torchedge.simulate(NET, "8", example=X),
+        InputError,
+        "batch_size is '8'; expected a whole number",
+    ),
+    "advice within words": (
+        lambda: torchedge.advise(NET, 8, device=TX2, example=X, memory_limit="big"),
+        InputError,
+        "'big'; expected",
+    ),
+    "a list to capture": (lambda: torchedge.capture([NET], X), InputError, "expected a torch.nn.Module"),
+    "a ninth dimension": (lambda: torchedge.capture(NET, X, batch_dim=9), InputError, "expected 0 to 3"),
+    "a function of a name": (lambda: torchedge.measure_operator_us("relu"), DeviceError, "expected a device"),
+    "a constraint alone": (lambda: search(constraints=4000), InputError, "expected"),
+    "a constraint of no name": (lambda: search(constraints={"memory": 4}), InputError, "expected some of"),
+    "a prediction of nothing": (lambda: torchedge.Predictor(TX2).predict(), InputError, "missing"),
+    "a step for a model": (lambda: torchedge.TrainingStep(NET), InputError, "expected"),
+    "checkpoints in words": (lambda: predict(checkpointing="yes"), InputError, "expected True or False"),
+    "a compiler's name": (lambda: predict(compile="fast"), InputError, "expected"),
+    "a host's number": (lambda: predict(on_host=3), InputError, "expected"),
+    "a limit in a list": (lambda: predict().fits([1]), InputError, "expected"),
+    "training within a byte": (lambda: train(memory_limit="1B"), LimitError, "limit that works is"),
+    "training elsewhere": (lambda: train(device="tx9"), torchedge.TorchedgeError, "expected"),
+    "an attribute of a weight": (
+        lambda: train(net := Marked(), optimizer=sgd(net)),
+        CaptureError,
+        "reads 'gain', an attribute of a parameter or buffer, which a capture does not follow",
+    ),
     "an unknown board": (lambda: torchedge.find_device("tx3"), DeviceError, "did you mean jetson-tx2"),
     "a model that opens a file": (
         lambda: predict(Opens(), example=X),

@@ -139,6 +139,14 @@ def test_a_reentrant_checkpoint_runs_again_what_it_ran_without_gradients():
         assert difference(steps, 4096)[0] == pytest.approx(1, rel=0.001)
 
 
+def test_gradients_pass_a_reentrant_checkpoint_inside_of_another_one():
+    inner = within(Step("layer", "caching"), argument="reentrant")
+    outer = within(Step("linear", (512, False)), inner, Step("residual"), argument="reentrant")
+    ratio, notes = difference((Step("linear", (256, False)), outer), 16)
+    assert ratio == pytest.approx(1, rel=0.02)  # weights, their gradients and momentum
+    assert [note for note in notes if "inside of another one" in note]
+
+
 def test_what_a_second_run_adds_is_no_sum_of_the_engine():
     body = (Step("own", "stops"), Step("hooked", (512, False)), Step("wide", ("pow", False)))
     steps = (Step("linear", (1024, False)), Step("cast", torch.float16), within(*body))

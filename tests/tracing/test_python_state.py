@@ -1,11 +1,16 @@
 """Texts of what decides about a capture: one for equal models, others for changes, none where unknown."""
 
 import contextlib
+import decimal
+import enum
 import functools
+import gc
+import logging
 import math
 import os
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -317,3 +322,74 @@ def test_a_name_that_a_module_gets_later_is_a_change():
     assert not state.same() and "scale" in [c.path.rpartition(".")[2] for c in state.changes()]
     state.restore()
     assert not hasattr(module, "scale") and state.same()
+
+
+class Weighted(enum.Enum):
+    ONE = 1
+
+
+Weighted.ONE.weight = 1.0
+BY_NAME = 1.0
+
+
+def by_globals():
+    return globals()["BY_NAME"]
+
+
+def set_by_name(value):
+    global BY_NAME
+    BY_NAME = value
+
+
+ASKED = {
+    "decimals": (
+        lambda: decimal.getcontext().prec,
+        lambda n: setattr(decimal.getcontext(), "prec", n),
+        28,
+        5,
+    ),
+    "the folder": (lambda: os.getcwd(), os.chdir, os.getcwd(), os.sep),
+    "a logger's level": (
+        lambda: logging.getLogger("asked").isEnabledFor(10),
+        lambda level: logging.getLogger("asked").setLevel(level),
+        0,
+        10,
+    ),
+    "recursion": (lambda: sys.getrecursionlimit(), sys.setrecursionlimit, sys.getrecursionlimit(), 1234),
+    "collection": (lambda: gc.isenabled(), lambda on: gc.enable() if on else gc.disable(), True, False),
+    "words of the program": (
+        lambda: len(sys.argv),
+        lambda words: sys.argv.__setitem__(slice(None), words),
+        [*sys.argv],
+        ["a", "b", "c", "d"],
+    ),
+    "a thread's name": (
+        lambda: threading.current_thread().name,
+        lambda name: setattr(threading.current_thread(), "name", name),
+        threading.current_thread().name,
+        "another",
+    ),
+    "a member's attribute": (
+        lambda: Weighted.ONE.weight,
+        lambda weight: setattr(Weighted.ONE, "weight", weight),
+        1.0,
+        2.0,
+    ),
+    "a global by its name": (by_globals, set_by_name, 1.0, 2.0),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_state_of_the_process_that_libraries_return_is_compared(case):
+    ask, change, before, now = ASKED[case]
+    state = PythonState({"ask": ask})
+    answer = ask()
+    assert state.same() and not state.changes()
+    try:
+        change(now)
+        assert ask() != answer
+        assert not state.same() and state.changes()
+        assert PythonState({"ask": ask}).signature != state.signature
+    finally:
+        change(before)
+    assert state.same()

@@ -302,6 +302,15 @@ def verbosity_options() -> list[click.Parameter]:
 # commands ---------------------------------------------------------------------------------------------------
 
 
+_PYTHON_ALONE = {
+    "watch": "`torchedge predict train.py` predicts the step of a script, torchedge.watch one in Python",
+    "train": "torchedge.Trainer trains in Python, `torchedge run BUNDLE` a bundle of --mode train",
+    "capture": "torchedge.capture makes graphs in Python, `torchedge features` prints what is in one",
+    "quantize": "torchedge.quantize is for Python, `torchedge plan lm` compares formats of weights",
+}
+"""What to run where a word is no command, but a function of the library."""
+
+
 class Group(click.Group):
     """A group of commands that prints its help when it is called bare, with whole summaries."""
 
@@ -323,12 +332,16 @@ class Group(click.Group):
         word, names = args[0][:40], self.list_commands(ctx)
         if self.get_command(ctx, args[0]) is None and not word.startswith("-"):
             near = difflib.get_close_matches(word, names, n=1)
+            if word in _PYTHON_ALONE and ctx.parent is None:
+                ctx.fail(f"No such command {word!r}: {_PYTHON_ALONE[word]}")
             if near or ctx.parent is None:
                 ctx.fail(f"No such command {word!r}." + "".join(f" Did you mean {name!r}?" for name in near))
-            choices = ", ".join(self.commands)
+            choices, last = ", ".join(self.commands), args[1] if len(args) > 1 else "-"
+            last = word if last.startswith("-") else last
+            example = f"{ctx.command_path} {next(iter(self.commands))} {last}"
             ctx.fail(
                 f"No such command {word!r} of {ctx.command_path}; expected one of {choices}, for example "
-                f"`{ctx.command_path} {next(iter(self.commands))} {word}`"
+                f"`{example}`"
             )
         return super().resolve_command(ctx, args)
 
@@ -352,6 +365,14 @@ class Command(click.Command):
         self.examples = tuple(examples)
         text = "Print JSON in place of tables."
         self.params += [_flag("--json", "as_json", key=JSON, value=1, text=text), *verbosity_options()]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; errors of the parser name this command's help."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""

@@ -57,7 +57,7 @@ _TEXT_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "stop", "see
 """Options of a continued text alone."""
 _OF_ONE_BUNDLE = ("settings", "save", "method", "prompt_ids", "over")
 """Options that several bundles do not take."""
-_OF_A_RUN = ("out", "steps", "settings", "save", "timed", "trace", "plot", "over")
+_OF_A_RUN = ("out", "steps", "settings", "save", "timed", "trace", "plot", "over", "memory_limit", "reads")
 """Options that a description does not take."""
 _HEADER_BYTES = 2**16
 

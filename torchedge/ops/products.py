@@ -182,7 +182,7 @@ OPS = (
     ),
     _product("einsum", "equation operands", flops=einsum_flops),
     _multiplied("bilinear", "input1 input2 weight bias", autocast="widest"),
-    _product("outer", "input vec2", "ger"),
+    _product("outer", "input vec2", "ger", autocast="widest"),
     _attention("scaled_dot_product_attention", infer=attention_shape),
     _attention(
         "_scaled_dot_product_flash_attention",

@@ -622,8 +622,8 @@ def _check_form(batch: _Batch, example: _Batch) -> None:
             "example; pass the same structure (a dict becomes keyword arguments), or create another Trainer"
         )
     raise InputError(
-        f"the batch is {passed}; the Trainer expects {wanted}; convert it (.to(dtype), .unsqueeze()), or "
-        "create another Trainer"
+        f"the batch is {passed}; expected {wanted}, as in the Trainer's example: pass inputs, then targets, "
+        "convert them (.to(dtype), .unsqueeze()), or create another Trainer"
     )
 
 

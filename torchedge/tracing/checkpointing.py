@@ -45,7 +45,7 @@ class AutogradState:
 
     def switch(self, on: bool) -> None:
         """Follow `torch.set_grad_enabled`, called before it takes effect."""
-        if _reentrant_frame() is None:
+        if _reentrant_frame(sys._getframe(1)) is None:
             self._within.clear()
             if not (self._switched_on and self._is_inside_function()):
                 self._switched_on = on
@@ -135,7 +135,7 @@ class AutogradState:
 
     def _in_frames(self, note: Note) -> tuple[bool, tuple[int, ...]]:
         """Return the region of the innermost reentrant checkpoint, else of the one whose hooks are set."""
-        frame = _reentrant_frame()
+        frame = _reentrant_frame(sys._getframe(1))
         if frame is not None:
             trains, path = self._in_reentrant(frame, note)
             return trains and (not self._within or self._within[-1][1]), path
@@ -145,6 +145,8 @@ class AutogradState:
         return True, (0,)
 
     def _in_reentrant(self, frame: FrameType, note: Note) -> tuple[bool, tuple[int, ...]]:
+        while (outer := _reentrant_frame(frame.f_back)) is not None:  # what is inside belongs to it
+            frame = outer
         owner = frame.f_locals["ctx"]
         if not hasattr(owner, _REGION):
             tensors = [a for a in frame.f_locals["args"] if isinstance(a, torch.Tensor)]
@@ -160,9 +162,8 @@ class AutogradState:
         return (True, (-number,)) if owner.torchedge_trains else (False, (0,))
 
 
-def _reentrant_frame() -> FrameType | None:
-    """Return the frame of the innermost reentrant checkpoint that runs."""
-    frame: FrameType | None = sys._getframe(1)
+def _reentrant_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the innermost reentrant checkpoint that runs, from a frame on."""
     while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
         frame = frame.f_back
     return frame
@@ -200,7 +201,7 @@ _HOOKED = (
 )
 _MIXED = (
     "a reentrant or selective checkpoint runs inside of another one or around it: memory may be off by up "
-    "to a fifth"
+    "to a third"
 )
 _REGION = "_torchedge_region"
 _MANAGERS: tuple[Any, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)

@@ -13,17 +13,21 @@ equal texts mean equal captures, also in another process. The log says at level 
 from __future__ import annotations
 
 import builtins
+import decimal
 import dis
 import enum
 import functools
+import gc
 import hashlib
 import io
+import locale
 import logging
 import operator
 import os
 import random
 import re
 import sys
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -102,6 +106,36 @@ _ABSENT = object()
 _FUNCTIONS = (
     FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
 )  # fmt: skip
+
+
+def _levels() -> list[Any]:
+    loggers = [*logging.root.manager.loggerDict.items()]
+    levels = [(name, each.level) for name, each in loggers if isinstance(each, logging.Logger)]
+    return [logging.root.level, logging.root.manager.disable, *[entry for entry in levels if entry[1]]]
+
+
+_ASKED: dict[str, Callable[[], Any]] = {
+    "getcontext": lambda: (decimal.getcontext().prec, decimal.getcontext().rounding),
+    "geterr": np.geterr,
+    "get_printoptions": np.get_printoptions,
+    "getrecursionlimit": sys.getrecursionlimit,
+    "getswitchinterval": sys.getswitchinterval,
+    "isenabled": gc.isenabled,
+    "get_threshold": gc.get_threshold,
+    "getcwd": os.getcwd,
+    "cwd": os.getcwd,
+    "getpid": os.getpid,
+    "argv": lambda: sys.argv,
+    "initial_seed": torch.initial_seed,
+    "current_thread": lambda: threading.current_thread().name,
+    "active_count": threading.active_count,
+    "setlocale": lambda: locale.setlocale(locale.LC_ALL),
+    "getlocale": lambda: locale.setlocale(locale.LC_ALL),
+    "isEnabledFor": _levels,
+    "getEffectiveLevel": _levels,
+    "getLogger": _levels,
+}
+"""State of the process that functions of libraries return, under the names by which code asks for it."""
 
 
 def _flags() -> tuple[Any, ...]:
@@ -234,7 +268,9 @@ class PythonState:
         self._now = () if tracing else _flags()
         self._tracing = tracing
         versions = [sys.version, *[getattr(sys.modules.get(name), "__version__", "") for name in _TORCH]]
-        whole = f"{versions}{self._now}{text}"
+        self._asked = [(name, _ASKED[name], repr(_ASKED[name]())) for name in sorted(walk.asked)]
+        asked = [answer for _, _, answer in self._asked]
+        whole = f"{versions}{self._now}{text}{asked}"
         here = f"{whole}{walk.weights}"
         self.signature = hashlib.sha256(here.encode("utf-8", "backslashreplace")).hexdigest()
         self.text = whole if walk.unknown is None else None
@@ -295,6 +331,7 @@ class PythonState:
                 and all([_content(array) == content for array, content, _ in self._watched.arrays])
                 and all([len(box) == len(box.intersection(items)) for box, items in self._sets])
                 and (self._tracing or _flags() == self._now)
+                and all([repr(ask()) == answer for _, ask, answer in self._asked])
             )
         except (LookupError, AttributeError, ValueError, RuntimeError):  # a name that is gone, an empty cell
             return False
@@ -336,6 +373,9 @@ class PythonState:
                 ]
                 found.append(Change(path, *(apart if apart != [[], []] else (held, [*mapping.values()]))))
         found += [Change(path, a, a) for a, content, path in seen.arrays if _content(a) != content]
+        for name, ask, answer in self._asked:
+            if repr(ask()) != answer:
+                found.append(Change(f"what {name} returns", answer, repr(ask())))
         if not self._tracing and _flags() != self._now:
             found.append(Change("a setting of PyTorch (autocast, default dtype, torch.backends)", "", ""))
         return found
@@ -554,6 +594,7 @@ class _Walk:
         self.generators: list[tuple[str, Any]] = []
         self.iterators: list[str] = []
         self.clocks: list[str] = []
+        self.asked = set[str]()
         self.weights: list[int] = []
         self._met: dict[int, int] = {}
         self._seen: set[tuple[int, str | frozenset[str]]] = set()
@@ -622,7 +663,7 @@ class _Walk:
         if isinstance(item, ModuleType):
             return self._namespace(item, frozenset(self.names), path)
         if isinstance(item, enum.Enum):
-            return f"{self.of(kind, kind.__qualname__)} {item.name}"
+            return f"{self.of(kind, kind.__qualname__)} {item.name} {self._attributes(item, path)}"
         if isinstance(item, ReferenceType):
             return f"reference to {self.of(item(), path)}"
         if isinstance(item, _TEXTS) or _is_buffer(item):
@@ -873,7 +914,11 @@ class _Walk:
             self.everything = self.everything or names.computed
             if names.globals & _CHANGING:
                 self._unknown(f"{sorted(names.globals & _CHANGING)} in {item.__name__}")
-        globals_ = [(name, self._global(item, name, names)) for name in sorted(names.globals - _SWITCHED)]
+            self.asked.update(_ASKED.keys() & (names.read | names.globals))
+        own_globals = names.globals - _SWITCHED
+        if not known and "globals" in names.globals:  # `globals()["name"]`
+            own_globals |= {n for n in item.__code__.co_consts if type(n) is str and n in item.__globals__}
+        globals_ = [(name, self._global(item, name, names)) for name in sorted(own_globals)]
         imported = set(names.imported)
         if not known and not names.read.isdisjoint(("modules", "import_module")):
             imported.update(n for n in names.read if _room(n) not in _LIBRARIES and n in sys.modules)

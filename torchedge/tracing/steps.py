@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from traceback import extract_tb
 from typing import Any
 
@@ -225,6 +226,14 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
             f"{part} writes into a tensor that is neither a parameter nor a buffer; register it "
             "(register_buffer), so that the step can update it"
         )
+    if isinstance(error, AttributeError) and isinstance(error.obj, torch.Tensor):
+        owners = chain(objective.model.parameters(), objective.model.buffers())
+        if any(error.name in vars(tensor) for tensor in owners):
+            return CaptureError(
+                f"{part} reads {error.name!r}, an attribute of a parameter or buffer, which a capture does "
+                "not follow; expected an attribute of its module: make it one"
+            )
+        reason = reason.replace(f"'{type(error.obj).__name__}'", "'Tensor'")
     return CaptureError(
         f"{part} raised {kind} on the example: {reason}; expected an example that PyTorch runs"
     )
