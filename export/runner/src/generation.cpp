@@ -1,7 +1,7 @@
 // Generation of text: how tokens follow from logits, with the bits of torchedge/bundles/generation.py.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
 
 #include "executor.h"
 
@@ -81,18 +81,16 @@ Status Executor::run_on(const Placed& placed, const std::vector<const int64_t*>&
 /// The method that runs a token at a place and reads least of the caches: "decode_64" serves the first 64 places.
 size_t Executor::decoding(size_t decode, size_t place) const {
   size_t best = decode, least = SIZE_MAX;
-  const Method& whole = bundle_.methods[decode];
   for (size_t number = 0; number < bundle_.methods.size(); ++number) {
-    const Method& method = bundle_.methods[number];
+    const Method &method = bundle_.methods[number], &whole = bundle_.methods[decode];
     const size_t span = method.name.rfind("decode_", 0) == 0 ? std::strtoul(method.name.c_str() + 7, nullptr, 10) : 0;
-    const bool alike = method.inputs == whole.inputs && method.outputs == whole.outputs && method.name == "decode_" + std::to_string(span);
-    if (alike && span > place && span < least) best = number, least = span;
+    if (span <= place || span >= least || method.name != "decode_" + std::to_string(span)) continue;
+    if (method.inputs == whole.inputs && method.outputs == whole.outputs) best = number, least = span;
   }
   return best;
 }
 
-/// Run the columns of texts from one on, a chunk at most, and take the logits behind the last one. What fills up a
-/// chunk lies behind it: later tokens overwrite it before any of them reads it.
+/// Run a chunk of columns at most, from one on, and take the logits behind the last. What fills it up is overwritten before it is read.
 Status Executor::run_tokens(const std::vector<Column>& columns, size_t begin, size_t chunk, const std::vector<int64_t>& begins, std::vector<float>& logits) {
   TE_TRY(number, find(chunk > 1 ? "prefill" : "decode"));
   const Placed& placed = placed_[chunk > 1 ? number : decoding(number, begin)];
@@ -104,8 +102,7 @@ Status Executor::run_tokens(const std::vector<Column>& columns, size_t begin, si
   }
   const int64_t place = static_cast<int64_t>(begin), last = static_cast<int64_t>(count) - 1;
   const int64_t words = placed.method->outputs[0].shape[1];
-  std::vector<Column> before = std::move(columns_);
-  columns_.clear();
+  std::vector<Column> before = std::exchange(columns_, {});
   logits.resize(texts * words);
   TE_CHECK(run_on(placed, {padded.data(), &place, &last, begins.data()}, logits.data()));
   bool numbers = std::none_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); });
