@@ -278,9 +278,9 @@ def test_memory_and_report():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ((torch.randn(8, 6).double(), torch.zeros(8).long()), r"float64\[8, 6\].* expects float32\[8, 6\]"),
-        ((torch.randn(8, 1, 6), torch.zeros(8).long()), "expects float32"),
-        ((torch.randn(8, 6),), "expects float32"),
+        ((torch.randn(8, 6).double(), torch.zeros(8).long()), r"float64\[8, 6\].* expected float32\[8, 6\]"),
+        ((torch.randn(8, 1, 6), torch.zeros(8).long()), "expected float32"),
+        ((torch.randn(8, 6),), "expected float32"),
         (("words", ()), "without tensors"),
     ],
 )
