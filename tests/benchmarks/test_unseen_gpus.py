@@ -34,7 +34,7 @@ def test_kernels_that_wait_for_their_launch_are_omitted(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("law", "within"), [("share", 0.3), ("products", 0.8)])
 def test_laws_make_kernels_of_gpus_left_out_err_less_than_the_ratio_of_peaks(shared_data, law, within):
-    fits = fit_law(shared_data, law, 1500)
+    fits = fit_law(shared_data, law, 4000)
     shipped = {name: getattr(rates, name) for name in LAWS[law][2][0]}
     errors = {gpu: [np.mean(np.abs(logs)) for logs in (f.bias, f.before)] for gpu, f in fits.items() if gpu}
     assert len(errors) == 5
