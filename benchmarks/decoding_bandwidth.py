@@ -22,7 +22,7 @@ from harness import options_of, print_rows
 from llamas import llama, stamps_of
 
 import torchedge
-from torchedge.bundles.generation import Sampling
+from torchedge.bundles.generation import Sampling, decoding
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.opencl import open_context
 
@@ -71,7 +71,7 @@ def main() -> None:
                 prompts.append(stamps[1] - stamps[0])
                 tokens += [after - before for before, after in pairwise(stamps[1:])]
             device = runner.executor.context.device.name
-        program = bundle.programs["decode"]
+        program = bundle.programs[decoding(bundle.methods, len(ids))]
         used = {index for launch in program.launches for index in launch.tensors}
         read = sum(program.tensors[i].nbytes for i in used if program.tensors[i].role in RESIDENT_ROLES)
         copied = _copy_rate(options.copy * 2**20)
@@ -105,10 +105,11 @@ def _copy_rate(nbytes: int) -> float:
 
 def _print_kernels(bundle: Any, position: int) -> None:  # noqa: ANN401
     """Print the launches of one token by kernel, the longest first."""
-    program = bundle.programs["decode"]
+    method = decoding(bundle.methods, position)
+    program = bundle.programs[method]
     with bundle.place(profile=True) as runner:
         for _ in range(3):
-            runner.step(np.ones((1, 1), np.int64), np.array([position]), np.array([0]), method="decode")
+            runner.step(np.ones((1, 1), np.int64), np.array([position]), np.array([0]), method=method)
         times = runner.timings()
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for entry in times:

@@ -80,7 +80,7 @@ def main() -> int:
     dataset = read_dataset(device.folder / "campaign" / STEPS[given.steps][1])
     places = {str(name): place for place, name in enumerate(dataset.id) if dataset["fits"][place] == 1}
     hosts = np.array([dataset.networks[str(name)].host for name in dataset.id])
-    speeds = {host: float(np.nanmedian(dataset.launch_us[hosts == host])) for host in {*hosts.tolist()}}
+    speeds = {host: float(np.nanmedian(dataset.launch_us[hosts == host])) for host in np.unique(hosts)}
     listed = " and ".join(f"{speed:.1f}" for speed in speeds.values())
     print(f"{len(places)} rows on {device.name}, whose hosts take {listed} us an operator")
     print(f"{'':38}{HEAD}")

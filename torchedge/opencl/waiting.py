@@ -21,7 +21,7 @@ def wait(context: DeviceContext, queue: Any) -> None:
 
     Where this thread waited in the driver, a kernel without an end would take the process with it. So another
     thread waits there, at once for a processor: Intel's runtime computes on waiting threads, and without one
-    a core idles. For a GPU this thread asks for the state for a moment: that is less than a hand-over takes.
+    a core idles. For a GPU this thread first asks for the state for a moment: a short wait ends sooner so.
 
     Raises:
         DeviceLostError: a command of the queue failed, or an earlier one did; it names the launch.

@@ -26,7 +26,7 @@ from torchedge.tracing.vision import prepare_torchvision
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 LEAST_SPAN, SPAN_RATIO = 64, 4
-"""Tokens of the shortest caches that a token's attention reads a part of, and of the next longer part."""
+"""Places that the shortest method for one token reads of the caches; how many times as many the next one."""
 GROUPS = {"int4": 32}
 """Weights that share a scale, by format; without an entry: those of a row."""
 
