@@ -172,7 +172,9 @@ def test_a_custom_function_is_a_region_inside_of_a_checkpoint_too():
     regions = [op.region for op in capture(Net(), image(8)).ops[:6]]
     assert regions == [0, regions[1], 0, 0, regions[4], 0]
     assert FUNCTION_REGION < regions[1] < regions[4]
-    inside = [(op.outer, op.region) for op in capture(Checkpointed(), image(8)).ops[:6]]
+    # before PyTorch 2.13, a checkpoint creates an empty tensor
+    operators = [op for op in capture(Checkpointed(), image(8)).ops if op.kind != "empty"]
+    inside = [(op.outer, op.region) for op in operators[:6]]
     checkpoint = inside[0][1]
     assert [outer for outer, _ in inside] == [(), (checkpoint,), ()] * 2
     assert [region for outer, region in inside if not outer] == [checkpoint] * 4

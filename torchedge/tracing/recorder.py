@@ -29,7 +29,7 @@ from torchedge.graphs.sizes import (
 )
 from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs, makes_leaf
-from torchedge.tracing.checkpointing import AutogradState
+from torchedge.tracing.checkpointing import KEEPS_INPUTS, AutogradState
 from torchedge.tracing.copies import is_library, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
 from torchedge.tracing.example_values import ExampleValues, mapped
@@ -467,6 +467,9 @@ class Recorder:
         That is what its own forward and backward take on meta tensors, with what `ctx` keeps. Where they
         cannot run so, autograd is taken to keep every input.
         """
+        if function is KEEPS_INPUTS:  # of the region, which needs a node where gradients are recorded
+            with torch._C.DisableTorchFunction():
+                return torch.empty(0, requires_grad=True).view(0)
         before = {id(t): t.token.index for t in (*args, *kwargs.values()) if type(t) is TracedTensor}
         inputs: list[int] = []
         needs: list[bool] = []
