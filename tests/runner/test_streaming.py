@@ -84,7 +84,8 @@ def figures_of(native, bundle, *words):
     done = native.start(bundle.path, "--device", native.device, *words, "--memory-limit", total, "--figures")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout[done.stdout.index("{") :])
-    assert figures["allocated_bytes"] == total
+    if bundle.manifest.target.device_class == "cpu":  # a processor's driver makes no images from buffers
+        assert figures["allocated_bytes"] == total
     return figures, done.stdout[: done.stdout.index("{")]
 
 
