@@ -367,9 +367,12 @@ class Bundle:
         weights = {name: array for name, array in self.weights().items() if name in names}
         return weights | {port.name: self.runner.read(port.name) for port in self.states}
 
-    def weights(self) -> dict[str, Array]:
-        """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them."""
-        packed = self._packed(None)
+    def weights(self, names: Collection[str] | None = None) -> dict[str, Array]:
+        """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them.
+
+        names: of those to return; all without it.
+        """
+        packed = self._packed(names)
         return {tensor.name: tensor.layout.unpack(array, tensor.shape) for tensor, array in packed}
 
     def packed(self, names: Collection[str]) -> Iterator[tuple[str, Array]]:
@@ -600,7 +603,10 @@ class Runner:
     def state_dict(self) -> dict[str, Array]:
         """Return parameters and buffers as they are now, by PyTorch's names."""
         names = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
-        return {name: self.read(name) for name in names}
+        held = {tensor.name for tensor in self.executor.held}
+        streamed = {name for name in names if name not in held}
+        frozen = self.bundle.weights(streamed) if streamed else {}
+        return {name: frozen[name] if name in frozen else self.read(name) for name in names}
 
     @serialised
     def timings(self) -> list[LaunchTime]:
