@@ -16,14 +16,7 @@ from torchedge.forests.trees import Forest, evaluate, features_outside
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.streaming.instances import MEBIBYTE, Distance, Instance, Layer
-from torchedge.streaming.rates import (
-    TABLE,
-    THRESHOLDS,
-    class_forests,
-    copy_rate,
-    estimate_latencies,
-    roofline_of,
-)
+from torchedge.streaming.rates import TABLE, THRESHOLDS, class_forests, copy_rate, kernel_rates
 from torchedge.streaming.schedules import LaunchWork, weights_of, works_of
 
 FILE = "loading.safetensors"
@@ -234,8 +227,8 @@ def rate_capacities(
         raise InputError(f"launch_ms has {len(launch_ms)} entries; expected {len(works)}, one a launch")
     notes: tuple[str, ...] = ()
     if launch_ms is None:
-        roofline = roofline_of(device)
-        latencies, notes = estimate_latencies(works, roofline), roofline.notes
+        rates, notes = kernel_rates(device)
+        latencies = tuple([rates[work.load_class].latency_ms(work) for work in works])
     else:
         latencies = tuple(map(float, launch_ms))
     layers = list(zip(works, latencies, strict=True))
