@@ -597,8 +597,7 @@ def _print_queue(result: dict[str, Any]) -> None:
 def run_isolated(words: Sequence[str], seconds: float) -> int:
     """Run the `torchedge` command with these arguments in a child process, and return its exit status.
 
-    Raises:
-        OpenCLError: a signal ended the child, or it ran for longer than `seconds` and was ended.
+    Raises OpenCLError: a signal ended the child, or it ran for longer than `seconds` and was ended.
     """
     sys.stdout.flush()
     child = subprocess.Popen(

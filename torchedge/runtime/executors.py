@@ -452,8 +452,7 @@ class Executor:
     def measured(self) -> MeasuredRun:
         """Return times and memory of the initialisation and the last run of a streaming executor.
 
-        Raises:
-            InputError: the executor does not stream, was created without profile=True, or has not run.
+        Raises InputError: the executor does not stream, was created without profile=True, or has not run.
         """
         if not isinstance(self._store, StreamingStore) or not self._profile or not self._events:
             raise InputError(

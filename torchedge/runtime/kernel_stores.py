@@ -42,8 +42,7 @@ class BoundSlot:
 class StagingBuffers:
     """Buffers of one size, mapped while the host fills them, unmapped while kernels read them.
 
-    Raises:
-        DeviceMemoryError: no memory is left.
+    Raises DeviceMemoryError: no memory is left.
     """
 
     def __init__(self, context: DeviceContext, nbytes: int) -> None:

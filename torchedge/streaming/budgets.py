@@ -74,9 +74,7 @@ class Budget:
         before its first use, which takes the least memory of all. The last is taken before the others where
         its predicted latency is as low: where the disk is the bottleneck, preloading gains nothing. Where
         nothing else is as fast, as where transfers cost the host more than they hide, all is preloaded.
-
-        Raises:
-            LimitError: not even that stays within the limit; the message names the smallest limit.
+        Raises LimitError: not even that stays within the limit; the message names the smallest limit.
         """
         best = self.filled(self.search())
         choices = [best]

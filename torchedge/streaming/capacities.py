@@ -132,8 +132,7 @@ class FittedLoads:
 def load_model_of(device: Device) -> FittedLoads | None:
     """Return a device's model of latency under load; None if it was not measured.
 
-    Raises:
-        ProfileError: its file is missing, damaged or made for another version.
+    Raises ProfileError: its file is missing, damaged or made for another version.
     """
     described = device.profile.get(TABLE)
     if described is None:
@@ -165,8 +164,7 @@ def _check_range(path: Path, name: str, forest: Forest) -> None:
 def loading_way(device: Device) -> LoadingWay:
     """Return the fastest way to load beside kernels that was measured on a device; copies if none was.
 
-    Raises:
-        ProfileError: the profile names another way.
+    Raises ProfileError: the profile names another way.
     """
     table = device.profile.get(TABLE)
     way = table.get(WAY, "copy") if isinstance(table, Mapping) else "copy"

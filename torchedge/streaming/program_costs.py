@@ -202,8 +202,7 @@ def _table(device: Device) -> Mapping[str, object]:
 def program_costs(device: Device) -> ProgramCosts | None:
     """Return a device's model of programs; None if no program was measured there.
 
-    Raises:
-        ProfileError: its table or its file is missing, damaged or made for another version.
+    Raises ProfileError: its table or its file is missing, damaged or made for another version.
     """
     if TABLE not in device.profile:
         return None

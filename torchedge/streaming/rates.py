@@ -108,9 +108,7 @@ def copy_rate(device: Device) -> Figure:
     """Return the rate (GB/s) at which weights move from unified to texture memory beside a running kernel.
 
     Where the profile gives no `unified_to_texture_gb_s`, half of its bandwidth stands in, "assumed".
-
-    Raises:
-        DeviceError: its profile gives no bandwidth either.
+    Raises DeviceError: its profile gives no bandwidth either.
     """
     figure = device.figures.get("unified_to_texture_gb_s")
     if figure is not None:
@@ -180,9 +178,7 @@ def derive_rates(device: Device) -> Rates:
 
     The host's times are its `host_launch_us` and `host_transfer_us`, which `torchedge profile --streaming`
     measures; without them a launch takes its `launch_overhead_us`, and a transfer `TRANSFER_US`.
-
-    Raises:
-        DeviceError: the profile gives no `disk_read_gb_s`, or no rate at all between memories.
+    Raises DeviceError: the profile gives no `disk_read_gb_s`, or no rate at all between memories.
     """
     if "disk_read_gb_s" not in device.figures:
         raise DeviceError(
@@ -213,8 +209,7 @@ def class_forests(
 ) -> Mapping[LoadClassName, Forest]:
     """Return the forests of each operator class, over some features, from a file of a profile.
 
-    Raises:
-        ProfileError: the file is missing, damaged, another one or made for another version.
+    Raises ProfileError: the file is missing, damaged, another one or made for another version.
     """
     path = profile_file(folder, file, digest, max_bytes=_MOST_BYTES)
     read = read_forests(path, expected=dict.fromkeys(THRESHOLDS, features), max_bytes=_MOST_BYTES)

@@ -43,8 +43,7 @@ class Verification:
 def check_plan(instance: Instance, plan: OverlapPlan) -> Verification:
     """Verify a plan and return its verification.
 
-    Raises:
-        PlanError: the plan breaks a rule; the message names the first problems.
+    Raises PlanError: the plan breaks a rule; the message names the first problems.
     """
     verified = verify_plan(instance, plan)
     if not verified.ok:
