@@ -711,6 +711,7 @@ class KernelTime:
     """Time of all launches of one kernel in the last run."""
 
     kernel: str
+    kind: str
     launches: int
     ms: float
     scopes: tuple[str, ...]
@@ -764,17 +765,19 @@ def report_on(executor: Executor, *, profiled: bool) -> ProgramReport:
         len(program.launches),
         executor.arena_bytes,
         executor.resident_bytes,
-        _times(executor) if profiled else (),
+        kernel_times(executor.timings()) if profiled else (),
     )
 
 
-def _times(executor: Executor) -> tuple[KernelTime, ...]:
+def kernel_times(timings: Iterable[LaunchTime]) -> tuple[KernelTime, ...]:
+    """Return the kernels of a run by their time, longest first."""
     runs: dict[str, list[LaunchTime]] = {}
-    for time in executor.timings():
+    for time in timings:
         runs.setdefault(time.kernel, []).append(time)
     times = [
         KernelTime(
             name,
+            own[0].kind,
             len(own),
             sum(time.ns for time in own) / 1e6,
             tuple(dict.fromkeys(time.scope for time in own if time.scope)),
