@@ -237,9 +237,7 @@ class Bundle:
         memory_limit: of all that runs allocate, in MiB or as "500MiB". None: as exported. reads: how the
         weights of a streaming run are read ("plain", "mmap", "direct": past the page cache). loading: how
         they get into the device's memory ("copy" commands, loading "kernel"s, or the "slot"s of launches).
-
-        Raises:
-            LimitError: no streaming plan stays within the limit; the message names a limit that works.
+        Raises LimitError: no streaming plan stays within the limit; the message names a limit that works.
         """
         # Reading a bundle needs no OpenCL.
         from torchedge.opencl import open_context
@@ -299,9 +297,7 @@ class Bundle:
         """Run one batch of arrays in the order of `inputs` and return the outputs; raises what Runner does.
 
         method: one of `methods`, without it the first one.
-
-        Raises:
-            InputError: too few or many arrays, a wrong shape or dtype, or no such method.
+        Raises InputError: too few or many arrays, a wrong shape or dtype, or no such method.
         """
         return self.runner.step(*inputs, method=method)
 
@@ -345,8 +341,7 @@ class Bundle:
     def train_step(self, *inputs: object) -> float:
         """Train on one batch and return the loss; weights stay on the device.
 
-        Raises:
-            InputError: the bundle is one for inference, or an array does not fit.
+        Raises InputError: the bundle is one for inference, or an array does not fit.
         """
         if not self.trains:
             raise InputError(
@@ -585,8 +580,7 @@ class Runner:
     def reset(self, *names: str) -> None:
         """Put states back to what they hold in the bundle: those named, or all.
 
-        Raises:
-            InputError: the bundle has no such state. ProfileError: the weights cannot be read.
+        Raises InputError: the bundle has no such state. ProfileError: the weights cannot be read.
         """
         programs = self.bundle.programs.values()
         states = {t.name: t for program in programs for t in program.tensors if t.role == "state"}

@@ -437,9 +437,7 @@ def disk_row(folder: Path, nbytes: int = _DISK_BYTES) -> dict[str, Any]:
     """Return the row of the disk: a temporary file read with requests of 4 MiB, past the page cache.
 
     direct: by O_DIRECT; otherwise the system was asked to drop the file from its cache.
-
-    Raises:
-        ProfileError: there is no room for the file, or it cannot be read.
+    Raises ProfileError: there is no room for the file, or it cannot be read.
     """
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".torchedge-disk-") as file:

@@ -45,8 +45,7 @@ class StagingBuffers:
     Without unified memory a buffer is mapped while no launch runs: NVIDIA's driver lets kernels read the old
     content of one that is mapped and unmapped beside a long launch. launches: their queue.
 
-    Raises:
-        DeviceMemoryError: no memory is left.
+    Raises DeviceMemoryError: no memory is left.
     """
 
     def __init__(self, context: DeviceContext, nbytes: int, launches: Any) -> None:

@@ -576,8 +576,7 @@ class _Batch:
 def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     """Read a batch of tensors or numpy arrays: one, a tuple of arguments or a dict of keyword arguments.
 
-    Raises:
-        InputError: there is no tensor in it.
+    Raises InputError: there is no tensor in it.
     """
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))
