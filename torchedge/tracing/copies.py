@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.tracing.torch_calls import forget_patched, plain_forward
+from torchedge.tracing.torch_calls import forget_patched
 
 _LONGEST_RANGE = 50_000_000
 _ATOMS = frozenset((int, float, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype))
@@ -154,21 +154,17 @@ def _copied(model: _Module) -> tuple[_Module, list[Any]]:
 
 @contextmanager
 def scoped(model: _Module, scopes: list[str]) -> Iterator[None]:
-    """Make each module of a copy push its path to `scopes`, and PyTorch's modules run plain bodies.
+    """Make each module of a copy push its path to `scopes`.
 
     Hooks of the backward pass are dropped: what they do with gradients is not part of a forward pass.
     """
     forget_patched()
-    named = [*model.named_modules()]
-    forwards = {kind: plain_forward(kind) for kind in {type(module) for _, module in named}}
-    for name, module in named:
+    for name, module in model.named_modules():
         home = vars(module)
         home["_compiled_call_impl"] = _scoped_call(module._call_impl, name, scopes)
         for hooks in _BACKWARD_HOOKS:  # they pass gradients on by functions that stand-ins cannot run
             if home.get(hooks):
                 home[hooks] = type(home[hooks])()
-        if "forward" not in home and (forward := forwards[type(module)]) is not None:
-            home["forward"] = MethodType(forward, module)
     yield
 
 
