@@ -128,13 +128,6 @@ class GraphBuilder:
         model = self.values[value]
         return self.call(kind, attrs, [(model.shape, model.dtype)], scope=scope, name=name)[0]
 
-    def apply(
-        self, kind: str, value: int, other: Ref | float | None = None, scope: str = "", **attrs: float
-    ) -> int:
-        """Add an operator on a value, and perhaps on a tensor or number, with a result like the value."""
-        second = {} if other is None else {"other": other}
-        return self.like(value, kind, {"input": Ref(value), **second, **attrs}, scope)
-
     def cast(self, value: int, dtype: str, scope: str = "") -> int:
         """Return a value as another dtype: itself where it has the dtype."""
         shape, attrs = self.values[value].shape, {"input": Ref(value), "dtype": dtype}
@@ -206,6 +199,43 @@ class GraphBuilder:
             if not count:
                 return name
             name = f"{name}.{count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A value of a growing graph in formulas: Python's operators add operators with a result like it."""
+
+    builder: GraphBuilder
+    value: int
+    scope: str = ""
+
+    def apply(self, kind: str, other: Term | float | None = None, **attrs: float) -> Term:
+        """Add an operator on the value, and perhaps on a second one or a number."""
+        second = {} if other is None else {"other": Ref(other.value) if isinstance(other, Term) else other}
+        attributes = {"input": Ref(self.value), **second, **attrs}
+        return replace(self, value=self.builder.like(self.value, kind, attributes, self.scope))
+
+    def cast(self, dtype: str) -> Term:
+        """Return the value as another dtype: itself where it has the dtype."""
+        return replace(self, value=self.builder.cast(self.value, dtype, self.scope))
+
+    def __add__(self, other: Term | float) -> Term:
+        return self.apply("add", other)
+
+    def __sub__(self, other: Term | float) -> Term:
+        return self.apply("sub", other)
+
+    def __rsub__(self, other: float) -> Term:
+        return self.apply("rsub", other)
+
+    def __mul__(self, other: Term | float) -> Term:
+        return self.apply("mul", other)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return self.apply("div", other)
+
+    def __neg__(self) -> Term:
+        return self.apply("neg")
 
 
 def _without_unread(op: Op, alive: set[int]) -> Op:
