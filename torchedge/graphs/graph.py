@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -135,6 +135,12 @@ class Op:
     footprint: Footprint | None = None
     autocast: str = ""
     outer: tuple[int, ...] = ()
+
+
+def moved(op: Op, place: Mapping[int, int]) -> Op:
+    """Return an operator whose values have other places."""
+    inputs = tuple([None if index is None else place[index] for index in op.inputs])
+    return replace(op, inputs=inputs, outputs=tuple([place[index] for index in op.outputs]))
 
 
 def last_uses(uses: Sequence[Iterable[_Key]], stays: Collection[_Key] = ()) -> tuple[tuple[_Key, ...], ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.graph import Op, Role, Value, parameters_of, verify_operators
+from torchedge.graphs.graph import Op, Role, Value, moved, parameters_of, verify_operators
 from torchedge.graphs.sizes import Dim
 
 
@@ -176,7 +176,7 @@ class GraphBuilder:
         place = {old: new for new, old in enumerate(self._ordered(alive))}
         step = Step(
             values=tuple([self.values[old] for old in place]),
-            ops=tuple([_moved(op, place) for op in reversed(ops)]),
+            ops=tuple([moved(op, place) for op in reversed(ops)]),
             inputs=tuple([place[i] for i in inputs]),
             outputs=tuple([place[i] for i in outputs]),
             updates=tuple([(place[old], place[new]) for old, new in written]),
@@ -247,14 +247,6 @@ def _without_unread(op: Op, alive: set[int]) -> Op:
     wanted = tuple([bool(on) and next(outputs) in alive for on in mask])
     return replace(
         op, outputs=tuple([i for i in op.outputs if i in alive]), attrs={**op.attrs, "output_mask": wanted}
-    )
-
-
-def _moved(op: Op, place: Mapping[int, int]) -> Op:
-    return replace(
-        op,
-        inputs=tuple([None if i is None else place[i] for i in op.inputs]),
-        outputs=tuple([place[i] for i in op.outputs]),
     )
 
 
