@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.tracing.torch_calls import forget_patched
+from torchedge.tracing.torch_calls import cell_content, forget_patched
 
 _LONGEST_RANGE = 50_000_000
 _ATOMS = frozenset((int, float, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype))
@@ -321,11 +321,9 @@ class FunctionCopies:
 
     def _cells(self, function: FunctionType) -> Any:
         def cell(old: Any) -> Any:
-            try:
-                new = self.substitute(old.cell_contents)
-            except ValueError:  # an empty cell
-                return old
-            return old if new is old.cell_contents else type(old)(new)
+            content = cell_content(old)
+            new = self.substitute(content)
+            return old if new is content else type(old)(new)
 
         return None if function.__closure__ is None else tuple([cell(old) for old in function.__closure__])
 
@@ -411,7 +409,7 @@ def _named_by(function: FunctionType) -> list[Any]:
     """Return the globals and the cells that a function reads."""
     home = function.__globals__
     items = [home.get(name, range if name == "range" else None) for name in _names_in(function.__code__)]
-    return items + [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    return items + [cell_content(cell) for cell in function.__closure__ or ()]
 
 
 def _needs_substitute(item: Any, code: CodeType) -> bool:
@@ -437,10 +435,3 @@ def _names_in(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             names |= _names_in(constant)
     return names
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

@@ -388,12 +388,11 @@ class Interceptor(TorchFunctionMode):
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
         target, known = call.target, call.target.spec
-        if known is not None:
-            result = self._infer(call, known)
-            if result is not None:
-                return result
         if target.inplace:
             return self._overwrite(call)
+        result = None if known is None else self._infer(call, known)
+        if result is not None:
+            return result
         if target.kind in _SPLITS:
             _refuse_batch_loop(target.kind, call.args, call.attrs)
         return self._collect(call, self._meta_result(call))
@@ -446,8 +445,6 @@ class Interceptor(TorchFunctionMode):
         sizes = known.infer(shapes, call.attrs)
         if sizes is None:
             return None
-        if call.target.inplace:
-            return self._overwrite(call) if type(tensors[0]) is TracedTensor else None
         steps = None
         operands = [t for t in tensors if isinstance(t, torch.Tensor)]
         if not all([t.is_contiguous() for t in operands]) and not known.composite:

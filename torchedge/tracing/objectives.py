@@ -14,7 +14,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import CaptureError, InputError, described, first_line
-from torchedge.graphs.training_steps import Loss
+from torchedge.graphs.training_steps import Loss, as_tuple
 from torchedge.tracing.copies import forget_cached
 from torchedge.tracing.interception import flat_result, output_names
 from torchedge.tracing.rehearsals import ForwardState
@@ -185,11 +185,6 @@ def _cross_entropy(scores: torch.Tensor, target: torch.Tensor | None = None) -> 
         target = torch.zeros((scores.shape[0] * scores.shape[1],), dtype=torch.int64, device=scores.device)
         return torch.nn.functional.cross_entropy(scores.flatten(0, 1), target)
     return scores.mean()
-
-
-def as_tuple(arguments: Any) -> tuple[Any, ...]:
-    """Return positional arguments: those of a tuple or list, else the one argument."""
-    return tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)
 
 
 def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -34,6 +34,7 @@ from torchedge.tracing.copies import is_library, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
 from torchedge.tracing.example_values import ExampleValues, mapped
 from torchedge.tracing.footprints import footprint_of, valueless
+from torchedge.tracing.torch_calls import words
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in ITEM_SIZES if hasattr(torch, name)
@@ -227,39 +228,17 @@ def _read(name: str) -> Any:
 
 for _name in ("__add__", "__radd__", "__sub__", "__mul__", "__rmul__"):
     setattr(BatchSize, _name, _follows(_name))
-for _name in (
-    "__int__",
-    "__float__",
-    "__floordiv__",
-    "__rfloordiv__",
-    "__truediv__",
-    "__rtruediv__",
-    "__mod__",
-    "__rmod__",
-    "__divmod__",
-    "__rsub__",
-    "__neg__",
-    "__pow__",
-    "__lshift__",
-    "__rshift__",
-    "__and__",
-    "__or__",
-    "__xor__",
-    "__round__",
-    "__ceil__",
-    "__floor__",
-    "__trunc__",
-    "bit_length",
-    "bit_count",
-    "__invert__",
-    "__rdivmod__",
+for _name in words(
+    """
+    __int__ __float__ __floordiv__ __rfloordiv__ __truediv__ __rtruediv__ __mod__ __rmod__ __divmod__
+    __rdivmod__ __rsub__ __neg__ __pow__ __lshift__ __rshift__ __and__ __or__ __xor__ __invert__ __round__
+    __ceil__ __floor__ __trunc__ bit_length bit_count
+    """
 ):
     setattr(BatchSize, _name, _read(_name))
 
 
-_UNSEEN = frozenset(
-    ("numel", "log2", "log10", "isqrt", "gcd", "lcm", "factorial", "comb", "perm", "numpy", "np")
-)
+_UNSEEN = words("numel log2 log10 isqrt gcd lcm factorial comb perm numpy np")
 """Names in code that computes with whole numbers where no operation of a BatchSize is called."""
 _LARGEST_SIZE = 2**53
 

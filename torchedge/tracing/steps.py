@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Step, Term
-from torchedge.graphs.training_steps import Loss, TrainingStep, check_loss
+from torchedge.graphs.training_steps import Loss, TrainingStep, as_tuple, check_loss
 from torchedge.storage.locks import PROCESS, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import Draws, isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, plain_kernels, trace_joint, tracing
-from torchedge.tracing.objectives import Objective, as_tuple, public_name
+from torchedge.tracing.objectives import Objective, public_name
 from torchedge.tracing.optimizers import (
     SCOPE,
     OptimizerPart,

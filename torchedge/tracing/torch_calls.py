@@ -133,7 +133,7 @@ def plain_body(func: Any) -> Any:
 def _plain_body(func: FunctionType) -> Any:
     if id(func) in _bodies:
         return _bodies[id(func)]
-    home, cells = func.__globals__, [(cell, _content(cell)) for cell in func.__closure__ or ()]
+    home, cells = func.__globals__, [(cell, cell_content(cell)) for cell in func.__closure__ or ()]
     if any(home is vars(room) for room in _PYTHON_ROOMS):
         names = _plain_globals(home)
     elif home is vars(torch._jit_internal) and any(plain_body(item) is not item for _, item in cells):
@@ -173,7 +173,8 @@ def _plain_globals(home: dict[str, Any]) -> dict[str, Any]:
     return _rooms[id(home)]
 
 
-def _content(cell: Any) -> Any:
+def cell_content(cell: Any) -> Any:
+    """Return what a variable of a closure holds, None for one that is not set."""
     try:
         return cell.cell_contents
     except ValueError:

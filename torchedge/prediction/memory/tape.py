@@ -24,14 +24,8 @@ _MOST_BYTES = 2.0**61
 """Sums of sizes are 64-bit numbers."""
 
 CATEGORIES = (
-    "weights",
-    "gradients",
-    "optimizer_state",
-    "inputs",
-    "saved_activations",
-    "temporaries",
-    "workspace",
-)
+    "weights", "gradients", "optimizer_state", "inputs", "saved_activations", "temporaries", "workspace"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
