@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from oracles.graph_checks import verify
 from tracing.zoo import Entry
 
 from torchedge.errors import CaptureError, InputError
@@ -51,7 +52,7 @@ def measure(entry: Entry) -> Row:
         except (CaptureError, InputError) as reason:
             error = f"{mode}: {reason}"
     for graph in graphs:
-        graph.verify()
+        verify(graph)
     named = dict(model.named_parameters())
     used = {v.name for g in graphs for v in g.parameters}
     assert used <= named.keys(), (
