@@ -168,14 +168,14 @@ def simulate(
     batch_size = check_whole("batch_size", batch_size, most=LARGEST_BATCH)
     graph.check_batch_sizes([batch_size])
     tape = tape if tape is not None else write_tape(graph, settings)
-    run = replay(tape, batch_size)
+    run = replay(tape, batch_size)[-1]
     live, event, alive, sizes = _live_peak(tape, batch_size)
     return MemoryProfile(
         name=graph.name,
         batch_size=batch_size,
         settings=settings,
-        allocated_mib=run.allocated_bytes / _MIB,
-        reserved_mib=run.reserved_bytes / _MIB,
+        allocated_mib=run.allocated_mib,
+        reserved_mib=run.reserved_mib,
         live_mib=live / _MIB,
         peak=_peak_event(graph, tape, event),
         breakdown=_breakdown(tape, alive, sizes),
