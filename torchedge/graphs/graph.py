@@ -212,11 +212,6 @@ class ForwardGraph:
         return any(op.kind in STEP_EVENTS for op in self.ops)
 
     @cached_property
-    def buffers(self) -> tuple[Value, ...]:
-        """The buffers the graph reads or updates, each once."""
-        return tuple(v for v in self.values if v.role == "buffer" and v.alias is None)
-
-    @cached_property
     def unsupported(self) -> tuple[str, ...]:
         """Kinds of operators that `torchedge.ops` does not know, each once, in order; and `COMPILED`."""
         kinds = dict.fromkeys(op.kind for op in self.ops if not op.known)

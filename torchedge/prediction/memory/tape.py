@@ -117,10 +117,6 @@ class Tape:
     def _signs(self) -> npt.NDArray[np.int64]:
         return np.sign(self.events).astype(np.int64)[:, None]
 
-    def live_bytes(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return (E, B) int64: bytes alive after each event."""
-        return self.live_of(self.bytes_at(batch_sizes))
-
     def live_of(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (E, B) int64: bytes alive after each event, for sizes (S, B) of storages."""
         start = sizes[self.persistent].sum(axis=0)
