@@ -7,9 +7,18 @@ from hypothesis import strategies as st
 from oracles.graph_checks import verify
 
 from torchedge.errors import InputError
-from torchedge.graphs import Affine, ForwardGraph, GraphFamily, Op, Size, Value
+from torchedge.graphs import ForwardGraph, GraphFamily, Op, Value
 from torchedge.graphs.families import without_operators
-from torchedge.graphs.sizes import Amounts, NotAffineError, UndecidedError, poly, poly_at, symbolic
+from torchedge.graphs.sizes import (
+    Affine,
+    Amounts,
+    NotAffineError,
+    Size,
+    UndecidedError,
+    poly,
+    poly_at,
+    symbolic,
+)
 
 A, B = Size.symbol("a"), Size.symbol("b")
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from torchedge.errors import InputError
 from torchedge.forests.trees import feature_hash
-from torchedge.graphs import Affine, ForwardGraph, Op, Value
+from torchedge.graphs import ForwardGraph, Op, Value
+from torchedge.graphs.sizes import Affine
 from torchedge.prediction.feature_sets import (
     INFERENCE,
     TRAINING,

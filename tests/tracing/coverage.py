@@ -10,8 +10,8 @@ from oracles.graph_checks import verify
 from tracing.zoo import Entry
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.graphs import ForwardGraph, poly_at
-from torchedge.graphs.sizes import poly
+from torchedge.graphs import ForwardGraph
+from torchedge.graphs.sizes import poly, poly_at
 from torchedge.ops import call_of, registry
 from torchedge.tracing.capturing import capture
 

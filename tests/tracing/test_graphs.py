@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from tracing.networks import NETWORKS, SmallNet, image
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import Affine, Value
-from torchedge.graphs.sizes import BATCH_PRIME, decode_dim, poly, poly_at, symbolic
+from torchedge.graphs import Value
+from torchedge.graphs.sizes import BATCH_PRIME, Affine, decode_dim, poly, poly_at, symbolic
 from torchedge.tracing.capturing import capture
 
 GOLDEN = """\

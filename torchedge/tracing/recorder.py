@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, GraphBuilder, Op, Value
+from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, Op, Value
 from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.graph import Role
 from torchedge.graphs.sizes import (
@@ -27,6 +27,7 @@ from torchedge.graphs.sizes import (
     decode_dim,
     decode_shape,
 )
+from torchedge.graphs.steps import GraphBuilder
 from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs, makes_leaf
 from torchedge.tracing.checkpointing import KEEPS_INPUTS, AutogradState

@@ -15,9 +15,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.graphs import ForwardGraph, GraphFamily, Poly, Size
+from torchedge.graphs import ForwardGraph, GraphFamily
 from torchedge.graphs.graph import parameters_of
-from torchedge.graphs.sizes import Amount, Amounts
+from torchedge.graphs.sizes import Amount, Amounts, Poly, Size
 from torchedge.prediction.memory.caching_allocator import ReplayRows
 from torchedge.prediction.memory.compiled_replay import replay_all
 from torchedge.prediction.memory.settings import StepSettings

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.graphs import Poly
+from torchedge.graphs.sizes import Poly
 from torchedge.prediction.memory.workspaces import Scratch, WorkspaceModel
 from torchedge.storage.locks import cached_property
 
