@@ -153,15 +153,17 @@ def _copied(model: _Module) -> tuple[_Module, list[Any]]:
 
 
 @contextmanager
-def scoped(model: _Module, scopes: list[str]) -> Iterator[None]:
-    """Make each module of a copy push its path to `scopes`.
+def scoped(model: _Module, scopes: list[str], root: str = "") -> Iterator[None]:
+    """Make each module of a copy push its path, behind the name of the root, to `scopes`.
 
     Hooks of the backward pass are dropped: what they do with gradients is not part of a forward pass.
     """
     forget_patched()
     for name, module in model.named_modules():
         home = vars(module)
-        home["_compiled_call_impl"] = _scoped_call(module._call_impl, name, scopes)
+        home["_compiled_call_impl"] = _scoped_call(
+            module._call_impl, ".".join(filter(None, (root, name))), scopes
+        )
         for hooks in _BACKWARD_HOOKS:  # they pass gradients on by functions that stand-ins cannot run
             if home.get(hooks):
                 home[hooks] = type(home[hooks])()

@@ -696,13 +696,11 @@ def _traced(call: ForwardCall, model: Any, recorder: Recorder) -> ForwardGraph:
         Interceptor(recorder),
     ):
         outputs = model(*fed_args, **fed_kwargs)
-        returned = [recorder.index_of(t) for t in tensors_in(outputs)]
+        returned = [recorder.index_of(t) for t in returned_tensors(outputs, call.name)]
         recorder.scopes.append("loss")
         value = call.loss(outputs, *targets) if call.loss is not None else None
         if call.loss is not None:
             outputs = None  # as in `loss = criterion(model(x), y)`: only tensors that autograd saves stay
-        if not returned:
-            raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
         last = loss_index(recorder, value) if call.loss is not None else None
         return recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
 
@@ -792,6 +790,14 @@ def output_names(outputs: Any, kind: type) -> list[str]:
 def tensors_in(outputs: Any, kind: type = TracedTensor) -> list[Any]:
     """Return all tensors of a model's result: pytrees, dataclass-like outputs and objects with `to_tuple`."""
     return [leaf for leaf in flat_result(outputs, kind)[0] if isinstance(leaf, kind)]
+
+
+def returned_tensors(outputs: Any, name: str, kind: type = TracedTensor) -> list[Any]:
+    """Return all tensors of a model's result; raises CaptureError where there is none."""
+    tensors = tensors_in(outputs, kind)
+    if not tensors:
+        raise CaptureError(f"{name} returns no tensor; expected tensors in tuples, lists or dicts")
+    return tensors
 
 
 def flat_result(outputs: Any, kind: type) -> tuple[list[Any], TreeSpec]:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -140,17 +140,8 @@ class TracedTensor(torch.Tensor):
         return self.sizes[0]
 
 
-class _Node:
-    """Stands for a node of autograd."""
-
-    next_functions: tuple[Any, ...] = ()
-
-    def name(self) -> str:
-        """Return a name that no node has."""
-        return "Node"
-
-
-_NODE = _Node()
+_NODE = SimpleNamespace(next_functions=(), name=lambda: "Node")
+"""Stands for a node of autograd."""
 
 
 class BatchSize(int):

@@ -91,21 +91,6 @@ class _Roots(_Module):
             yield from root.named_modules(seen, name, remove_duplicate)
 
 
-class _Scopes:
-    """The scopes of a trace, to which a module's path is added under the name of its root."""
-
-    def __init__(self, scopes: list[str], name: str) -> None:
-        self._scopes, self._name = scopes, name
-
-    def append(self, path: str) -> None:
-        """Enter a module."""
-        self._scopes.append(".".join(part for part in (self._name, path) if part))
-
-    def pop(self) -> str:
-        """Leave the module."""
-        return self._scopes.pop()
-
-
 class _StepRecorder(Recorder):
     """Records a step: a real tensor that is none of the model's is an input of it."""
 
@@ -439,7 +424,7 @@ class StepWatch(Interceptor):
         recorder.forget_names()
         self._depth += 1
         try:
-            with isolated(module) as twin, scoped(twin, _Scopes(recorder.scopes, name)):  # type: ignore[arg-type]
+            with isolated(module) as twin, scoped(twin, recorder.scopes, name):
                 yield twin
         finally:
             self._depth -= 1

@@ -154,6 +154,13 @@ class Tape:
         _, slope, square = self.sizes.T
         return bool((square >= 0).all() and (slope + 3 * square >= 0).all())
 
+    def peak_at(self, batch_size: int) -> tuple[int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """Return the event of the live peak (-1: before the first), alive storages (S,), all sizes (S,)."""
+        sizes = self.bytes_at(np.array([batch_size]))
+        live, start = self.live_of(sizes)[:, 0], int(sizes[self.persistent].sum())
+        event = int(live.argmax()) if len(live) and int(live.max()) > start else -1
+        return event, self.alive_after(event), sizes[:, 0]
+
     def alive_after(self, event: int) -> npt.NDArray[np.bool_]:
         """Return (S,) bool: which storages are alive after an event."""
         count = np.zeros(len(self.sizes), dtype=np.int32)
