@@ -622,9 +622,6 @@ def _refuse_batch_loop(kind: str, args: Any, attrs: dict[str, Any]) -> None:
         )
 
 
-LossFunction = Callable[[Any], Any]
-
-
 @dataclass(frozen=True)
 class ForwardCall:
     """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs, *targets)` if there is a loss.
@@ -638,7 +635,7 @@ class ForwardCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     targets: tuple[Any, ...] = ()
-    loss: LossFunction | None = None
+    loss: Callable[..., Any] | None = None
     training: bool = False
     fixed_batch: int | None = None
     name: str = "model"
