@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from torchedge.graphs import Op, Step
-from torchedge.graphs.steps import Input
+from torchedge.graphs import Op
+from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.programs import IndexRange
 from torchedge.lowering.rules.ranges import Bounds, Numbers, same
 from torchedge.lowering.rules.registry import whole_numbers

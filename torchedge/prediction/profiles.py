@@ -505,17 +505,19 @@ class Relative:
         if self.device.measured_operator_us is not None:
             figures = {name: f for name, f in device.figures.items() if name != "eager_operator_us"}
             device = replace(device, figures=figures)
-        shift = prior_mean(device, precision) - prior_mean(self.device, precision)
-        shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
-        excess = matrix_excess(device, precision) - matrix_excess(self.device, precision)
+        coefficients, excess = _scaled(latency, (self.device, precision), (device, precision))
         error = _ASSUMED_LATENCY_ERROR if self.error is None else self.error
-        return LatencyModel(
-            latency.coefficients + shift,
-            assumed_errors(error),
-            amp=precision,
-            excess=excess,
-            calls=latency.calls,
-        )
+        errors = assumed_errors(error)
+        return LatencyModel(coefficients, errors, amp=precision, excess=excess, calls=latency.calls)
+
+
+def _scaled(
+    latency: LatencyModel, there: tuple[Device, str | None], here: tuple[Device, str | None]
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Return the coefficients and the excess of a model by the figures of both devices and precisions."""
+    shift = prior_mean(*here) - prior_mean(*there)
+    shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
+    return latency.coefficients + shift, matrix_excess(*here) - matrix_excess(*there)
 
 
 def read_relative(device: Device, mode: Mode) -> Relative | None:
@@ -582,16 +584,14 @@ def under_precision(models: StepModels, device: Device, precision: str | None) -
     latency, measured = models.latency, models.latency.amp
     if measured == precision:
         return models
-    shift = prior_mean(device, precision) - prior_mean(device, measured)
-    shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
-    excess = matrix_excess(device, precision) - matrix_excess(device, measured)
-    if None not in (measured, precision) and not shift.any():
+    coefficients, excess = _scaled(latency, (device, measured), (device, precision))
+    if None not in (measured, precision) and np.array_equal(coefficients, latency.coefficients):
         note = f"latency was measured in {measured} and taken to be the same in {precision}"
         return replace(models, notes=(*models.notes, note))
     scaled = models.latency_provenance is Provenance.TRANSFERRED  # left-out errors are of all precisions
     converted = replace(
         latency,
-        coefficients=latency.coefficients + shift,
+        coefficients=coefficients,
         errors=latency.errors if scaled else assumed_errors(_ASSUMED_LATENCY_ERROR),
         scale=None,
         amp=precision,
