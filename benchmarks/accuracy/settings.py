@@ -5,7 +5,8 @@
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step, of all
 micro-batches to an update. --narrow: networks of few narrow layers, whose steps are the host's alone.
---joined: steps that several hosts have run, each predicted on its host; the means over hosts are compared.
+Without --hosts they are predicted on the median host. --joined: steps that several hosts have run, each
+predicted on its host; the means over hosts are compared.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def main() -> int:
             graph = dataset.graph_of(label, "train" if dataset.mode[place] == "train" else "infer")
             control = float(dataset.launch_us[place])
             launch = control if arguments.hosts == "point" else medians[network.host]
+            if folder.name == "settings" and not network.host:  # the host that the profile describes
+                launch *= (device.measured_operator_us or 1.0) / medians[""]
             host = device.on_host(launch) if arguments.hosts and isfinite(launch) else device
             prediction = predict_graph(graph, batch_size, host, network.settings)
         except TorchedgeError as error:

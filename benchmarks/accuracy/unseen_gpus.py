@@ -1,15 +1,16 @@
 """Latency on GPUs that nobody measured, scaled from the H200's: the figures of docs/unseen-gpus.md.
 
-    python benchmarks/accuracy/unseen_gpus.py kernels|share|products|transformers|networks DATA [--rows N]
-        [--every N] [--peaks]
+    python benchmarks/accuracy/unseen_gpus.py kernels|sweeps|share|products|transformers|networks DATA
+        [--rows N] [--every N] [--peaks]
 
 DATA is the folder that holds gpu-kernels, pytorch-gpu-benchmark and rtx3090-train. `kernels` predicts single
-kernels of five GPUs in float32. `share` and `products` fit the constants of `rates` to their convolutions and
-linear layers, each GPU left out in turn. `transformers` predicts whole transformers with constants chosen
-without the GPU, and holds them against the times of similar single kernels. `networks` predicts whole
-training steps of seven GPUs, none of which anything was fitted to. `--peaks` shows rates in the ratio of
-peaks, and one set of coefficients for all steps. `--write` puts the interval of `networks` into the
-relative's profile. Each takes one to six minutes.
+kernels of five GPUs in float32. `sweeps` prints what kernels over large tensors reach of the bandwidth.
+`share` and `products` fit the constants of `rates` to their convolutions and linear layers, each GPU left out
+in turn; those of products to GPUs from Volta on alone. `transformers` predicts whole transformers with
+constants chosen without the GPU, and holds them against the times of similar single kernels. `networks`
+predicts whole training steps of seven GPUs, none of which anything was fitted to. `--peaks` shows rates in
+the ratio of peaks, and one set of coefficients for all steps. `--write` puts the interval of `networks` into
+the relative's profile. Each takes one to six minutes.
 """
 
 from __future__ import annotations
@@ -57,27 +58,27 @@ FloatArray = npt.NDArray[np.float64]
 CARDS: Mapping[str, Mapping[str, float]] = {
     name: dict(
         zip(
-            ("compute_capability", "power_w", "peak_fp32_gflops", "bandwidth_gb_s", "peak_tf32_gflops",
-             "peak_fp16_gflops", "peak_fp16_matrix_gflops"), figures, strict=False,
+            ("compute_units", "compute_capability", "power_w", "peak_fp32_gflops", "bandwidth_gb_s",
+             "peak_tf32_gflops", "peak_fp16_gflops", "peak_fp16_matrix_gflops"), figures, strict=False,
         )
     )
     for name, figures in {
-        "NVIDIA A100-PCIE-40GB": (8.0, 250, 19500, 1555),
-        "NVIDIA A100 80GB PCIe": (8.0, 300, 19500, 1935),
-        "Tesla V100-PCIE-32GB": (7.0, 250, 14000, 900),
-        "Tesla P100-PCIE-16GB": (6.0, 250, 9300, 732),
-        "Tesla T4": (7.5, 70, 8100, 320),
-        "Tesla P4": (6.1, 75, 5500, 192),
-        "a100-sxm4-40gb": (8.0, 400, 19500, 1555, 156000),
-        "gtx1080ti": (6.1, 250, 11340, 484),
-        "rtx2080ti": (7.5, 250, 13450, 616, 13450, 26900, 107600),
-        "titanrtx": (7.5, 280, 16312, 672, 16312, 32600, 130500),
-        "titanv": (7.0, 250, 14900, 653, 14900, 29800, 110000),
-        "titanxp": (6.1, 250, 12150, 548),
+        "NVIDIA A100-PCIE-40GB": (108, 8.0, 250, 19500, 1555),
+        "NVIDIA A100 80GB PCIe": (108, 8.0, 300, 19500, 1935),
+        "Tesla V100-PCIE-32GB": (80, 7.0, 250, 14000, 900),
+        "Tesla P100-PCIE-16GB": (56, 6.0, 250, 9300, 732),
+        "Tesla T4": (40, 7.5, 70, 8100, 320),
+        "Tesla P4": (20, 6.1, 75, 5500, 192),
+        "a100-sxm4-40gb": (108, 8.0, 400, 19500, 1555, 156000),
+        "gtx1080ti": (28, 6.1, 250, 11340, 484),
+        "rtx2080ti": (68, 7.5, 250, 13450, 616, 13450, 26900, 107600),
+        "titanrtx": (72, 7.5, 280, 16312, 672, 16312, 32600, 130500),
+        "titanv": (80, 7.0, 250, 14900, 653, 14900, 29800, 110000),
+        "titanxp": (30, 6.1, 250, 12150, 548),
     }.items()
 }  # fmt: skip
-"""Published figures of cards: compute capability, W, GFLOP/s in float32, GB/s, then GFLOP/s of TF32, half and
-half matrix units. The kernels of the first six were measured without TF32."""
+"""Published figures of cards: multiprocessors, compute capability, W, GFLOP/s in float32, GB/s, then GFLOP/s
+of TF32, half and half matrix units. The kernels of the first six were measured without TF32."""
 
 Constants = Mapping[str, float]
 """Constants of `rates` by name."""
@@ -99,11 +100,20 @@ LAWS: Mapping[str, tuple[str, str | None, Sequence[Constants]]] = {
 }
 """The operator and kind of steps that each law is fitted to, and the constants to choose from."""
 
+OLDEST: Mapping[str, float] = {"share": 0.0, "products": 7.0}
+"""The least compute capability of the GPUs that a law is fitted to: on Pascal PyTorch's library multiplies
+matrices by kernels that were made for Maxwell."""
+
 LAYERS = (256, 16384)
 """Linear layers count whose rows are not fewer and whose sides lie within, as those of networks."""
 FLOOR = 4.0
 """Kernels count that take this many times as long as the shortest of their operator and GPU: the others time
 launches."""
+SWEEPS = {"add": 3, "mul": 3, "mulu": 2, "gelu": 2, "relu": 2, "softmax": 2, "ln": 2}
+"""Operators over whole tensors: accesses of an element that they cannot do without."""
+LARGE = 8_000_000
+"""Elements of the smallest tensor that is no matter of launches and caches."""
+SWEPT_ON = tuple(name for name in CARDS if name.startswith(("NVIDIA", "Tesla")) and "80GB" not in name)
 PASS_OF = {"ln": "norm", "softmax": "norm", "gelu": "activation", "relu": "activation", "tanh": "activation",
            "add": "binary", "mul": "binary", "addu": "binary", "mulu": "binary"}  # fmt: skip
 
@@ -218,6 +228,27 @@ def kernels(data: Path, rows: int, peaks: bool) -> None:
                 print_errors(f"{operator}, {gpu}, {mode}", kernel_errors(chosen, model, mode))
 
 
+def sweeps(data: Path) -> None:
+    """Print the part of the bandwidth that kernels over large tensors reach, and the error of a GPU left out.
+
+    A GPU's times are predicted by the median part of the other GPUs.
+    """
+    print(f"{'part reached, error':<24}" + "".join(f"{gpu.split()[-1]:>22}" for gpu in SWEPT_ON))
+    for operator, accesses in SWEEPS.items():
+        with gzip.open(data / "gpu-kernels" / f"{operator}.csv.gz", "rt") as lines:
+            table = [row for row in csv.DictReader(lines) if int(row["b"]) * int(row["h"]) >= LARGE]
+        parts: dict[str, FloatArray] = {}
+        for gpu in SWEPT_ON:
+            sizes = [(int(r["b"]) * int(r["h"]), float(r["ms"])) for r in table if r["device"] == gpu]
+            elements, ms = np.array(sizes).T
+            parts[gpu] = 4e-6 * accesses * elements / ms / CARDS[gpu]["bandwidth_gb_s"]
+        line = f"{operator:<24}"
+        for gpu, part in parts.items():
+            others = np.median([np.median(p) for name, p in parts.items() if name != gpu])
+            line += f"{np.median(part):>14.2f}{100 * np.mean(np.abs(part / others - 1)):>6.0f} %"
+        print(line)
+
+
 @dataclass(frozen=True)
 class Fit:
     """Constants chosen without a GPU, and its median log bias (train, infer) with them and by the peaks."""
@@ -246,7 +277,13 @@ def fit_law(data: Path, law: str, rows: int) -> dict[str | None, Fit]:
         biases[gpu] = np.array(errors)  # (1 + choices, modes)
     fits: dict[str | None, Fit] = {}
     for gpu in (*biases, None):
-        others = np.stack([b[1:] for name, b in biases.items() if name != gpu])
+        others = np.stack(
+            [
+                b[1:]
+                for name, b in biases.items()
+                if name != gpu and CARDS[name]["compute_capability"] >= OLDEST[law]
+            ]
+        )
         best = int(np.abs(others).mean(axis=(0, 2)).argmin())
         own = others.mean(axis=0) if gpu is None else biases[gpu][1:]
         fits[gpu] = Fit(choices[best], own[best], own[0] if gpu is None else biases[gpu][0])
@@ -406,7 +443,7 @@ def _predict(
 def main() -> None:
     """Run one of the commands."""
     parser = options_of(__doc__)
-    parser.add_argument("what", choices=("kernels", *LAWS, "transformers", "networks"))
+    parser.add_argument("what", choices=("kernels", "sweeps", *LAWS, "transformers", "networks"))
     parser.add_argument("data", type=Path)
     parser.add_argument("--rows", type=int, default=8000, help="single kernels an operator, of all GPUs")
     parser.add_argument("--every", type=int, default=4, help="take one in so many networks of rtx3090-train")
@@ -417,6 +454,8 @@ def main() -> None:
     with one_thread():
         if arguments.what == "kernels":
             kernels(arguments.data, arguments.rows, arguments.peaks)
+        elif arguments.what == "sweeps":
+            sweeps(arguments.data)
         elif arguments.what in LAWS:
             print_law(arguments.data, arguments.what, arguments.rows)
         elif arguments.what == "transformers":
