@@ -6,7 +6,7 @@
 DATA is the folder that holds gpu-kernels, pytorch-gpu-benchmark and rtx3090-train. `kernels` predicts single
 kernels of five GPUs in float32. `sweeps` prints what kernels over large tensors reach of the bandwidth.
 `share` and `products` fit the constants of `rates` to their convolutions and linear layers, each GPU left out
-in turn; those of products to GPUs from Volta on alone. `transformers` predicts whole transformers with
+in turn. `transformers` predicts whole transformers with
 constants chosen without the GPU, and holds them against the times of similar single kernels. `networks`
 predicts whole training steps of seven GPUs, none of which anything was fitted to. `--peaks` shows rates in
 the ratio of peaks, and one set of coefficients for all steps. `--write` puts the interval of `networks` into
@@ -32,7 +32,7 @@ from public_tables import STEP_SETTINGS, load_timm_model
 from tables import options_of
 
 from torchedge import capture, find_device
-from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, write_device
+from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, usual_host, write_device
 from torchedge.graphs import Mode
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.intervals import weighted_quantiles
@@ -99,10 +99,6 @@ LAWS: Mapping[str, tuple[str, str | None, Sequence[Constants]]] = {
     ),
 }
 """The operator and kind of steps that each law is fitted to, and the constants to choose from."""
-
-OLDEST: Mapping[str, float] = {"share": 0.0, "products": 7.0}
-"""The least compute capability of the GPUs that a law is fitted to: on Pascal PyTorch's library multiplies
-matrices by kernels that were made for Maxwell."""
 
 LAYERS = (256, 16384)
 """Linear layers count whose rows are not fewer and whose sides lie within, as those of networks."""
@@ -277,13 +273,7 @@ def fit_law(data: Path, law: str, rows: int) -> dict[str | None, Fit]:
         biases[gpu] = np.array(errors)  # (1 + choices, modes)
     fits: dict[str | None, Fit] = {}
     for gpu in (*biases, None):
-        others = np.stack(
-            [
-                b[1:]
-                for name, b in biases.items()
-                if name != gpu and CARDS[name]["compute_capability"] >= OLDEST[law]
-            ]
-        )
+        others = np.stack([b[1:] for name, b in biases.items() if name != gpu])
         best = int(np.abs(others).mean(axis=(0, 2)).argmin())
         own = others.mean(axis=0) if gpu is None else biases[gpu][1:]
         fits[gpu] = Fit(choices[best], own[best], own[0] if gpu is None else biases[gpu][0])
@@ -435,8 +425,11 @@ def _predict(
     kind: str | None,
     peaks: bool,
 ) -> FloatArray:
-    model = scaled(device, "train", None if peaks else kind, precision)
-    matrices = None if peaks else scaled(device, "train", MATRICES, precision)
+    measured = find_device("nvidia-h200")
+    met, described = usual_host(measured), measured.measured_operator_us
+    host = 1.0 if met is None or described is None else met[0] / described
+    model = replace(scaled(device, "train", None if peaks else kind, precision), host=host)
+    matrices = None if peaks else replace(scaled(device, "train", MATRICES, precision), host=host)
     return replace(model, matrices=matrices).predict(work, np.arange(len(work)), batch).value
 
 

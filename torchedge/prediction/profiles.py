@@ -571,13 +571,10 @@ def _even(kind: LatencyModel) -> LatencyModel:
 
 
 def _inferred(kind: LatencyModel, inference: LatencyModel) -> LatencyModel:
-    """Return a kind of training steps as inference: its products and norms, the rest from inference.
-
-    Norms of inference are batch norms mostly, and those of a kind of matrix products run over rows.
-    """
+    """Return a kind of training steps as inference: its products, the rest from inference."""
     coefficients = kind.coefficients.copy()
     for place, name in enumerate(COEFFICIENT_NAMES):
-        if (name.startswith(("launch_", "pass_")) and name != "pass_norm") or name in ("step", "overlap"):
+        if name.startswith(("launch_", "pass_")) or name in ("step", "overlap"):
             coefficients[place] = inference.coefficients[place]
     return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
 
