@@ -1,10 +1,12 @@
 """Hold the points of the H200 campaign over settings against repeats of them.
 
-    python benchmarks/accuracy/repeats.py
+    python benchmarks/accuracy/repeats.py [--write profiles/nvidia-h200]
 
-Mean absolute differences of the time of a step in percent: as measured, and divided by one of the probe's
-controls just before the point, the time of a launch or of a step of tiny layers. First on another host, then
-on one host within two minutes, of narrow networks whose steps are the host's alone.
+First the hosts of all campaigns: the median time of a launch and of a step of tiny layers on each, as
+`measure_operator_us` counts it where the probe ran one, and the median host, which `--write` puts into a
+profile. Then mean absolute differences of the time of a step in percent: as measured, and divided by one of
+the probe's controls just before the point, the time of a launch or of a step of tiny layers. First on another
+host, then on one host within two minutes, of narrow networks whose steps are the host's alone.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -20,7 +23,9 @@ from statistics import mean, median
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import find_device
+from torchedge.devices import DEVICE_FILE, HOSTS_TABLE, find_device, write_device
+from torchedge.profiling.hosts import STEP_LAUNCHES
+from torchedge.storage import read_toml
 
 HOST_BOUND = 0.9
 """The host sets the pace where launching a step takes this share of its time."""
@@ -34,9 +39,61 @@ def read(path: Path) -> dict[tuple[str, str], dict[str, float]]:
     return {(r["id"], r["batch_size"]): {n: float(r[n]) for n in names if r.get(n)} for r in rows}
 
 
+def hosts() -> tuple[float, float, int]:
+    """Print the hosts of the campaigns; return the control of the median one, its spread, their number.
+
+    The host of the campaign over settings is the one that the profile describes. The spread is the
+    half-width in log of the interval around the median that holds nine of ten hosts.
+    """
+    controls, ratios = [], []
+    print(f"{'host':44}{'us a launch':>12}{'step / launch':>15}{'control':>9}")
+    for device in map(find_device, ("nvidia-h100", "nvidia-h200")):
+        for folder in sorted((device.folder / "campaign").glob("*/")):
+            if folder.name == "limits":
+                continue  # other processes ran beside
+            with gzip.open(folder / "networks.jsonl.gz", "rt") as lines:
+                named = {job["id"]: job.get("host", "") for job in map(json.loads, lines)}
+            by_host: dict[str, list[dict[str, float]]] = defaultdict(list)
+            for (network, _), row in read(folder / "measurements.csv.gz").items():
+                by_host[named[network]].append(row)
+            for host, rows in sorted(by_host.items()):
+                launch = median(row["launch_us"] for row in rows)
+                steps = [row["step_us"] for row in rows if "step_us" in row]
+                control, ratio = launch, None
+                if steps:
+                    ratio, control = median(steps) / launch, median(steps) / STEP_LAUNCHES
+                    ratios.append(ratio)
+                elif folder.name == "settings" and not host:
+                    control = device.measured_operator_us or launch
+                controls.append(control)
+                shown = "" if ratio is None else f"{ratio:.0f}"
+                name = f"{device.name} {folder.name} {host}"
+                print(f"{name:44}{launch:12.2f}{shown:>15}{control:9.2f}")
+    usual = median(controls)
+    spread = float(np.quantile(np.abs(np.log(np.array(controls) / usual)), 0.9))
+    print(f"{'median':44}{'':12}{median(ratios):15.0f}{usual:9.2f}   nine of ten within e^{spread:.2f}\n")
+    return usual, spread, len(controls)
+
+
 def main() -> int:
-    """Print the differences by what sets the pace of a step."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    """Print the hosts, and the differences by what sets the pace of a step."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--write", type=Path, metavar="PROFILE", help="write the median host into this profile"
+    )
+    write = parser.parse_args().write
+    met = hosts()
+    if write is not None:
+        command = "benchmarks/accuracy/repeats.py --write"
+        table = {
+            "operator_us": round(met[0], 2),
+            "spread": round(met[1], 2),
+            "hosts": met[2],
+            "command": command,
+        }
+        document = dict(read_toml(write / DEVICE_FILE))
+        document["profile"] = dict(document["profile"]) | {HOSTS_TABLE: table}
+        write_device(document, write)
     folder = find_device("nvidia-h200").folder / "campaign" / "settings"
     measured, again = read(folder / "measurements.csv.gz"), read(folder / "repeats.csv.gz")
     first = {key: row for key, row in measured.items() if "host_ms" not in row}

@@ -5,7 +5,9 @@
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step, of all
 micro-batches to an update. --narrow: networks of few narrow layers, whose steps are the host's alone.
---joined: steps that several hosts have run, each predicted on its host; the means over hosts are compared.
+The last column has the time without a word of
+the host, on the median of those that were met. --joined: steps that several hosts have run, each
+predicted on its host; the means over hosts are compared.
 """
 
 from __future__ import annotations
@@ -74,8 +76,11 @@ def main() -> int:
             graph = dataset.graph_of(label, "train" if dataset.mode[place] == "train" else "infer")
             control = float(dataset.launch_us[place])
             launch = control if arguments.hosts == "point" else medians[network.host]
+            if folder.name == "settings" and not network.host:  # the host that the profile describes
+                launch *= (device.measured_operator_us or 1.0) / medians[""]
             host = device.on_host(launch) if arguments.hosts and isfinite(launch) else device
             prediction = predict_graph(graph, batch_size, host, network.settings)
+            unknown = predict_graph(graph, batch_size, device, network.settings).latency.value
         except TorchedgeError as error:
             sys.stderr.write(f"{label}: {error}\n")
             continue
@@ -83,8 +88,8 @@ def main() -> int:
         mode = "" if dataset.mode[place] == "train" else ", inference"
         group = {"setting": network.setting + mode, "network": network.job["network"]}
         group["point"] = f"{label}@{batch_size}"
-        measured = [float(dataset[name][place]) for name in FIGURES]
-        predicted = [getattr(prediction, name).value for name in FIGURES]
+        measured = [float(dataset[name][place]) for name in (*FIGURES, "latency")]
+        predicted = [*(getattr(prediction, name).value for name in FIGURES), unknown]
         same = {k: v for k, v in network.job.items() if k not in ("id", "host")}
         step = f"{same}@{batch_size}" if arguments.joined else group["point"]
         figures[group[arguments.by], step].append([predicted, measured])
@@ -98,7 +103,7 @@ def main() -> int:
             errors[name].append([100 * (p / m - 1) for p, m in zip(*totals, strict=True)])
     if arguments.joined:
         errors["all"] = [row for rows in errors.values() for row in rows]
-    print(f"{'':44}points" + "".join(f"{name:>11} (mean)" for name in FIGURES))
+    print(f"{'':44}points" + "".join(f"{name:>11} (mean)" for name in (*FIGURES, "unknown")))
     for name in sorted(errors):
         columns = [[e for e in c if isfinite(e)] for c in zip(*errors[name], strict=True)]
         cells = [f"{mean(map(abs, c)):>10.1f} {mean(c):>+6.1f} " if c else f"{'-':>18}" for c in columns]

@@ -1,15 +1,16 @@
 """Latency on GPUs that nobody measured, scaled from the H200's: the figures of docs/unseen-gpus.md.
 
-    python benchmarks/accuracy/unseen_gpus.py kernels|share|products|transformers|networks DATA [--rows N]
-        [--every N] [--peaks]
+    python benchmarks/accuracy/unseen_gpus.py kernels|sweeps|share|products|transformers|networks DATA
+        [--rows N] [--every N] [--peaks]
 
 DATA is the folder that holds gpu-kernels, pytorch-gpu-benchmark and rtx3090-train. `kernels` predicts single
-kernels of five GPUs in float32. `share` and `products` fit the constants of `rates` to their convolutions and
-linear layers, each GPU left out in turn. `transformers` predicts whole transformers with constants chosen
-without the GPU, and holds them against the times of similar single kernels. `networks` predicts whole
-training steps of seven GPUs, none of which anything was fitted to. `--peaks` shows rates in the ratio of
-peaks, and one set of coefficients for all steps. `--write` puts the interval of `networks` into the
-relative's profile. Each takes one to six minutes.
+kernels of five GPUs in float32. `sweeps` prints what kernels over large tensors reach of the bandwidth.
+`share` and `products` fit the constants of `rates` to their convolutions and linear layers, each GPU left out
+in turn. `transformers` predicts whole transformers with
+constants chosen without the GPU, and holds them against the times of similar single kernels. `networks`
+predicts whole training steps of seven GPUs, none of which anything was fitted to. `--peaks` shows rates in
+the ratio of peaks, and one set of coefficients for all steps. `--write` puts the interval of `networks` into
+the relative's profile. Each takes one to six minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from public_tables import STEP_SETTINGS, load_timm_model
 from tables import options_of
 
 from torchedge import capture, find_device
-from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, write_device
+from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, usual_host, write_device
 from torchedge.graphs import Mode
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.intervals import weighted_quantiles
@@ -57,27 +58,27 @@ FloatArray = npt.NDArray[np.float64]
 CARDS: Mapping[str, Mapping[str, float]] = {
     name: dict(
         zip(
-            ("compute_capability", "power_w", "peak_fp32_gflops", "bandwidth_gb_s", "peak_tf32_gflops",
-             "peak_fp16_gflops", "peak_fp16_matrix_gflops"), figures, strict=False,
+            ("compute_units", "compute_capability", "power_w", "peak_fp32_gflops", "bandwidth_gb_s",
+             "peak_tf32_gflops", "peak_fp16_gflops", "peak_fp16_matrix_gflops"), figures, strict=False,
         )
     )
     for name, figures in {
-        "NVIDIA A100-PCIE-40GB": (8.0, 250, 19500, 1555),
-        "NVIDIA A100 80GB PCIe": (8.0, 300, 19500, 1935),
-        "Tesla V100-PCIE-32GB": (7.0, 250, 14000, 900),
-        "Tesla P100-PCIE-16GB": (6.0, 250, 9300, 732),
-        "Tesla T4": (7.5, 70, 8100, 320),
-        "Tesla P4": (6.1, 75, 5500, 192),
-        "a100-sxm4-40gb": (8.0, 400, 19500, 1555, 156000),
-        "gtx1080ti": (6.1, 250, 11340, 484),
-        "rtx2080ti": (7.5, 250, 13450, 616, 13450, 26900, 107600),
-        "titanrtx": (7.5, 280, 16312, 672, 16312, 32600, 130500),
-        "titanv": (7.0, 250, 14900, 653, 14900, 29800, 110000),
-        "titanxp": (6.1, 250, 12150, 548),
+        "NVIDIA A100-PCIE-40GB": (108, 8.0, 250, 19500, 1555),
+        "NVIDIA A100 80GB PCIe": (108, 8.0, 300, 19500, 1935),
+        "Tesla V100-PCIE-32GB": (80, 7.0, 250, 14000, 900),
+        "Tesla P100-PCIE-16GB": (56, 6.0, 250, 9300, 732),
+        "Tesla T4": (40, 7.5, 70, 8100, 320),
+        "Tesla P4": (20, 6.1, 75, 5500, 192),
+        "a100-sxm4-40gb": (108, 8.0, 400, 19500, 1555, 156000),
+        "gtx1080ti": (28, 6.1, 250, 11340, 484),
+        "rtx2080ti": (68, 7.5, 250, 13450, 616, 13450, 26900, 107600),
+        "titanrtx": (72, 7.5, 280, 16312, 672, 16312, 32600, 130500),
+        "titanv": (80, 7.0, 250, 14900, 653, 14900, 29800, 110000),
+        "titanxp": (30, 6.1, 250, 12150, 548),
     }.items()
 }  # fmt: skip
-"""Published figures of cards: compute capability, W, GFLOP/s in float32, GB/s, then GFLOP/s of TF32, half and
-half matrix units. The kernels of the first six were measured without TF32."""
+"""Published figures of cards: multiprocessors, compute capability, W, GFLOP/s in float32, GB/s, then GFLOP/s
+of TF32, half and half matrix units. The kernels of the first six were measured without TF32."""
 
 Constants = Mapping[str, float]
 """Constants of `rates` by name."""
@@ -104,6 +105,11 @@ LAYERS = (256, 16384)
 FLOOR = 4.0
 """Kernels count that take this many times as long as the shortest of their operator and GPU: the others time
 launches."""
+SWEEPS = {"add": 3, "mul": 3, "mulu": 2, "gelu": 2, "relu": 2, "softmax": 2, "ln": 2}
+"""Operators over whole tensors: accesses of an element that they cannot do without."""
+LARGE = 8_000_000
+"""Elements of the smallest tensor that is no matter of launches and caches."""
+SWEPT_ON = tuple(name for name in CARDS if name.startswith(("NVIDIA", "Tesla")) and "80GB" not in name)
 PASS_OF = {"ln": "norm", "softmax": "norm", "gelu": "activation", "relu": "activation", "tanh": "activation",
            "add": "binary", "mul": "binary", "addu": "binary", "mulu": "binary"}  # fmt: skip
 
@@ -216,6 +222,27 @@ def kernels(data: Path, rows: int, peaks: bool) -> None:
                 with with_constants(PEAKS if peaks else {}):
                     model = scaled(card(gpu), mode, kind)
                 print_errors(f"{operator}, {gpu}, {mode}", kernel_errors(chosen, model, mode))
+
+
+def sweeps(data: Path) -> None:
+    """Print the part of the bandwidth that kernels over large tensors reach, and the error of a GPU left out.
+
+    A GPU's times are predicted by the median part of the other GPUs.
+    """
+    print(f"{'part reached, error':<24}" + "".join(f"{gpu.split()[-1]:>22}" for gpu in SWEPT_ON))
+    for operator, accesses in SWEEPS.items():
+        with gzip.open(data / "gpu-kernels" / f"{operator}.csv.gz", "rt") as lines:
+            table = [row for row in csv.DictReader(lines) if int(row["b"]) * int(row["h"]) >= LARGE]
+        parts: dict[str, FloatArray] = {}
+        for gpu in SWEPT_ON:
+            sizes = [(int(r["b"]) * int(r["h"]), float(r["ms"])) for r in table if r["device"] == gpu]
+            elements, ms = np.array(sizes).T
+            parts[gpu] = 4e-6 * accesses * elements / ms / CARDS[gpu]["bandwidth_gb_s"]
+        line = f"{operator:<24}"
+        for gpu, part in parts.items():
+            others = np.median([np.median(p) for name, p in parts.items() if name != gpu])
+            line += f"{np.median(part):>14.2f}{100 * np.mean(np.abs(part / others - 1)):>6.0f} %"
+        print(line)
 
 
 @dataclass(frozen=True)
@@ -398,15 +425,18 @@ def _predict(
     kind: str | None,
     peaks: bool,
 ) -> FloatArray:
-    model = scaled(device, "train", None if peaks else kind, precision)
-    matrices = None if peaks else scaled(device, "train", MATRICES, precision)
+    measured = find_device("nvidia-h200")
+    met, described = usual_host(measured), measured.measured_operator_us
+    host = 1.0 if met is None or described is None else met[0] / described
+    model = replace(scaled(device, "train", None if peaks else kind, precision), host=host)
+    matrices = None if peaks else replace(scaled(device, "train", MATRICES, precision), host=host)
     return replace(model, matrices=matrices).predict(work, np.arange(len(work)), batch).value
 
 
 def main() -> None:
     """Run one of the commands."""
     parser = options_of(__doc__)
-    parser.add_argument("what", choices=("kernels", *LAWS, "transformers", "networks"))
+    parser.add_argument("what", choices=("kernels", "sweeps", *LAWS, "transformers", "networks"))
     parser.add_argument("data", type=Path)
     parser.add_argument("--rows", type=int, default=8000, help="single kernels an operator, of all GPUs")
     parser.add_argument("--every", type=int, default=4, help="take one in so many networks of rtx3090-train")
@@ -417,6 +447,8 @@ def main() -> None:
     with one_thread():
         if arguments.what == "kernels":
             kernels(arguments.data, arguments.rows, arguments.peaks)
+        elif arguments.what == "sweeps":
+            sweeps(arguments.data)
         elif arguments.what in LAWS:
             print_law(arguments.data, arguments.what, arguments.rows)
         elif arguments.what == "transformers":

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from torchedge.cli import DOES_NOT_FIT, main
+from torchedge.profiling import hosts
 
 FACTORY = """
 import torch
@@ -289,3 +290,13 @@ def test_predict_takes_branches_on_the_device_and_each_batch_size(run, small, si
     on_gpu, on_cpu = allocated("nvidia-h200", sizes), allocated("local-cpu", sizes)
     assert on_gpu[16] > 2 * on_cpu[16]
     assert on_gpu[4] < 2 * on_cpu[4]
+
+
+def test_the_units_of_the_host_are_timed_without_a_gpu(run, monkeypatch):
+    monkeypatch.setattr(hosts, "_ROUND_S", 0.002)
+    monkeypatch.setattr(hosts.torch.cuda, "is_available", lambda: False)
+    document = json.loads(run("profile", "--host", "--json"))
+    assert document["device"] == "cpu" and min(document["us"].values()) > 0
+    assert hosts.ASSUMED_LAUNCHES.keys() < document["us"].keys()
+    assert "--operator-us" in run("profile", "--host")
+    run("profile", "--host", "--quick", status=2)

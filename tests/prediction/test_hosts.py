@@ -1,13 +1,16 @@
 """Steps whose pace the host sets take as long as the host in use says."""
 
 import copy
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import torchedge
-from torchedge.errors import DeviceError, InputError
+from torchedge.devices import usual_host
+from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.integrations import training_runs
 from torchedge.integrations.training_runs import TrainingRun
 
@@ -27,21 +30,22 @@ def large():
 @pytest.mark.parametrize("amp", [None, "bfloat16"])
 def test_launches_take_the_time_of_the_host_and_products_that_of_the_device(mode, amp):
     device = torchedge.find_device("nvidia-h200")
-    measured = device.measured_operator_us
+    met, spread = usual_host(device)
 
     def step(model, size, on):
         example = torch.zeros(1, next(model.parameters()).shape[1])
         return torchedge.predict(model, size, on, example=example, mode=mode, amp=amp)
 
-    usual, same, slow = (
-        step(small(), 1, d) for d in (device, device.on_host(measured), device.on_host(2 * measured))
-    )
+    usual, same, slow = (step(small(), 1, d) for d in (device, device.on_host(met), device.on_host(2 * met)))
     assert same.latency.value == pytest.approx(usual.latency.value)
+    known, unknown = (math.log(p.latency.high / p.latency.value) for p in (same, usual))
+    assert known < unknown <= math.hypot(known, spread) + 1e-9
     share = 0.5 if mode == "train" else 0.1  # a part of every step is neither
     assert (1 + share) * usual.latency.value < slow.latency.value <= 2.01 * usual.latency.value
     assert slow.memory == usual.memory
-    busy, busy_slow = (step(large(), 16384, d).latency.value for d in (device, device.on_host(2 * measured)))
-    assert busy_slow == pytest.approx(busy, rel=0.02)
+    busy, busy_slow = (step(large(), 16384, d).latency for d in (device, device.on_host(2 * met)))
+    assert busy_slow.value == pytest.approx(busy.value, rel=0.02)
+    assert busy_slow.high / busy_slow.value == pytest.approx(busy.high / busy.value, rel=0.01)
 
 
 def test_a_device_on_another_host_is_another_device():
@@ -65,6 +69,22 @@ def test_a_profile_that_does_not_know_its_host_says_so(name):
         torchedge.find_device(name).on_host(5)
 
 
+def test_a_device_without_latencies_of_its_own_has_the_hosts_of_its_relative():
+    device, (met, _) = torchedge.find_device("nvidia-a100"), usual_host(torchedge.find_device("nvidia-h200"))
+    usual, same, slow = (
+        torchedge.predict(small(), 1, d, example=torch.zeros(1, 16)).latency.value
+        for d in (device, device.on_host(met), device.on_host(2 * met))
+    )
+    assert same == pytest.approx(usual) and slow > 1.5 * usual
+
+
+@pytest.mark.parametrize("broken", [3, {"operator_us": 9.0}, {"operator_us": -1.0, "spread": 0.3}])
+def test_hosts_that_a_profile_does_not_describe_as_numbers_are_refused(broken):
+    device = torchedge.find_device("nvidia-h200")
+    with pytest.raises(ProfileError, match=r"profile\.hosts\..*expected a number between 0 and"):
+        usual_host(replace(device, profile={**device.profile, "hosts": broken}))
+
+
 def test_a_device_that_was_not_measured_takes_the_host_given():
     device = torchedge.find_device("jetson-agx-orin")
     usual, slow = (
@@ -84,7 +104,7 @@ def test_the_control_runs_on_any_device_of_the_machine():
 def test_a_run_on_this_machine_is_predicted_on_its_host(monkeypatch):
     device = torchedge.find_device("nvidia-h200")
     monkeypatch.setenv("TORCHEDGE_DEVICE", device.name)
-    monkeypatch.setattr(training_runs, "measure_operator_us", lambda: 3 * device.measured_operator_us)
+    monkeypatch.setattr(training_runs, "measure_operator_us", lambda: 3 * usual_host(device)[0])
     predictions = []
     for in_use in (False, True):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda in_use=in_use: in_use)

@@ -125,7 +125,8 @@ def campaign(folder, named):
                 job = {"id": name, "network": f"mlp-{width}", "input_size": [3, 8, 8], "optimizer": "sgd"}
                 job["build"] = {"nodes": layers_of(width, depth)}
                 jobs.append(job | ({"host": "slow"} if named and slow > 1 else {}))
-                device = find_device("nvidia-h200").on_host(5.473 * slow)
+                device = find_device("nvidia-h200")
+                device = device.on_host(slow * device.measured_operator_us)
                 model = torchedge.predict(
                     build_topology(job["build"]["nodes"], name), 2, device, input_size=(3, 8, 8)
                 )
@@ -154,3 +155,4 @@ def test_the_slowness_of_a_host_that_jobs_name_is_fitted(tmp_path):
         fit = fit_kinds(measured, tmp_path / "out")
         errors[named] = fit.described["accuracy"]["matrices float32"]["mean"]
     assert errors[True] < 0.25 * errors[False]
+    assert fit.described["operator_us"] == pytest.approx(5.473 / 1.8, rel=0.1)  # of the other host

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, answer, print_next, print_wrapped, warn
+from torchedge.cli.console import Progress, answer, print_next, print_table, print_wrapped, warn
 from torchedge.cli.listing import device_document, print_device
 from torchedge.cli.options import PATH, Choice, Command, Group, TextType, command, refuse_given, whole
 from torchedge.errors import DeviceError, InputError, MissingExtraError
@@ -28,6 +28,7 @@ _SHOWN = 5
     examples=[
         "torchedge profile --quick",
         "torchedge profile local-cpu --json",
+        "torchedge profile --host",
         "torchedge profile --streaming --out loads.jsonl",
         "torchedge profile --streaming --device 1 --out loads.jsonl",
         "torchedge profile --kernels",
@@ -57,6 +58,11 @@ _SHOWN = 5
     metavar="FILE",
     help="With --streaming or --kernels: file that receives the rows. [--kernels: in your own folder]",
 )
+@click.option(
+    "--host",
+    is_flag=True,
+    help="Time what eager PyTorch makes this machine's host do instead, with its GPU or without (5 s).",
+)
 @click.option("--quick", is_flag=True, help="Measure less: the processor in a minute of its time.")
 @click.option(
     "--over",
@@ -70,6 +76,7 @@ def profile(
     kernels: bool,
     opencl_device: str | None,
     out: Path | None,
+    host: bool,
     quick: bool,
     over: str | None,
     runner: Path | None,
@@ -88,7 +95,17 @@ def profile(
     With --over and --runner, a device that has an OpenCL driver and no Python, called DEVICE from now on: its
     limits, then kernels, then loads and disk go into its profile in your own folder; --kernels or --streaming
     measures that part alone. `torchedge campaign run DEVICE --runner` measures training steps there.
+
+    With --host: the microseconds of a tiny operator, by which predictions for a GPU follow the host that it
+    is in, and of modules, views, casts, checkpoints and updates beside it.
     """
+    if host:
+        refuse_given(
+            ("streaming", "kernels", "opencl_device", "out", "quick", "over", "runner"),
+            "with --host; run the command twice, or omit it",
+        )
+        _profile_host()
+        return
     if over is not None or runner is not None:
         _profile_over(device, over, runner, opencl_device, out, quick, kernels=kernels, streaming=streaming)
         return
@@ -194,6 +211,28 @@ def _profile_over(
 
     paths = {kind: str(file) for kind, file in rows.items()}
     answer({**device_document(device), "rows": paths, "next": following}, show)
+
+
+def _profile_host() -> None:
+    import torch
+
+    from torchedge.profiling.hosts import ASSUMED_LAUNCHES, measure_host
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    times = measure_host(device)
+    operator = times["operator"]
+
+    def show() -> None:
+        print_table(
+            ["of the host, on " + device, "us", "operators", "predicted"],
+            [
+                [unit, f"{us:.1f}", f"{us / operator:.1f}", f"{ASSUMED_LAUNCHES.get(unit, '')}"]
+                for unit, us in times.items()
+            ],
+        )
+        print_next(f"torchedge predict MODEL --device GPU --operator-us {operator:.1f}")
+
+    answer({"device": device, "us": times}, show)
 
 
 def _make(folder: Path, remedy: str = "set TORCHEDGE_HOME to a folder that can be written") -> None:

@@ -212,7 +212,7 @@ operator_us = click.option(
     "--operator-us",
     type=click.FloatRange(min=0, min_open=True),
     help="Microseconds of your host for one launch of eager PyTorch (`torchedge.measure_operator_us()`). "
-    "[default: the host that was measured]",
+    "[default: the median of the hosts that were met]",
 )
 batch_sizes = click.option(
     "--batch-size", "-b", type=BATCH_SIZES, default="1", help="Samples in a batch; several give a row each."

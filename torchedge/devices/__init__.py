@@ -1,6 +1,7 @@
 """Devices: what is known of each, where every figure comes from, and how one is found. Imports no torch."""
 
 from torchedge.devices.catalog import (
+    HOSTS_TABLE,
     LOCAL_DEVICE,
     TRANSFER_TABLE,
     Profiles,
@@ -14,6 +15,7 @@ from torchedge.devices.catalog import (
     profile_roots,
     scan_profiles,
     transfer_error,
+    usual_host,
 )
 from torchedge.devices.device import (
     DEVICE_FILE,
@@ -32,6 +34,7 @@ from torchedge.devices.vocabulary import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEY
 
 __all__ = [
     "DEVICE_FILE",
+    "HOSTS_TABLE",
     "KNOWN_FACTS",
     "KNOWN_FIGURES",
     "LOCAL_DEVICE",
@@ -58,6 +61,7 @@ __all__ = [
     "scan_profiles",
     "stand_in",
     "transfer_error",
+    "usual_host",
     "weakest",
     "write_device",
 ]

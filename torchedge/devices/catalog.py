@@ -31,6 +31,8 @@ DEVICE_VARIABLE = "TORCHEDGE_DEVICE"
 CONFIG_FILE = "config.toml"
 TRANSFER_TABLE = "transfer"
 """The table of `[profile]` that says how well a device's latency is scaled to others."""
+HOSTS_TABLE = "hosts"
+"""The table of `[profile]` that says how fast the hosts are that a device was met in."""
 
 MAX_NAME = 255
 MAX_PROFILES = 1024
@@ -186,15 +188,31 @@ def transfer_error(device: Device) -> float | None:
 
     Raises ProfileError where its profile states one that is no number between 0 and 10.
     """
-    table = device.profile.get(TRANSFER_TABLE)
-    if not isinstance(table, Mapping):
+    return (
+        None if TRANSFER_TABLE not in device.profile else _number(device, TRANSFER_TABLE, "latency_error", 10)
+    )
+
+
+def usual_host(device: Device) -> tuple[float, float] | None:
+    """Return the `eager_operator_us` of the median host that a device was met in; None: not known.
+
+    Beside it the half-width, in log, of the interval around it that nine of ten hosts lie in. Raises
+    ProfileError where the profile states something else than two numbers.
+    """
+    if HOSTS_TABLE not in device.profile:
         return None
-    error = table.get("latency_error")
-    if isinstance(error, (int, float)) and 0 < error < 10:
-        return float(error)
+    return _number(device, HOSTS_TABLE, "operator_us", 1e6), _number(device, HOSTS_TABLE, "spread", 10)
+
+
+def _number(device: Device, table: str, name: str, most: float) -> float:
+    """Return a number of a table of `[profile]`; raises ProfileError unless it lies between 0 and a limit."""
+    given = device.profile[table]
+    value = given.get(name) if isinstance(given, Mapping) else None
+    if isinstance(value, (int, float)) and 0 < value < most:
+        return float(value)
     raise ProfileError(
-        f"{device.folder / DEVICE_FILE}: profile.{TRANSFER_TABLE}.latency_error is {str(error)[:40]!r}; "
-        "expected a number between 0 and 10; correct the file"
+        f"{device.folder / DEVICE_FILE}: profile.{table}.{name} is {str(value)[:40]!r}; expected a number "
+        f"between 0 and {most:g}; correct the file"
     )
 
 

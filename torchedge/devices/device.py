@@ -199,7 +199,8 @@ class Device:
             raise InputError(
                 f"operator_us is {operator_us!r}; expected {rule.low:g} to {rule.high:g} microseconds"
             )
-        measured = "training" in self.profile or "inference" in self.profile
+        tables = [self.profile.get(table) for table in ("training", "inference")]
+        measured = any(isinstance(table, Mapping) and table.get("latency_rows") for table in tables)
         if measured and self.measured_operator_us is None:
             raise InputError(
                 f"{self.name}: its profile does not say how fast the host of its measurements was, so that "

@@ -9,7 +9,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
@@ -140,8 +140,9 @@ class TrainingRun:
         self._accumulation, self._times = accumulation, []
         options: dict[str, Any] = {"optimizer": optimizer, "amp": amp, "loss": loss, "example": example}
         device = self.device if isinstance(self.device, Device) else api.choose_device(self.device)
-        if self.device is None and device.measured_operator_us is not None and torch.cuda.is_initialized():
-            device = device.on_host(measure_operator_us())
+        if self.device is None and torch.cuda.is_initialized():
+            with suppress(InputError):  # a profile that does not say how fast its own host was
+                device = device.on_host(measure_operator_us())
         self.prediction = prediction = api.predict(
             model, batch_size, device=device, accumulation=accumulation, **options
         )

@@ -299,10 +299,7 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
     models = load_models(device, mode, precision, _in_channels_last(graph))
     if not graph.compiled:
         return models
-    if graph.partition is None:
-        return models.of_compiled(None)
-    host_known = graph.partition.recorded or "eager_operator_us" in device.figures
-    return models.of_compiled(compiled_rates(device), host_known=host_known)
+    return models.of_compiled(None if graph.partition is None else compiled_rates(device))
 
 
 def _in_channels_last(graph: ForwardGraph) -> bool:

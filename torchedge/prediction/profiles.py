@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import STAND_IN, Device, Provenance, find_device, transfer_error, weakest
+from torchedge.devices import STAND_IN, Device, Provenance, find_device, transfer_error, usual_host, weakest
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, feature_hash, read_forests, write_forests
 from torchedge.graphs import Mode
@@ -26,8 +26,9 @@ from torchedge.ops import COMPILED_PACE
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors, joined_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
-from torchedge.prediction.latency.rates import CompiledRates
+from torchedge.prediction.latency.rates import REFERENCE_GB_S, SWEPT, CompiledRates, figure_of
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
+from torchedge.prediction.latency.workload import FORWARD_SHARE
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
 from torchedge.storage import REBUILD, file_sha256, profile_file
 from torchedge.storage.tensors import read_tensors, write_tensors
@@ -52,10 +53,9 @@ much as reserved memory does."""
 _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED = 0.11, 0.20
 """The same around figures from the compiled step's own graphs: of 24 steps that these were not made
 with (`--steps fresh`)."""
-_COMPILED_LATENCY, _PARTITIONED_LATENCY = 0.84, (1.00, 0.36)
+_COMPILED_LATENCY, _PARTITIONED_LATENCY = 0.84, 0.36
 """The same of times around `COMPILED_PACE` of eager ones, networks left out, and around those from the
-compiled step's own graphs: on a host half as fast as the profile's, and where its speed is known
-(`--steps blind`)."""
+compiled step's own graphs, where the speed of the host is known (`--steps blind`)."""
 _PROCESSOR_LATENCY = 0.25
 """The same of times around those that a processor's fit describes: real networks differ more from drawn ones
 than these do from one another, and a shared processor's speed moves by a fifth within minutes."""
@@ -80,22 +80,16 @@ class StepModels:
     latency_provenance: Provenance
     notes: tuple[str, ...] = ()
 
-    def of_compiled(self, rates: CompiledRates | None, *, host_known: bool = False) -> StepModels:
+    def of_compiled(self, rates: CompiledRates | None) -> StepModels:
         """Return the models of steps under torch.compile: those of eager ones, with wider intervals.
 
         rates: of a step whose own graphs are known: its memory is simulated from them, its work counted.
-        host_known: the speed of the host is that of the device (`Device.on_host`), or hardly counts.
         """
         allocated, reserved = _COMPILED_ALLOCATED, _COMPILED_RESERVED
         changes: dict[str, Any] = {"spread": _COMPILED_LATENCY, "pace": COMPILED_PACE}
         if rates is not None:
             allocated, reserved = _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED
-            changes = {
-                "spread": _PARTITIONED_LATENCY[host_known],
-                "compiled": rates,
-                "forest": None,
-                "scale": None,
-            }
+            changes = {"spread": _PARTITIONED_LATENCY, "compiled": rates, "forest": None, "scale": None}
         memory = replace(
             self.memory,
             errors=joined_errors(self.memory.errors, reserved),
@@ -153,16 +147,30 @@ def _loaded(
         if not any(products == CHANNELS_LAST for products, _ in kinds):
             convolved = replace(convolved, notes=(*convolved.notes, _UNMEASURED_LAYOUT))
     predicted = under_precision(convolved, device, precision)
-    given, measured = device.figures.get("eager_operator_us"), device.measured_operator_us
-    if measured is None and relative is not None:
-        measured = relative.device.measured_operator_us
-    host = given.value / measured if given is not None and measured is not None else 1.0
+    described = device if relative is None or device.measured_operator_us is not None else relative.device
+    host, unsure = _host_in_use(device, described)
     spread = _PROCESSOR_LATENCY if device.kind == "cpu" else 0.0
-    latency = replace(predicted.latency, host=host, spread=spread)
+    in_use: dict[str, Any] = {"host": host, "unsure": unsure, "spread": spread}
+    latency = replace(predicted.latency, **in_use)
     if any(products == MATRICES for products, _ in kinds):
         matrices = under_precision(_of_kind(models, word, kinds, MATRICES, precision), device, precision)
-        latency = replace(latency, matrices=replace(matrices.latency, host=host, spread=spread))
+        latency = replace(latency, matrices=replace(matrices.latency, **in_use))
     return replace(predicted, latency=latency)
+
+
+def _host_in_use(device: Device, described: Device) -> tuple[float, float]:
+    """Return how much slower the host of a device is than that of the `described` latencies.
+
+    It is the host given (`Device.on_host`), else the median one that those devices were met in. Beside it the
+    half-width in log of the interval that it lies in.
+    """
+    measured, given = described.measured_operator_us, device.figures.get("eager_operator_us")
+    if measured is None:
+        return 1.0, 0.0
+    if given is not None:
+        return given.value / measured, 0.0
+    operator_us, spread = usual_host(described) or (measured, 0.0)
+    return operator_us / measured, spread
 
 
 def read_models(device: Device, mode: Mode) -> FittedModels | None:
@@ -503,8 +511,10 @@ class Relative:
         """
         precision = latency.amp
         if self.device.measured_operator_us is not None:
-            figures = {name: f for name, f in device.figures.items() if name != "eager_operator_us"}
-            device = replace(device, figures=figures)
+            hosts = ("eager_operator_us", "launch_overhead_us")
+            figures = {name: f for name, f in device.figures.items() if name not in hosts}
+            own = {name: f for name, f in self.device.figures.items() if name in hosts}
+            device = replace(device, figures=figures | own)
         coefficients, excess = _scaled(latency, (self.device, precision), (device, precision))
         error = _ASSUMED_LATENCY_ERROR if self.error is None else self.error
         errors = assumed_errors(error)
@@ -516,6 +526,10 @@ def _scaled(
 ) -> tuple[npt.NDArray[np.float64], float]:
     """Return the coefficients and the excess of a model by the figures of both devices and precisions."""
     shift = prior_mean(*here) - prior_mean(*there)
+    units = [figure_of(device, "compute_units", 0.0) for device, _ in (there, here)]
+    if all(units):  # lanes that idle are a part of those of the device
+        idle = np.array([name.startswith("parallel_") for name in COEFFICIENT_NAMES])
+        shift = shift + np.log(units[1] / units[0]) * idle
     shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
     return latency.coefficients + shift, matrix_excess(*here) - matrix_excess(*there)
 
@@ -539,6 +553,7 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
             }
             if mode == "infer":
                 kinds = {k: _inferred(m, models.latency) for k, m in kinds.items() if k[0] == MATRICES}
+            kinds = {k: _swept(m, source, mode) if k[0] == MATRICES else m for k, m in kinds.items()}
             libraries, context = (0.0, 0.0), source.figures.get("context_mib")
             if models.memory is not None and context is not None:
                 without, with_linear = models.memory.process.beside
@@ -558,14 +573,21 @@ def _even(kind: LatencyModel) -> LatencyModel:
 
 
 def _inferred(kind: LatencyModel, inference: LatencyModel) -> LatencyModel:
-    """Return a kind of training steps as inference: its products and norms, the rest from inference.
-
-    Norms of inference are batch norms mostly, and those of a kind of matrix products run over rows.
-    """
+    """Return a kind of training steps as inference: its products, the rest from inference."""
     coefficients = kind.coefficients.copy()
     for place, name in enumerate(COEFFICIENT_NAMES):
-        if (name.startswith(("launch_", "pass_")) and name != "pass_norm") or name in ("step", "overlap"):
+        if name.startswith(("launch_", "pass_")) or name in ("step", "overlap"):
             coefficients[place] = inference.coefficients[place]
+    return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
+
+
+def _swept(kind: LatencyModel, device: Device, mode: Mode) -> LatencyModel:
+    """Return a kind with sweeps over memory as long as single kernels of other GPUs take (`SWEPT`)."""
+    coefficients = kind.coefficients.copy()
+    access = 4e-6 / figure_of(device, "bandwidth_gb_s", REFERENCE_GB_S)  # ms
+    share = 1.0 if mode == "train" else FORWARD_SHARE
+    for name, accesses in SWEPT[mode].items():
+        coefficients[COEFFICIENT_NAMES.index(f"pass_{name}")] = np.log(accesses * access / share)
     return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
 
 

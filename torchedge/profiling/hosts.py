@@ -3,19 +3,84 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
+from types import MappingProxyType
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from torchedge.errors import DeviceError, checked_call, first_line
+from torchedge.prediction.latency.workload import CALL_LAUNCHES, CHECKPOINT_LAUNCHES
 
 _LAYERS, _WIDTH, _BATCH = 16, 16, 4
 _STEPS, _ROUNDS = 3, 10
-STEP_LAUNCHES = 311.0
-"""Launches of a tiny kernel on the campaigns' median host that take as long as this step: the median of 176
-rows on another host (the probe's `step_us`, 2,811 us), over 5.48 us times that host's fitted slowness, 1.65
-(`torchedge fit kinds`)."""
+STEP_LAUNCHES = 382.0
+"""Launches of a tiny kernel that take as long as this step on the median of seven hosts where the probe has
+run both (`step_us` over `launch_us`: `benchmarks/accuracy/repeats.py`)."""
+_REPEATS, _ROUND_S = 100, 0.05
+_TENSORS = 50
+
+ASSUMED_LAUNCHES = MappingProxyType(
+    {"view": CALL_LAUNCHES, "module call": CALL_LAUNCHES, "checkpointed region": CHECKPOINT_LAUNCHES}
+)
+"""What predictions count for units of `measure_host`, in operators."""
+
+
+@checked_call()
+def measure_host(device: str | torch.device = "cuda") -> dict[str, float]:
+    """Return the microseconds of the host's thread for each unit of its work in eager PyTorch, in some 5 s.
+
+    On tensors of 16 elements, so that the device hardly computes; on a GPU the host does not wait for it but
+    in "value waited for". "operator" is the control that predictions are scaled by (`measure_operator_us`).
+
+    Raises:
+        DeviceError: PyTorch cannot compute there.
+    """
+    control = measure_operator_us(device)
+    x, layer = torch.ones(4, 4, device=device), nn.Identity()
+    weight = torch.ones(4, 4, device=device, requires_grad=True)
+    weights = [torch.ones(4, 4, device=device, requires_grad=True) for _ in range(_TENSORS)]
+    for tensor in weights:
+        tensor.grad = torch.zeros_like(tensor)
+    optimizer = torch.optim.SGD(weights, lr=1e-3, momentum=0.9)
+
+    def chain(region: bool) -> None:
+        y = weight
+        for _ in range(_TENSORS):
+            y = checkpoint(torch.neg, y, use_reentrant=False) if region else torch.neg(y)
+        y.sum().backward()
+
+    units: dict[str, tuple[Callable[[], object], int]] = {
+        "launch in a loop": (lambda: x.add_(1), 1),
+        "view": (lambda: x.view(16), 1),
+        "module call": (lambda: layer(x), 1),
+        "cast": (lambda: x.to(torch.bfloat16), 1),
+        "operator and its gradient": (lambda: chain(False), _TENSORS),
+        "checkpointed region": (lambda: chain(True), _TENSORS),
+        "update of a tensor": (lambda: optimizer.step(), _TENSORS),
+        "value waited for": (lambda: x[0, 0].item(), 1),
+    }
+    with torch.enable_grad():
+        times = {"operator": control} | {n: _microseconds(call) / count for n, (call, count) in units.items()}
+    times["checkpointed region"] -= times["operator and its gradient"]
+    return times
+
+
+def _microseconds(call: Callable[[], object]) -> float:
+    """Return the median of rounds of the time of a call; the device catches up in between."""
+    call()
+    rounds = []
+    for _ in range(_ROUNDS):
+        count, begun = 0, time.perf_counter()
+        while count < _REPEATS and time.perf_counter() - begun < _ROUND_S:
+            call()
+            count += 1
+        rounds.append((time.perf_counter() - begun) / count)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    return 1e6 * median(rounds)
 
 
 @checked_call()

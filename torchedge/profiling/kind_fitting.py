@@ -7,7 +7,7 @@ and what products cost in half precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,14 +130,15 @@ _Key = tuple[Mode, Kind]
 class MeasuredKinds:
     """What a campaign measured of each kind of steps that has enough rows for a fit, by mode.
 
-    layers: times of single convolutions. operator_us: the probe's control of the host at the median row.
+    layers: times of single convolutions. controls: the probe's control at the median row, by the host that
+    jobs name ("": none), µs.
     """
 
     source: DataSource
     device: Device
     rows: Mapping[_Key, _Rows]
     layers: Mapping[Layout, LayerTimes] = field(default_factory=dict)
-    operator_us: float | None = None
+    controls: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fits(self) -> int:
@@ -159,9 +160,7 @@ def read_kind_rows(folder: Path, device: Device, *, float32: bool = True) -> Mea
             "of transformers or in half precision"
         )
     source = DataSource(dataset.name, dataset.digest, dataset.provenance)
-    median = _median_host(dataset)
-    operator_us = None if median is None else round(median, 3)
-    return MeasuredKinds(source, device, rows, read_layer_times(folder), operator_us)
+    return MeasuredKinds(source, device, rows, read_layer_times(folder), _controls(dataset))
 
 
 def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lambda: None) -> PartFit:
@@ -172,8 +171,9 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     that jobs name ("host"), whose slowness is fitted.
     """
     models, accuracy = {}, {}
-    kinds = {key: _prepared(measured, *key, rows) for key, rows in measured.rows.items()}
-    for (mode, kind), fit in _on_hosts(kinds).items():
+    kinds = _on_hosts({key: _prepared(measured, *key, rows) for key, rows in measured.rows.items()})
+    operator_us = _described_host(measured.controls, [fit.rows for fit in kinds.values()])
+    for (mode, kind), fit in kinds.items():
         rows, coefficients = fit.rows, fit.coefficients()
         errors = _left_out(fit, step)
         step()
@@ -186,7 +186,7 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
         f"torchedge fit kinds {source} --device {measured.device.name} --out {out.resolve().name}",
         accuracy=accuracy,
         convolutions=sum(times.rows.count for times in measured.layers.values()),
-        **({} if measured.operator_us is None else {"operator_us": measured.operator_us}),
+        **({} if operator_us is None else {"operator_us": round(operator_us, 3)}),
     )
     return PartFit(models, described)
 
@@ -249,19 +249,38 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[_Key, _Rows]:
 
 def _slowness(dataset: Dataset) -> FloatArray:
     """Return how much longer than at the median row the host took for a launch (R,); 1 where unknown."""
-    launch, median = dataset.launch_us, _median_host(dataset)
+    launch, median = dataset.launch_us, _controls(dataset).get("")
     if launch is None or median is None:
         return np.ones(len(dataset.id))
     return np.where(np.isfinite(launch), launch / median, 1.0)
 
 
-def _median_host(dataset: Dataset) -> float | None:
-    """Return the µs of a launch at the median row, without rows of hosts that jobs name; None: unknown."""
+def _controls(dataset: Dataset) -> Mapping[str, float]:
+    """Return the control at the median row of each host with one, µs."""
     if dataset.launch_us is None:
-        return None
-    named_hosts = [name for name, network in dataset.networks.items() if network.host]
-    launches = dataset.launch_us[~np.isin(dataset.id, named_hosts)]
-    return float(np.nanmedian(launches)) if np.isfinite(launches).any() else None
+        return {}
+    known = np.isfinite(dataset.launch_us)
+    networks = [dataset.networks.get(name) for name in dataset.id.tolist()]
+    hosts = np.array(["" if network is None else network.host for network in networks])
+    return {
+        h: float(np.median(dataset.launch_us[known & (hosts == h)])) for h in sorted({*hosts[known].tolist()})
+    }
+
+
+def _described_host(controls: Mapping[str, float], kinds: Sequence[_Rows]) -> float | None:
+    """Return the control of the host that the coefficients describe: the one whose slowness is one.
+
+    By the median of the hosts whose slowness was fitted to their steps; a loop of launches, which is all that
+    rows of older probes say of their hosts, says too little of one.
+    """
+    slowness = {
+        host: float(slower)
+        for rows in kinds
+        for host, slower in zip(rows.host.tolist(), rows.slowness.tolist(), strict=True)
+        if host in controls
+    }
+    fitted = [controls[host] / slower for host, slower in slowness.items() if host]
+    return float(np.median(fitted)) if fitted else controls.get("")
 
 
 def _on_hosts(kinds: Mapping[_Key, _Fit]) -> Mapping[_Key, _Fit]:

@@ -21,6 +21,7 @@ from torchedge.prediction.latency.roofline import (
     Terms,
     WorkRows,
     WorkTimes,
+    launch_share,
     named,
     numpy_segments,
     pack,
@@ -91,7 +92,8 @@ class LatencyModel:
     feature set, predicting log(measured / analytic). amp: the autocast dtype of the steps it describes; count
     their work in it (`Analysis.work_under`). excess: how much slower matrix products compute than the
     coefficients say, in log, where these were scaled to another device or precision. host: times as long as
-    the coefficients say that a launch takes on the host in use. matrices: the model of steps that mostly
+    the coefficients say that a launch takes on the host in use; unsure: half-width in log of the interval
+    that this lies in. matrices: the model of steps that mostly
     multiply matrices (transformers), where one was fitted apart. spread: half-width in log of the
     interval in which the predicted steps lie around the described ones (compiled ones around eager ones);
     pace: the time of the predicted steps over that of the described ones. compiled: what the graphs of
@@ -106,6 +108,7 @@ class LatencyModel:
     amp: str | None = None
     excess: float = 0.0
     host: float = 1.0
+    unsure: float = 0.0
     known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
     matrices: LatencyModel | None = None
     spread: float = 0.0
@@ -129,8 +132,8 @@ class LatencyModel:
 
     def _timed(
         self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray
-    ) -> tuple[FloatArray, FloatArray, tuple[Phase, ...]]:
-        """Return `analytic` and the phases of a single row."""
+    ) -> tuple[FloatArray, FloatArray, FloatArray, tuple[Phase, ...]]:
+        """Return `analytic`, by how much of its own time in log a slower host's moves a row, its phases."""
         p = named(self.coefficients, self.excess)
         rows = pack(work, which, batch, calls=self.calls)
         terms = None
@@ -143,13 +146,15 @@ class LatencyModel:
             times, p = with_fused(rows, times, self.compiled), p | {"overlap": self.compiled.overlap}
         described = self.forest is not None or self.scale is not None
         features = time_shares(rows, times) if described else np.zeros((rows.count, 0))
-        value = np.asarray(step_time(times.busy, times.launch * self.host, p))
+        launch = times.launch * self.host
+        value = np.asarray(step_time(times.busy, launch, p))
+        waits = launch_share(times.busy, launch, p)
         phases: list[Phase] = []
         if rows.count == 1:
             apart = phase_times(rows, times, p)
             phases = [(name, float(host[0]) * self.host, float(device[0])) for name, host, device in apart]
             phases.insert(0, ("begin", float(np.exp(p["step"])), 0.0))
-        return value, features, tuple(phases)
+        return value, features, waits, tuple(phases)
 
     def predict(
         self,
@@ -163,7 +168,7 @@ class LatencyModel:
             apart = np.array([w.of_matrices for w in work], dtype=np.bool_)[which]
             if apart.any():
                 return self._split(work, which, batch, columns, apart)
-        value, features, phases = self._timed(work, which, batch)
+        value, features, waits, phases = self._timed(work, which, batch)
         seen = features if columns is None else columns
         outside = np.zeros(len(value), dtype=np.bool_)
         if self.forest is not None:
@@ -171,7 +176,8 @@ class LatencyModel:
             outside = outside_hull(self.forest, seen)
         value = value * self.pace
         difficulty = np.ones(len(value)) if self.scale is None else self.scale.difficulty(features)
-        half = np.hypot(np.minimum(self.errors.half_width(difficulty), WIDEST), self.spread)
+        half = np.minimum(self.errors.half_width(difficulty), WIDEST)
+        half = np.sqrt(half**2 + self.spread**2 + (self.unsure * waits) ** 2)
         return Times(value, value * np.exp(-half), value * np.exp(half), outside, features, seen, phases)
 
     def _split(

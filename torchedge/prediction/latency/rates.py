@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from torchedge.devices import Device
+from torchedge.graphs import Mode
 
 REFERENCE_GFLOPS = 665.6
 """The Jetson TX2's peak in float32, for devices that state none."""
@@ -30,6 +31,14 @@ instructions issue between two multiply-adds, here they take the place of one.""
 WATT_GFLOPS = 750.0
 """Peak GFLOP/s that one watt sustains, times the nanometres of the process: the clock falls under the load of
 products where the board's power does not suffice for its peak."""
+
+SWEPT: Mapping[Mode, Mapping[str, float]] = MappingProxyType(
+    {
+        "train": {"norm": 8.5, "activation": 6.7, "binary": 5.0, "copy": 5.5, "fan": 3.9},
+        "infer": {"norm": 3.5, "activation": 2.8, "binary": 3.0, "copy": 2.8},
+    }
+)
+"""Accesses of four bytes, at the peak of the bandwidth, that sweeps of transformers over an element take."""
 
 REFERENCE_GB_S, REFERENCE_LAUNCH_US = 59.7, 10.0
 """The Jetson TX2's figures, for which the prior means of coefficients were chosen; others scale them."""

@@ -494,6 +494,13 @@ def step_time(busy: Array, launch: Array, p: Mapping[str, Any], xp: Any = np) ->
     return most * ((busy / most) ** power + (launch / most) ** power) ** (1 / power) + xp.exp(p["step"])
 
 
+def launch_share(busy: Array, launch: Array, p: Mapping[str, Any]) -> Array:
+    """Return the change of `step_time` in log by that of the time the host launches: 0 to 1, numpy."""
+    power = 1 + np.exp(p["overlap"])
+    shares = 1 / (1 + (busy / np.maximum(launch, 1e-12)) ** power)
+    return shares * (1 - np.exp(p["step"]) / step_time(busy, launch, p))
+
+
 def named(vector: Any, excess: float = 0.0) -> dict[str, Any]:  # noqa: ANN401
     """Return coefficients as a mapping by name, with a `matrix_excess` beside them.
 

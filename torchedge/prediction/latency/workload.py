@@ -32,7 +32,7 @@ PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bia
 compared in pooling windows, biases added, parameters updated, gradients summed where a value is used
 twice."""
 
-_CHECKPOINT_LAUNCHES = 30
+CHECKPOINT_LAUNCHES = 30
 """Launches that take the host as long as `torch.utils.checkpoint` itself for a region, forward and backward:
 frames, hooks of saved tensors, autocast, random generators."""
 
@@ -280,7 +280,7 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
     _count_updates(counter, needs)
     if graph.loss is not None:
         regions = {op.region for op in graph.ops if op.region and op.region < FUNCTION_REGION}
-        counter.launches["pass_fwd"] += _CHECKPOINT_LAUNCHES * len(regions)
+        counter.launches["pass_fwd"] += CHECKPOINT_LAUNCHES * len(regions)
     return WorkAmounts(
         [[*key[:7], times * key[7], key[8], key[7], *key[9:]] for key, times in counter.products.items()],
         [[*key[:6], times, *key[6:]] for key, times in counter.depthwise.items()],
