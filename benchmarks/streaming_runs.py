@@ -145,8 +145,9 @@ def run(
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Place a bundle, run it once, and return outputs and figures."""
     start = time.perf_counter()
+    schedules = {"infer": plan.schedule}
     with Runner(
-        bundle, options.opencl, schedule=plan.schedule, reads=reads, loading=options.loading, profile=True
+        bundle, options.opencl, schedules=schedules, reads=reads, loading=options.loading, profile=True
     ) as runner:
         outputs = runner.step(*inputs)
         wall = 1000 * (time.perf_counter() - start)
