@@ -230,7 +230,6 @@ class Bundle:
         reads: Reads = "plain",
         loading: LoadingWay = "copy",
         profile: bool = False,
-        checks: bool = False,
     ) -> Runner:
         """Return a Runner of the bundle on an OpenCL device, with the weights that it was exported with.
 
@@ -244,9 +243,7 @@ class Bundle:
 
         chosen = open_context(device).device
         schedules = self.schedules if memory_limit is None else self.schedules_within(memory_limit, chosen)
-        return Runner(
-            self, chosen, schedules=schedules, reads=reads, loading=loading, profile=profile, checks=checks
-        )
+        return Runner(self, chosen, schedules=schedules, reads=reads, loading=loading, profile=profile)
 
     def schedules_within(
         self, memory_limit: Amount, device: ClDevice | None = None
@@ -436,7 +433,7 @@ class Runner:
     share a runner: its steps run one after the other.
 
     kept: tokens that the caches of a language model hold. streams: whether weights are loaded in every run.
-    device, profile, checks: as Executor takes them. schedules: copies of streaming runs on this device, by
+    device, profile: as Executor takes them. schedules: copies of streaming runs on this device, by
     program; none: all weights are loaded before the first run. reads, loading: see `Bundle.place`.
 
     Raises:
@@ -454,7 +451,6 @@ class Runner:
         reads: Reads = "plain",
         loading: LoadingWay = "copy",
         profile: bool = False,
-        checks: bool = False,
     ) -> None:
         # Reading a bundle needs no OpenCL.
         from torchedge.opencl import open_context
@@ -482,7 +478,6 @@ class Runner:
                 source=bundle.open_source(reads) if schedules else None,
                 loading=loading,
                 profile=profile,
-                checks=checks,
                 shared=[*self.executors.values()],
                 shared_roles=roles,
                 in_turn=arenas if in_turn else (),

@@ -106,7 +106,6 @@ class BundleQueue:
         memory_limit: Amount,
         reads: Reads = "plain",
         loading: LoadingWay = "copy",
-        checks: bool = False,
     ) -> QueueRunner:
         """Plan the queue and return its runner on an OpenCL device; options as of `Bundle.place`.
 
@@ -120,9 +119,7 @@ class BundleQueue:
         chosen = open_context(device).device
         plan = self.plan(memory_limit, chosen)
         source = JoinedSource([bundle.open_source(reads) for bundle in self.bundles])
-        executor = Executor(
-            plan.schedule, chosen, source=source, loading=loading, profile=True, checks=checks
-        )
+        executor = Executor(plan.schedule, chosen, source=source, loading=loading, profile=True)
         for place, bundle in enumerate(self.bundles, 1):
             for name, packed in bundle.packed_states():
                 executor.load_packed([(f"{place}/{name}", packed)])

@@ -245,8 +245,8 @@ def simulate_records(samples: Samples, rows: Mask) -> FloatArray:
     ]
     for place, (which, batch) in enumerate(zip(samples.which[rows], samples.batch[rows], strict=True)):
         first, steady = pairs[which]
-        steps = replay(steady, int(batch), first=first, steps=1, empty_cache=True).steps
-        allocated[place] = (2 * steps[0][0] + 3 * steps[1][0]) / 5 / 2**20
+        start, later = replay(steady, int(batch), first=first, steps=1, empty_cache=True)
+        allocated[place] = (2 * start.allocated_mib + 3 * later.allocated_mib) / 5
     return allocated
 
 

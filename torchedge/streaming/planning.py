@@ -21,7 +21,7 @@ from torchedge.lowering.targets import Target
 from torchedge.storage import Document, write_json
 from torchedge.storage.amounts import Amount, bytes_of, with_unit
 from torchedge.storage.locks import cached_property
-from torchedge.streaming.budgets import Budget, Budgeted
+from torchedge.streaming.budgets import Budget, Budgeted, in_mib
 from torchedge.streaming.capacities import LAMBDA, Capacities, make_instance, rate_capacities
 from torchedge.streaming.figures import Lane, draw_comparison, draw_gantt, draw_memory, lane_of_runs
 from torchedge.streaming.instances import INSTANCES, MEBIBYTE, Distance, Instance
@@ -511,9 +511,9 @@ def describe(plan: StreamingPlan) -> str:
     memory = plan.schedule.memory
     lines += _entry(
         "memory",
-        f"{_mib(memory.preloaded_bytes)} of preloaded weights, {_mib(memory.arena_bytes)} shared by streamed "
-        f"weights and intermediates, {_mib(memory.staging_bytes)} of staging buffers, "
-        f"{_mib(memory.ports_bytes)} of inputs and outputs",
+        f"{in_mib(memory.preloaded_bytes)} MiB of preloaded weights, {in_mib(memory.arena_bytes)} MiB shared "
+        f"by streamed weights and intermediates, {in_mib(memory.staging_bytes)} MiB of staging buffers, "
+        f"{in_mib(memory.ports_bytes)} MiB of inputs and outputs",
     )
     if plan.memory_limit is not None:
         lines += _entry("memory limit", _limit(plan, plan.memory_limit))
@@ -556,7 +556,7 @@ def _loads(plan: StreamingPlan) -> list[str]:
 def _weights(count: int, nbytes: int) -> str:
     if not count:
         return "no weights"
-    return f"{count:,} {'weight' if count == 1 else 'weights'} of {_mib(nbytes)}"
+    return f"{count:,} {'weight' if count == 1 else 'weights'} of {in_mib(nbytes)} MiB"
 
 
 def _proven(plan: StreamingPlan) -> str:
@@ -569,12 +569,13 @@ def _proven(plan: StreamingPlan) -> str:
 
 
 def _settings(instance: Instance) -> str:
-    limit = "none" if instance.m_peak_chunks is None else _mib(instance.m_peak_chunks * instance.chunk_bytes)
+    chunks = instance.m_peak_chunks
+    limit = "none" if chunks is None else f"{in_mib(chunks * instance.chunk_bytes)} MiB"
     return f"lambda {instance.lam:g}, M_peak {limit}"
 
 
 def _limit(plan: StreamingPlan, limit: int) -> str:
-    text = f"{_mib(limit)}, of which {_mib(limit - plan.schedule.memory.total_bytes)} stay free"
+    text = f"{in_mib(limit)} MiB, of which {in_mib(limit - plan.schedule.memory.total_bytes)} MiB stay free"
     if plan.relaxation > 1:
         text += f"; to keep it, layers load up to {plan.relaxation:.3g} times their capacity"
     return text
@@ -589,8 +590,3 @@ def _entry(name: str, text: str) -> list[str]:
         subsequent_indent=" " * _INDENT,
         break_on_hyphens=False,
     )
-
-
-def _mib(nbytes: float) -> str:
-    mib = nbytes / MEBIBYTE
-    return f"{mib:,.1f} MiB" if mib >= 1 or not mib else f"{mib:.2g} MiB"

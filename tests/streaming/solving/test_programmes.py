@@ -7,6 +7,7 @@ import pytest
 from oracles.exhaustive_plans import best_plan, smallest_memory
 from oracles.random_instances import random_instance
 
+from torchedge.streaming.solving.labels import ChunkLimits
 from torchedge.streaming.solving.problems import (
     Subproblem,
     WorkBudget,
@@ -26,10 +27,10 @@ PROBLEMS = [
 ]
 
 
-def programme_of(instance, problem, **options):
+def programme_of(instance, problem, *, memory=None, smallest=False):
     part = Subproblem(min(job.release for job in problem.jobs), problem.layers, problem.jobs)
-    whole = instance.residency == "weights"
-    return make_programme(problem, part, whole=whole, in_flight=problem.in_flight, **options)
+    limits = ChunkLimits(problem.in_flight, instance.residency == "weights", memory=memory)
+    return make_programme(problem, part, limits, smallest=smallest)
 
 
 def chunks_in_flight(instance, problem, ends):

@@ -172,10 +172,7 @@ class PartSolver:
 
     def programme(self) -> None:
         """Solve the mixed-integer programme of a small part."""
-        limits = self.limits
-        programme = make_programme(
-            self.problem, self.part, whole=limits.whole, in_flight=limits.in_flight, memory=limits.memory
-        )
+        programme = make_programme(self.problem, self.part, self.limits)
         if programme is not None:
             value = programme.solve(self._offer_ends, self.upper, self.work)
             self.raise_bound(value if self.upper is None else min(value, self.upper))
@@ -316,9 +313,8 @@ class _Memory:
         """
         least_work, undecided = self.work.left * (1 - share), [NOTHING]
         bound = max(residency(self.problem, self.problem.jobs), default=0)  # preloads would only add to it
-        programme = make_programme(
-            self.problem, self.part, whole=self.whole, in_flight=self.problem.in_flight, smallest=True
-        )
+        limits = ChunkLimits(self.problem.in_flight, self.whole)
+        programme = make_programme(self.problem, self.part, limits, smallest=True)
         if programme is not None:
             with self.work.share(0.95) as own:  # the rest is for a plan within the limit
                 value = programme.solve(
@@ -507,7 +503,7 @@ def _limited(problem: Problem, part: Subproblem, limits: ChunkLimits, work: Work
     if not limits.whole:
         return PartSolver(problem, part, limits, work).solve()
     assert limits.in_flight is not None
-    if make_programme(problem, part, whole=True, in_flight=limits.in_flight) is not None:
+    if make_programme(problem, part, limits) is not None:
         return PartSolver(problem, part, limits, work).solve()
     singly = replace(limits, whole=False)
     with work.share(0.3) as own:

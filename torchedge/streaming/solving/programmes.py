@@ -21,6 +21,7 @@ import numpy as np
 
 from torchedge.errors import needed
 from torchedge.storage.locks import PROCESS
+from torchedge.streaming.solving.labels import ChunkLimits
 from torchedge.streaming.solving.prices import Floats, Ints
 from torchedge.streaming.solving.problems import Job, Problem, Subproblem, WorkBudget
 
@@ -47,18 +48,11 @@ class Ends:
 
 
 def make_programme(
-    problem: Problem,
-    part: Subproblem,
-    *,
-    whole: bool,
-    in_flight: int | None,
-    memory: int | None = None,
-    smallest: bool = False,
+    problem: Problem, part: Subproblem, limits: ChunkLimits, *, smallest: bool = False
 ) -> Programme | None:
     """Return the programme of a part; None if it has too many variables.
 
-    in_flight, memory: most chunks in flight, and of these and of the part's preloads together; whole: weights
-    count whole. smallest: minimise the memory instead of the cost.
+    limits: of them, `in_flight`, `whole` and `memory`. smallest: minimise the memory instead of the cost.
     """
     if len(part.jobs) > MOST_VARIABLES:
         return None
@@ -69,9 +63,9 @@ def make_programme(
     for k, job in enumerate(part.jobs):
         first = np.searchsorted(total, total[job.release - part.start] + job.chunks, "left") - 1
         own = part.start + usable[np.searchsorted(usable, first) :]
-        if smallest and not whole:
+        if smallest and not limits.whole:
             own = own[-1:]  # when a job ends counts neither in the cost nor in memory
-        elif memory is None and not smallest:
+        elif limits.memory is None and not smallest:
             own = own[job.late * (job.use - problem.layers + own) < job.preload_cost]
         jobs.append(np.full(len(own), k))
         slots.append(own)
@@ -79,8 +73,7 @@ def make_programme(
             return None
     if not sum(map(len, slots)):
         return None
-    ends = np.concatenate(jobs), np.concatenate(slots)
-    return Programme(problem, part, *ends, whole, in_flight, memory, smallest=smallest)
+    return Programme(problem, part, np.concatenate(jobs), np.concatenate(slots), limits, smallest=smallest)
 
 
 class Programme:
@@ -96,14 +89,12 @@ class Programme:
         part: Subproblem,
         job: Ints,
         slot: Ints,
-        whole: bool,
-        in_flight: int | None,
-        memory: int | None,
+        limits: ChunkLimits,
         *,
         smallest: bool,
     ) -> None:
-        self.part, self.job, self.slot, self.whole, self.smallest = part, job, slot, whole, smallest
-        self.most_in_flight, self.most_memory = in_flight, 0 if smallest else memory
+        self.part, self.job, self.slot, self.whole, self.smallest = part, job, slot, limits.whole, smallest
+        self.most_in_flight, self.most_memory = limits.in_flight, 0 if smallest else limits.memory
         self.release = np.array([j.release for j in part.jobs])[job]
         self.last = np.array([j.last for j in part.jobs])[job]
         sizes = np.array([j.chunks for j in part.jobs], dtype=float)
@@ -113,7 +104,7 @@ class Programme:
         capacity = problem.capacity[self.origin : part.end] / self.largest
         capacity[: part.start - self.origin] = 0.0  # none of these jobs is released yet
         self.total = np.concatenate([[0.0], np.cumsum(capacity)])
-        waits = not whole and not (in_flight is None and self.most_memory is None)
+        waits = not self.whole and not (self.most_in_flight is None and self.most_memory is None)
         self.waiting = len(job) + np.arange(len(capacity) if waits else 0)
         self.preloaded = len(job) + len(self.waiting)
         self.base = 0.0 if smallest else float(sum(j.preload_cost for j in part.jobs))
