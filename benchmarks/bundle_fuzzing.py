@@ -3,10 +3,10 @@
     CXX=clang++ cmake -S export/runner -B build/fuzz -D TORCHEDGE_FUZZ=ON && cmake --build build/fuzz
     python benchmarks/bundle_fuzzing.py --inputs 1000000 --record build/fuzzed
 
-Three small bundles of bundle_mutations.py are exported: a streaming one, a training step with accumulation,
-and two methods; the first has a check.json. Each of their files is replaced by inputs in turn, all digests
-are computed anew, and the bundle is opened. Kernels' texts, which the runner trusts, and source.json, which
-it only hashes, stay.
+Five small bundles of bundle_mutations.py are exported: a streaming one, a training step with accumulation,
+two methods, and two more methods and a training step that stream; the first has a check.json. Each of their
+files is replaced by inputs in turn, all digests are computed anew, and the bundle is opened. Kernels' texts,
+which the runner trusts, and source.json, which it only hashes, stay.
 The table has the inputs of each file, with those of earlier calls, and reports of sanitizers, memory that
 leaks or runs out, and inputs that take over ten minutes. --record: a folder of inputs that reached new code,
 counts, and inputs that failed; a later call continues it.
@@ -28,7 +28,7 @@ from pathlib import Path
 from bundle_mutations import export_all
 from harness import CHECKOUT, options_of, print_rows, read_rows
 
-FUZZED = ("streaming", "accumulation", "methods")
+FUZZED = ("streaming", "accumulation", "methods", "streams", "learns")
 ROUND = 5_000
 """Inputs of a process: the folder of inputs is read again after it."""
 # Short traces and a small quarantine: a third of the time went there, on memory that one input takes.

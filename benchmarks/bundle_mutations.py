@@ -73,6 +73,8 @@ DOCUMENTS = (
     "accumulating.json",
     "program.decode.json",
     "streaming_plan.json",
+    "streaming_plan.one.json",
+    "streaming_plan.accumulating.json",
 )
 
 
@@ -91,7 +93,7 @@ def export_all(folder: Path) -> dict[str, Path]:
     )  # fmt: skip
     linear = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8))
     words = nn.Sequential(nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Softmax(-1))
-    narrow = nn.Sequential(*[nn.Linear(32, 32) for _ in range(3)])
+    narrow = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
 
     class Indexing(nn.Module):
         """Has indices among its weights (of positions and rows), and computes others."""
@@ -127,6 +129,17 @@ def export_all(folder: Path) -> dict[str, Path]:
         "prefill": (cached, torch.zeros(2, 3, dtype=torch.int64)),
         "decode": (cached, torch.zeros(2, 1, dtype=torch.int64)),
     }
+    deep = nn.Sequential(
+        nn.Embedding(11, 64), *[layer for _ in range(9) for layer in (nn.Linear(64, 64), nn.GELU())]
+    )
+    frozen = copy.deepcopy(deep).requires_grad_(False)
+    frozen[1].requires_grad_(True)
+    streams: Any = {
+        "many": (deep, torch.zeros(2, 3, dtype=torch.int64)),
+        "one": (deep, torch.zeros(2, 1, dtype=torch.int64)),
+    }
+    learns: Any = {"mode": "train", "accumulation": 2, "loss": lambda y: y.square().mean()}
+    learns["optimizer"] = torch.optim.Adam(frozen[1].parameters())
     train: Any = {"mode": "train", "targets": classes}
     cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "inference": (convolutions, images, {"device": "local-cpu"}),
@@ -139,8 +152,14 @@ def export_all(folder: Path) -> dict[str, Path]:
         "indices": (Indexing(), torch.arange(6).reshape(2, 3), {"device": "local-cpu"}),
         "streaming": (
             narrow,
-            torch.randn(2, 32),
-            {"device": "adreno-740", "memory_limit": "80KiB", "check": True},
+            torch.randn(2, 64),
+            {"device": "adreno-740", "memory_limit": "118KiB", "check": True},
+        ),
+        "streams": (streams, None, {"device": "adreno-740", "memory_limit": "124KiB"}),
+        "learns": (
+            frozen,
+            torch.arange(6).reshape(2, 3),
+            {"device": "local-cpu", "memory_limit": "219KiB", **learns},
         ),
     }
     return {
@@ -195,8 +214,8 @@ def change_numbers(folder: Path, documents: dict[str, Any], draw: random.Random)
     elif choice < 0.75 and manifest["hyperparameters"]:
         name = draw.choice(sorted(manifest["hyperparameters"]))
         manifest["hyperparameters"][name] = draw.choice([*NUMBERS, draw.uniform(-1, 2), draw.gauss(0, 1e6)])
-    elif choice < 0.85 and "streaming_plan.json" in documents:
-        change_document(documents["streaming_plan.json"], draw)
+    elif choice < 0.85 and (plans := [name for name in documents if name.startswith("streaming_plan")]):
+        change_document(documents[draw.choice(plans)], draw)
     else:
         word = draw.choice(["", "x" * draw.randrange(300), "\x1b[2J", "\u202e", "0.0", "../..", "%s{}"])
         entry = draw.choice([manifest["versions"], manifest["onnx"], None])
@@ -222,8 +241,9 @@ def change_network(folder: Path, documents: dict[str, Any], draw: random.Random)
         documents["source.json"] = document
         return
     documents["source.json"] = document
-    documents.pop("streaming_plan.json", None)
-    (folder / "streaming_plan.json").unlink(missing_ok=True)
+    for name in [name for name in documents if name.startswith("streaming_plan")]:
+        documents.pop(name)
+        (folder / name).unlink()
     shutil.rmtree(folder / "kernels")
     (folder / "kernels").mkdir()
     for kernel in [kernel for program in programs for kernel in program.kernels]:

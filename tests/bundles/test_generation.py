@@ -37,8 +37,8 @@ NETWORKS = {
 SLOW = {*NETWORKS} - {"GPT2", "Llama"}
 
 
-def network(name):
-    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 64} | NETWORKS[name]
+def network(name, **more):
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 64} | NETWORKS[name] | more
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
     config = getattr(transformers, f"{name}Config")(**sizes, **ends)
     torch.manual_seed(0)

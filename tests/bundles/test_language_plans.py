@@ -118,6 +118,33 @@ def test_the_command_prints_a_table(tmp_path, capsys):
     ]
     assert [row["total_bytes"] for row in rows] == [plan.total_bytes for plan in plans]
     assert main([*words, "--memory-limit", "1KiB"]) == 3
+    wide = tmp_path / "wide.json"
+    wide.write_text((tmp_path / "config.json").read_text().replace('"hidden_size": 32', '"hidden_size": 64'))
+    both = ["plan", "lm", f"hf:{tmp_path / 'config.json'}", f"hf:{wide}", "--device", "local-cpu"]
+    both += ["--max-length", "16", "--json"]
+    capsys.readouterr()
+    assert main(both) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["name"], second["name"]) == (tmp_path.name, "wide")
+    assert first["weights_bytes"] < second["weights_bytes"]
+    assert (
+        main(
+            [
+                "advise",
+                both[2],
+                "-b",
+                "1",
+                "--seq-len",
+                "8",
+                "--device",
+                "local-cpu",
+                "--memory-limit",
+                "4GiB",
+            ]
+        )
+        == 0
+    )
+    assert "torchedge plan lm MODEL --device local-cpu" in " ".join(capsys.readouterr().out.split())
 
 
 def test_lengths_that_do_not_fit_are_refused():

@@ -4,11 +4,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.graph_checks import verify
 
 from torchedge.errors import InputError
-from torchedge.graphs import Affine, ForwardGraph, GraphFamily, Op, Size, Value
+from torchedge.graphs import ForwardGraph, GraphFamily, Op, Value
 from torchedge.graphs.families import without_operators
-from torchedge.graphs.sizes import Amounts, NotAffineError, UndecidedError, poly, poly_at, symbolic
+from torchedge.graphs.sizes import (
+    Affine,
+    Amounts,
+    NotAffineError,
+    Size,
+    UndecidedError,
+    poly,
+    poly_at,
+    symbolic,
+)
 
 A, B = Size.symbol("a"), Size.symbol("b")
 
@@ -88,7 +98,7 @@ def chain() -> ForwardGraph:
 
 def test_a_family_gives_graphs_without_symbols():
     graph = GraphFamily(chain(), ("a",)).graph([7])
-    graph.verify()
+    verify(graph)
     assert graph.values[1].shape == (Affine(1), 7) and graph.ops[0].attrs == {"width": (7, 2)}
     for wrong in ([], [1], [7, 7]):
         with pytest.raises(InputError, match="expected 1 whole numbers from 2 on"):
@@ -97,7 +107,7 @@ def test_a_family_gives_graphs_without_symbols():
 
 def test_what_a_removed_operator_made_is_replaced_and_lives_as_long():
     graph = without_operators(chain(), {1}, {2: 1})
-    graph.verify()
+    verify(graph)
     assert [v.name for v in graph.values] == ["x", "a", "c"]
     assert [op.inputs for op in graph.ops] == [(0,), (1,)] and graph.outputs == (2,)
     assert graph.releases == ((), (1,))

@@ -3,7 +3,7 @@
 import pytest
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.steps import GraphBuilder, Input, Ref
+from torchedge.graphs.steps import GraphBuilder, Input, Ref, Term
 
 
 def small():
@@ -80,12 +80,13 @@ def test_an_update_of_another_shape_is_refused():
 
 def test_operators_on_a_value_have_its_shape_and_dtype():
     builder, x, w = small()
-    y = builder.apply("add", x, Ref(w), "layer", alpha=2.0)
+    term = Term(builder, x, "layer").apply("add", Term(builder, w), alpha=2.0)
+    y = term.value
     op = builder.maker(y)
     assert op is not None and op.inputs == (x, w) and op.scope == "layer"
     assert op.attrs == {"input": Input(0), "other": Input(1), "alpha": 2.0}
     assert (builder.values[y].shape, builder.values[y].dtype) == ((2, 3), "float32")
-    negative = builder.maker(builder.apply("neg", y))
+    negative = builder.maker((-term).value)
     assert negative is not None and negative.attrs == {"input": Input(0)}
 
 

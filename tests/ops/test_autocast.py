@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracles.checkpointed import CHECKPOINTED
 from oracles.fake_cpu import run_training_on_fake_cpu
+from oracles.graph_checks import verify
 from oracles.networks import criterion
 from oracles.optimizers import OPTIMIZERS
 from torch import nn
@@ -102,7 +103,7 @@ def test_a_norm_keeps_half_precision_on_cuda():
 
     graph = capture(Net(), torch.zeros(2, 32), loss=lambda out: out)
     low = lower_precision(graph, StepSettings(amp="bfloat16", backend="cuda"))
-    low.verify()
+    verify(low)
     (norm,) = [op for op in low.ops if op.kind == "linalg_vector_norm"]
     assert low.values[norm.inputs[0]].dtype == "bfloat16"
     assert low.values[norm.outputs[0]].dtype == "float32"
@@ -161,7 +162,7 @@ def test_losses_read_half_precision_on_cuda_but_where_the_model_asks_for_float32
     graph = capture(Net(), input_size=(8,), mode="train")
     for backend, casts in (("cuda", asks), ("cpu", True)):
         low = lower_precision(graph, StepSettings(amp="bfloat16", backend=backend))
-        low.verify()
+        verify(low)
         loss = low.ops[-1]
         assert loss.kind == "cross_entropy_loss"
         scores = low.values[loss.inputs[0]]

@@ -76,6 +76,8 @@ def _conjugated_result(x: torch.Tensor) -> torch.Tensor:
 
 def _extremes(x: torch.Tensor) -> torch.Tensor:
     least, most = x.aminmax(dim=-1, keepdim=True)
+    if least.requires_grad and least.grad_fn.name().endswith("NotImplemented"):  # PyTorch 2.11
+        least, most = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
     return x * (most - least)
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from oracles.perf4sight_features import reference_features
 from torch import nn
 
-from torchedge.graphs import Affine, ForwardGraph, Op, Value
+from torchedge.graphs import ForwardGraph, Op, Value
+from torchedge.graphs.sizes import Affine
 from torchedge.prediction.feature_sets import features
 from torchedge.testing import ConvLayer, conv_layers
 from torchedge.tracing.capturing import capture

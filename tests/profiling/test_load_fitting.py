@@ -23,7 +23,7 @@ from torchedge.streaming.capacities import (
     loading_way,
     rate_capacities,
 )
-from torchedge.streaming.rates import derive_rates, roofline_of
+from torchedge.streaming.rates import derive_rates, kernel_rates
 from torchedge.streaming.schedules import works_of
 
 ENVIRONMENT = {
@@ -278,8 +278,8 @@ def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):
     assert dict(told["slowed_by"]) == {"copy": 200.0, "kernel": 100.0, "slot": 25.0}
     assert (loading_way(device), loading_way(before)) == ("slot", "copy")
     assert dict(told["kernels"]["reusable"]) == asdict(table.rates_of("reusable"))
-    assert roofline_of(device).measured["reusable"] == table.rates_of("reusable")
-    assert not roofline_of(before).measured
+    assert kernel_rates(device)[0]["reusable"] == table.rates_of("reusable")
+    assert kernel_rates(before)[0]["reusable"] != table.rates_of("reusable")
 
 
 def test_a_profile_with_another_way_is_refused():

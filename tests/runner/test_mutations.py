@@ -29,6 +29,6 @@ def test_changed_bundles_are_refused_or_run(native, request, checkout, tmp_path)
         env={**os.environ, "PYTHONPATH": str(Path(torchedge.__file__).parents[1]), "HOME": str(tmp_path)},
     )
     assert process.returncode == 0, process.stdout + process.stderr
-    assert "0 mutants of 9 bundles" in process.stdout and ", 0 ended by a signal, 0 hung" in process.stdout
+    assert "0 mutants of 11 bundles" in process.stdout and ", 0 ended by a signal, 0 hung" in process.stdout
     ran = int(process.stdout.split(" refused, ")[1].split()[0])
     assert 10 < ran < 55, process.stdout

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.graphs import Affine, ForwardGraph, GraphFamily, Op, Size, Value
+from torchedge.graphs import ForwardGraph, GraphFamily, Op, Value
+from torchedge.graphs.sizes import Affine, Size
 from torchedge.prediction import families
 from torchedge.prediction.families import FamilyAnalysis, FamilyPredictor
 from torchedge.prediction.memory import compiled_replay

@@ -1,6 +1,6 @@
 """Latencies by the roofline, capacities by the thresholds, and the instance that follows."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from oracles.small_programs import pointwise, program, tensor
@@ -8,7 +8,7 @@ from oracles.small_programs import pointwise, program, tensor
 from torchedge.devices import Provenance, find_device, parse_device
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.streaming.capacities import make_instance, rate_capacities
-from torchedge.streaming.rates import THRESHOLDS, copy_rate, estimate_latencies, roofline_of
+from torchedge.streaming.rates import THRESHOLDS, copy_rate, kernel_rates
 from torchedge.streaming.schedules import works_of
 
 CHUNK = 1000
@@ -76,27 +76,28 @@ def make_device(folder, **changes):
     return parse_device(document, folder=folder)
 
 
-def test_latencies_are_the_roofline_times_the_measured_ratio(device):
-    roofline = roofline_of(device)
-    assert estimate_latencies(works_of(PROGRAM), roofline) == pytest.approx(
-        [2 * (0.010 + 0.044001), 2 * (0.010 + 0.050), 2 * (0.010 + 0.011)]
-    )
-    assert roofline.notes == () and roofline.flops_ms == 500e6
-    slow = replace(roofline, flops_ms=2e6)
-    assert estimate_latencies(works_of(PROGRAM), slow)[0] == pytest.approx(2 * (0.010 + 1))
+def alone(device):
+    rates, _ = kernel_rates(device)
+    return [rates[work.load_class].latency_ms(work) for work in works_of(PROGRAM)]
+
+
+def test_latencies_are_the_roofline_times_the_measured_ratio(device, tmp_path):
+    assert alone(device) == pytest.approx([2 * (0.010 + 0.044001), 2 * (0.010 + 0.050), 2 * (0.010 + 0.011)])
+    assert kernel_rates(device)[1] == ()
+    slow = make_device(tmp_path, peak_fp32_gflops=(2.0, "GFLOP/s"))
+    assert alone(slow)[0] == pytest.approx(2 * (0.010 + 1))
 
 
 def test_measured_rates_of_kernels_come_before_the_roofline(tmp_path):
     rates = {name: {"gflops": 2.0, "gb_s": 4.0, "us": 3.0} for name in THRESHOLDS}
     profile = {"loading": {"kernels": {**rates, "hierarchical": {"gflops": 1.0, "gb_s": 4.0, "us": 0}}}}
     device = replace(make_device(tmp_path, inference_time_ratio=None), profile=profile)
-    roofline = roofline_of(device)
-    assert roofline.notes == ()
+    assert kernel_rates(device)[1] == ()
     expected = []
     for work in works_of(PROGRAM):
         gflops, us = (1.0, 0) if work.load_class == "hierarchical" else (2.0, 3)
         expected.append(us / 1e3 + max(work.flops / gflops, work.bytes_moved / 4.0) / 1e6)
-    assert estimate_latencies(works_of(PROGRAM), roofline) == pytest.approx(expected)
+    assert alone(device) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_measured_rates_of_kernels_come_before_the_roofline(tmp_path):
 def test_damaged_rates_of_kernels_are_refused(kernels, tmp_path):
     device = replace(make_device(tmp_path), profile={"loading": {"kernels": kernels}})
     with pytest.raises(ProfileError, match=r"\[profile.loading.kernels\] does not give gflops, gb_s, us"):
-        roofline_of(device)
+        kernel_rates(device)
 
 
 def test_missing_figures_are_named_or_refused(tmp_path):
@@ -117,9 +118,7 @@ def test_missing_figures_are_named_or_refused(tmp_path):
         inference_time_ratio=None,
         unified_to_texture_gb_s=None,
     )
-    roofline = roofline_of(bare)
-    figures = (roofline.flops_ms, roofline.bytes_ms, roofline.launch_ms, roofline.ratio)
-    assert figures == (500e6, 2e6, 0.0, 1.0)
+    assert asdict(kernel_rates(bare)[0]["reusable"]) == {"gflops": 500.0, "gb_s": 2.0, "us": 0.0}
     notes = " ".join(rate_capacities(PROGRAM, bare).notes)
     for name in ("inference_time_ratio", "launch_overhead_us"):
         assert name in notes

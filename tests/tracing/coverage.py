@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from oracles.graph_checks import verify
 from tracing.zoo import Entry
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.graphs import ForwardGraph, poly_at
-from torchedge.graphs.sizes import poly
+from torchedge.graphs import ForwardGraph
+from torchedge.graphs.sizes import poly, poly_at
 from torchedge.ops import call_of, registry
 from torchedge.tracing.capturing import capture
 
@@ -51,7 +52,7 @@ def measure(entry: Entry) -> Row:
         except (CaptureError, InputError) as reason:
             error = f"{mode}: {reason}"
     for graph in graphs:
-        graph.verify()
+        verify(graph)
     named = dict(model.named_parameters())
     used = {v.name for g in graphs for v in g.parameters}
     assert used <= named.keys(), (

@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from oracles.graph_checks import digest as digest_of
+from oracles.graph_checks import verify
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from tracing import networks
@@ -39,7 +41,7 @@ def test_trace(name, mode):
     build, example = NETWORKS[name]
     with left_as_found(build()) as model:
         graph = capture(model, example(), mode=mode, method="trace")
-    graph.verify()
+    verify(graph)
     assert not graph.unsupported
     assert graph.captured_by == "trace"
     assert graph.training == (mode == "train") == (graph.loss is not None)
@@ -53,7 +55,7 @@ def test_export_agrees_with_trace(name, mode):
     with left_as_found(build()) as model:
         exported = capture(model, example(), mode=mode, method="export")
     traced = capture(model, example(), mode=mode, method="trace")
-    exported.verify()
+    verify(exported)
     assert exported.captured_by == "export"
     assert exported.releases is None
     assert not exported.unsupported
@@ -136,7 +138,9 @@ def test_the_model_runs_after_its_capture(name, method):
 def test_a_model_on_meta_gives_the_same_graph(device):
     with torch.device(device):
         model = SmallNet()
-    assert capture(model, input_size=(3, 8, 8)).digest == capture(SmallNet(), input_size=(3, 8, 8)).digest
+    assert digest_of(capture(model, input_size=(3, 8, 8))) == digest_of(
+        capture(SmallNet(), input_size=(3, 8, 8))
+    )
 
 
 def test_no_gradient_where_autograd_was_off():
@@ -172,7 +176,9 @@ def test_a_custom_function_is_a_region_inside_of_a_checkpoint_too():
     regions = [op.region for op in capture(Net(), image(8)).ops[:6]]
     assert regions == [0, regions[1], 0, 0, regions[4], 0]
     assert FUNCTION_REGION < regions[1] < regions[4]
-    inside = [(op.outer, op.region) for op in capture(Checkpointed(), image(8)).ops[:6]]
+    # before PyTorch 2.13, a checkpoint creates an empty tensor
+    operators = [op for op in capture(Checkpointed(), image(8)).ops if op.kind != "empty"]
+    inside = [(op.outer, op.region) for op in operators[:6]]
     checkpoint = inside[0][1]
     assert [outer for outer, _ in inside] == [(), (checkpoint,), ()] * 2
     assert [region for outer, region in inside if not outer] == [checkpoint] * 4

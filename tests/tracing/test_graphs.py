@@ -4,13 +4,15 @@ import dataclasses
 
 import pytest
 import torch
+from oracles.graph_checks import digest as digest_of
+from oracles.graph_checks import verify
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from tracing.networks import NETWORKS, SmallNet, image
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import Affine, Value
-from torchedge.graphs.sizes import BATCH_PRIME, decode_dim, poly, poly_at, symbolic
+from torchedge.graphs import Value
+from torchedge.graphs.sizes import BATCH_PRIME, Affine, decode_dim, poly, poly_at, symbolic
 from torchedge.tracing.capturing import capture
 
 GOLDEN = """\
@@ -38,7 +40,7 @@ def test_golden_text():
 
 def test_digest_tells_graphs_apart():
     def digest(width=4, side=8, **options):
-        return capture(SmallNet(width), image(3, side, side), **options).digest
+        return digest_of(capture(SmallNet(width), image(3, side, side), **options))
 
     assert digest() == digest() == digest(name="another name")
     different = {
@@ -53,9 +55,8 @@ def test_digest_tells_graphs_apart():
 
 
 def test_digest_does_not_depend_on_the_example():
-    assert (
-        capture(SmallNet(), torch.zeros(5, 3, 8, 8)).digest
-        == capture(SmallNet(), input_size=(3, 8, 8)).digest
+    assert digest_of(capture(SmallNet(), torch.zeros(5, 3, 8, 8))) == digest_of(
+        capture(SmallNet(), input_size=(3, 8, 8))
     )
 
 
@@ -77,9 +78,9 @@ def broken(graph, **changes):
 )
 def test_verify_finds_what_is_broken(change, words):
     graph = capture(SmallNet(), image(3, 8, 8))
-    graph.verify()
+    verify(graph)
     with pytest.raises(CaptureError, match=words or None):
-        broken(graph, **change(graph)).verify()
+        verify(broken(graph, **change(graph)))
 
 
 class Shapes(TorchFunctionMode):
@@ -188,4 +189,4 @@ def test_the_digest_tells_parameters_that_no_operator_reads():
         def forward(self, x):
             return self.used(x)
 
-    assert len({capture(Headed(n), input_size=(8,)).digest for n in (4, 16, 4)}) == 2
+    assert len({digest_of(capture(Headed(n), input_size=(8,))) for n in (4, 16, 4)}) == 2

@@ -10,8 +10,8 @@ from oracles.step_interpreter import Interpreter
 from oracles.step_networks import SmallCNN
 from torch.nn import functional as F
 
-from torchedge.graphs.steps import GraphBuilder
-from torchedge.tracing.optimizers import OptimizerPart, _average_length, _UpdateBuilder
+from torchedge.graphs.steps import GraphBuilder, Term
+from torchedge.tracing.optimizers import _average_length
 from torchedge.tracing.steps import capture_step
 
 OPTIMIZERS = {
@@ -90,9 +90,8 @@ def test_the_length_of_radam_s_average_does_not_cancel_in_float32(beta):
     """By steps around those from which on it rectifies, and where its series ends."""
     builder, most = GraphBuilder(), 2 / (1 - beta) - 1
     step = builder.add("step", (), "float32", "input")
-    build = _UpdateBuilder(builder, OptimizerPart(), "weight", {})
-    length = _average_length(build, step, beta, most)
-    finished = builder.finish([step], [length])
+    length = _average_length(Term(builder, step), beta, most)
+    finished = builder.finish([step], [length.value])
     for count in (*range(1, 12), 499, 501, 100_000):
         (found,) = Interpreter({}).run(finished, torch.tensor(float(count)))
         power = beta**count

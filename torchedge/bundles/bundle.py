@@ -237,9 +237,7 @@ class Bundle:
         memory_limit: of all that runs allocate, in MiB or as "500MiB". None: as exported. reads: how the
         weights of a streaming run are read ("plain", "mmap", "direct": past the page cache). loading: how
         they get into the device's memory ("copy" commands, loading "kernel"s, or the "slot"s of launches).
-
-        Raises:
-            LimitError: no streaming plan stays within the limit; the message names a limit that works.
+        Raises LimitError: no streaming plan stays within the limit; the message names a limit that works.
         """
         # Reading a bundle needs no OpenCL.
         from torchedge.opencl import open_context
@@ -299,9 +297,7 @@ class Bundle:
         """Run one batch of arrays in the order of `inputs` and return the outputs; raises what Runner does.
 
         method: one of `methods`, without it the first one.
-
-        Raises:
-            InputError: too few or many arrays, a wrong shape or dtype, or no such method.
+        Raises InputError: too few or many arrays, a wrong shape or dtype, or no such method.
         """
         return self.runner.step(*inputs, method=method)
 
@@ -345,8 +341,7 @@ class Bundle:
     def train_step(self, *inputs: object) -> float:
         """Train on one batch and return the loss; weights stay on the device.
 
-        Raises:
-            InputError: the bundle is one for inference, or an array does not fit.
+        Raises InputError: the bundle is one for inference, or an array does not fit.
         """
         if not self.trains:
             raise InputError(
@@ -367,9 +362,12 @@ class Bundle:
         weights = {name: array for name, array in self.weights().items() if name in names}
         return weights | {port.name: self.runner.read(port.name) for port in self.states}
 
-    def weights(self) -> dict[str, Array]:
-        """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them."""
-        packed = self._packed(None)
+    def weights(self, names: Collection[str] | None = None) -> dict[str, Array]:
+        """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them.
+
+        names: of those to return; all without it.
+        """
+        packed = self._packed(names)
         return {tensor.name: tensor.layout.unpack(array, tensor.shape) for tensor, array in packed}
 
     def packed(self, names: Collection[str]) -> Iterator[tuple[str, Array]]:
@@ -582,8 +580,7 @@ class Runner:
     def reset(self, *names: str) -> None:
         """Put states back to what they hold in the bundle: those named, or all.
 
-        Raises:
-            InputError: the bundle has no such state. ProfileError: the weights cannot be read.
+        Raises InputError: the bundle has no such state. ProfileError: the weights cannot be read.
         """
         programs = self.bundle.programs.values()
         states = {t.name: t for program in programs for t in program.tensors if t.role == "state"}
@@ -600,7 +597,10 @@ class Runner:
     def state_dict(self) -> dict[str, Array]:
         """Return parameters and buffers as they are now, by PyTorch's names."""
         names = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
-        return {name: self.read(name) for name in names}
+        held = {tensor.name for tensor in self.executor.held}
+        streamed = {name for name in names if name not in held}
+        frozen = self.bundle.weights(streamed) if streamed else {}
+        return {name: frozen[name] if name in frozen else self.read(name) for name in names}
 
     @serialised
     def timings(self) -> list[LaunchTime]:

@@ -485,8 +485,7 @@ def _manifest(
 def check_free(out: str | Path, force: bool) -> Path:
     """Return the absolute path of a folder that may be written.
 
-    Raises:
-        InputError: it is there already (with `force`: and is no bundle), or its own folder is not there.
+    Raises InputError: it is there already (with `force`: and is no bundle), or its own folder is not there.
     """
     target = check_path("out", out).absolute()
     recover(target)

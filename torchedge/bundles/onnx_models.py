@@ -70,9 +70,7 @@ def write_onnx(
     ports: names of inputs and outputs. expected: what `eager_outputs` returned. streaming: names of weights
     in the order in which a plan loads them, and the plan as JSON: weights go into model.onnx.data in this
     order, the plan into the metadata of the model (`METADATA`).
-
-    Raises:
-        CaptureError: PyTorch cannot export the model, or the file computes something else.
+    Raises CaptureError: PyTorch cannot export the model, or the file computes something else.
     """
     import onnx
 

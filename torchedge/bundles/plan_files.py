@@ -79,10 +79,8 @@ def read_schedule(
     """Return a plan file and its schedule of a program, verified: rules of the plan, loads and arena.
 
     places: of the packed weights in their file, (offset, bytes) by name.
-
-    Raises:
-        InputError: an entry is out of range, the plan is of another program or breaks a rule, or the loads
-            or the arena do not fit the plan.
+    Raises InputError: an entry is out of range, the plan is of another program or breaks a rule, or the loads
+    or the arena do not fit the plan.
     """
     file = PLAN_FILES.parse(path, document)
     if not file.plan.program:

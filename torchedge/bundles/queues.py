@@ -39,9 +39,7 @@ class BundleQueue:
     """Bundles in a row; one may occur more than once.
 
     Input, output or weight NAME of the bundle in place k (from 1) is called k/NAME.
-
-    Raises:
-        InputError: there are no bundles, one of them trains, or their device classes differ.
+    Raises InputError: there are no bundles, one of them trains, or their device classes differ.
     """
 
     def __init__(self, bundles: Sequence[Bundle]) -> None:
@@ -224,8 +222,7 @@ class QueueRun:
 def draw_runs(runs: Sequence[QueueRun], limit_bytes: int | None = None) -> Figure:
     """Draw the memory in use in the initialisation and in runs one after the other (FlashMem, Fig. 6).
 
-    Raises:
-        InputError: there are no runs. MissingExtraError: matplotlib is not installed.
+    Raises InputError: there are no runs. MissingExtraError: matplotlib is not installed.
     """
     if not runs:
         raise InputError("no runs were given; expected at least one")

@@ -187,9 +187,7 @@ class Source:
         They share their tensors by name, and so the layouts: what later programs write lies as the first of
         those wants it. All else lies as the one wants it that computes least (a token, not a prompt), whose
         time is that of reading the weights.
-
-        Raises:
-            TorchedgeError: the steps are not well formed, or have operators without kernels.
+        Raises TorchedgeError: the steps are not well formed, or have operators without kernels.
         """
         steps, target = [self.step.step(), *[other.step() for other in self.others]], self.target()
         settled: dict[str, Layout] = {}

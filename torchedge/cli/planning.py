@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ from torchedge.storage.pictures import save_picture
 from torchedge.texts import number
 
 if TYPE_CHECKING:
-    from torchedge.bundles.language_plans import LanguageRow
+    from torchedge.bundles.language_plans import LanguageRow, LanguageSettings
     from torchedge.devices import Device
     from torchedge.lowering.programs import Program
     from torchedge.lowering.targets import Precision
@@ -445,11 +446,12 @@ def _weight_format(text: str) -> str:
     notes="MODEL is hf:config.json of a language model of transformers, or a function that returns one.",
     examples=[
         "torchedge plan lm hf:config.json --device adreno-750 --max-length 512,2048 --quantize none,int4",
-        "torchedge plan lm hf:config.json -d adreno-750 --max-length 512 --lora none,8 --quantize int4",
+        "torchedge plan lm hf:small.json hf:large.json -d adreno-750 --max-length 512 --lora none,8 "
+        "--quantize none,int8,int4 --memory-limit 6GiB",
         "torchedge plan lm hf:config.json -d local-cpu --max-length 512 --memory-limit none,900MiB --json",
     ],
 )
-@click.argument("model")
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @options.device
 @click.option(
     "--max-length", type=_listed(whole(2)), required=True, help="Tokens of a prompt and its continuation."
@@ -478,7 +480,7 @@ def _weight_format(text: str) -> str:
 )
 @click.option("--new-tokens", type=whole(0), default=0, help="Tokens that follow it; 0: up to 64.")
 def _plan_lm(
-    model: str,
+    models: tuple[str, ...],
     device: str | None,
     max_length: tuple[int, ...],
     quantize: tuple[Any, ...],
@@ -488,32 +490,54 @@ def _plan_lm(
 ) -> int:
     """Predict memory and time of a language model: generation, or a training step of adapters.
 
-    Nothing is exported, and no weight is computed. Several values, separated by commas, give a row for each
-    combination. The exit status is 3 if none fits.
+    Nothing is exported, and no weight is computed. Several models, and several values, separated by commas,
+    give a row for each combination. Within --memory-limit weights that it does not hold are streamed. The
+    exit status is 3 if none fits.
     """
     from torchedge.api import choose_device
     from torchedge.bundles.language_plans import LanguageSettings, plan_table
 
-    chosen, (built, label) = choose_device(device), options.load_named(model)
+    chosen, named = choose_device(device), {word: options.load_named(word) for word in models}
     choices = {"max_length": max_length, "quantize": quantize, "lora": lora, "memory_limit": memory_limit}
-    count = prod(map(len, choices.values()))
-    with Progress(count, "planning") as progress:
+    tables: dict[str, tuple[LanguageRow, ...]] = {}
+    with Progress(len(named) * prod(map(len, choices.values())), "planning") as progress:
         settings = LanguageSettings(max(max_length), **same)
-        rows = plan_table(built, chosen, settings, choices, lambda own: progress.begin(f"planning: {own}"))
-    documents = [row.to_dict() for row in rows]
-    answer(documents[0] if count == 1 else documents, lambda: _print_language_rows(label, chosen.name, rows))
+        for word, (built, label) in named.items():
+            name = label if len(named) == 1 else _short(word)
+            name = word if name in tables else name
+            tables[name] = plan_table(
+                built, chosen, settings, choices, partial(_begin_planning, progress, name)
+            )
+    rows = [row for table in tables.values() for row in table]
+    documents = [{"name": name, **row.to_dict()} for name, table in tables.items() for row in table]
+    answer(documents[0] if len(rows) == 1 else documents, lambda: _print_language_rows(chosen.name, tables))
     return 0 if any(row.plan is not None for row in rows) else DOES_NOT_FIT
 
 
-def _print_language_rows(model: str, device: str, rows: Sequence[LanguageRow]) -> None:
+def _short(word: str) -> str:
+    """Return the name of a model's file, or of the folder of a config.json."""
+    path = Path(word.removeprefix("hf:"))
+    if not word.startswith("hf:") or path.suffix != ".json":
+        return word
+    return path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+
+
+def _begin_planning(progress: Progress, name: str, settings: LanguageSettings) -> None:
+    progress.begin(f"planning {name}: {settings}")
+
+
+def _print_language_rows(device: str, tables: Mapping[str, Sequence[LanguageRow]]) -> None:
     """Print the plan of one setting, or a table of several with the reasons of those that do not fit."""
+    rows = [row for table in tables.values() for row in table]
     plans = [row.plan for row in rows if row.plan is not None]
+    model = ", ".join(tables)
     if len(rows) == 1 and plans:
         print(plans[0])
     else:
         provenance = plans[0].provenance if plans else "nothing fits"
         print_wrapped(f"{model} on {device} ({provenance})")
         head = [
+            *(["model"] if len(tables) > 1 else []),
             "weights",
             "tokens",
             "LoRA",
@@ -524,7 +548,12 @@ def _print_language_rows(model: str, device: str, rows: Sequence[LanguageRow]) -
             "ms",
             "tokens/s",
         ]
-        print_table(head, [_language_row(row) for row in rows], left=1)
+        body = [
+            [*([name] if len(tables) > 1 else []), *_language_row(row)]
+            for name, table in tables.items()
+            for row in table
+        ]
+        print_table(head, body, left=len(head) - 8)
         print_wrapped("ms: of a token, or of a training step")
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             print_wrapped(reason, first="does not fit: ", rest="  ")

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from torchedge.bundles.bundle import Bundle, Runner
     from torchedge.bundles.manifests import Port
     from torchedge.bundles.queues import BundleQueue
-    from torchedge.runtime import LaunchTime
 
     Arrays = list[npt.NDArray[Any]]
 
@@ -196,6 +195,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
 
 def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:
     """Run one bundle; return the last outputs, and its figures as plain data."""
+    from torchedge.runtime.executors import kernel_times
     from torchedge.storage.tensors import write_tensors
 
     trace, plot = options.trace, options.plot
@@ -226,7 +226,7 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[
             document["losses"] = losses
         if options.timed:
             document["step_ms"] = statistics.median(times)
-            document["kernels"] = _kernel_times(runner.timings())
+            document["kernels"] = [*map(asdict, kernel_times(runner.timings()))]
         if profile and runner.streams:
             measured = runner.measured()
             document["streaming"] = {**measured.document(), "text": str(measured)}
@@ -447,17 +447,6 @@ def _summary(port: Port, output: npt.NDArray[Any]) -> dict[str, Any]:
     return summary
 
 
-def _kernel_times(timings: Sequence[LaunchTime]) -> list[dict[str, Any]]:
-    """Return the kernels of the last step by their time, longest first."""
-    kernels: dict[str, dict[str, Any]] = {}
-    for item in timings:
-        fresh = {"kernel": item.kernel, "kind": item.kind, "launches": 0, "ms": 0.0}
-        row = kernels.setdefault(item.kernel, fresh)
-        row["launches"] += 1
-        row["ms"] += item.ns / 1e6
-    return sorted(kernels.values(), key=lambda row: -row["ms"])
-
-
 def _print(result: dict[str, Any]) -> None:
     step = "training step" if result["mode"] == "train" else "inference"
     several = f", {result['steps']} steps" if result["steps"] > 1 else ""
@@ -516,6 +505,7 @@ def _print_kernels(kernels: list[dict[str, Any]]) -> None:
 def _run_queue(queue: BundleQueue, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:
     """Run bundles in turn; return the last outputs, and the figures of all runs as plain data."""
     from torchedge.bundles.queues import draw_runs
+    from torchedge.runtime.executors import kernel_times
 
     runs, walls = [], []
     outputs: Arrays = []
@@ -556,7 +546,7 @@ def _run_queue(queue: BundleQueue, arrays: Arrays, options: SimpleNamespace) -> 
                 "outputs": _summaries(queue.outputs, outputs),
             }
             if options.timed:
-                document["kernels"] = _kernel_times(runner.executor.timings())
+                document["kernels"] = [*map(asdict, kernel_times(runner.executor.timings()))]
     if options.trace is not None:
         last.trace(options.trace)
     if options.plot is not None:
@@ -597,8 +587,7 @@ def _print_queue(result: dict[str, Any]) -> None:
 def run_isolated(words: Sequence[str], seconds: float) -> int:
     """Run the `torchedge` command with these arguments in a child process, and return its exit status.
 
-    Raises:
-        OpenCLError: a signal ended the child, or it ran for longer than `seconds` and was ended.
+    Raises OpenCLError: a signal ended the child, or it ran for longer than `seconds` and was ended.
     """
     sys.stdout.flush()
     child = subprocess.Popen(

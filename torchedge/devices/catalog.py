@@ -391,9 +391,7 @@ def memory_mib() -> tuple[float, float | None]:
     """Return the MiB of memory, and of available memory (None where the system does not report it).
 
     A limit of this process's control group counts as the memory.
-
-    Raises:
-        DeviceError: the system does not report its memory.
+    Raises DeviceError: the system does not report its memory.
     """
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _MIB

@@ -72,8 +72,7 @@ _STRENGTH = {provenance: -rank for rank, provenance in enumerate(Provenance)}
 def weakest(provenances: Iterable[Provenance]) -> Provenance:
     """Return the weakest of some provenances (DESIGN 5.1: a prediction inherits the weakest).
 
-    Raises:
-        ValueError: there is none; a result that used no figure has no provenance to inherit.
+    Raises ValueError: there is none; a result that used no figure has no provenance to inherit.
     """
     return min(provenances)
 
@@ -158,16 +157,14 @@ class Device:
     def figure(self, name: str) -> Figure:
         """Return a figure by its name.
 
-        Raises:
-            DeviceError: this device's profile does not give it.
+        Raises DeviceError: this device's profile does not give it.
         """
         return self._known(self.figures, name, "figures")
 
     def fact(self, name: str) -> Fact:
         """Return a fact by its name.
 
-        Raises:
-            DeviceError: this device's profile does not give it.
+        Raises DeviceError: this device's profile does not give it.
         """
         return self._known(self.facts, name, "facts")
 
@@ -182,8 +179,7 @@ class Device:
     def value(self, name: str) -> float:
         """Return the value of a figure, in the unit that `KNOWN_FIGURES` fixes for its name.
 
-        Raises:
-            DeviceError: this device's profile does not give it.
+        Raises DeviceError: this device's profile does not give it.
         """
         return self.figure(name).value
 
@@ -193,10 +189,8 @@ class Device:
         operator_us: microseconds of the host's thread for one tiny operator, as
         `torchedge.measure_operator_us` returns it on that host. Where the host sets the pace of a step,
         predictions of latency follow it.
-
-        Raises:
-            InputError: the time is no positive number, or the profile does not say how fast the host of its
-                measurements was.
+        Raises InputError: the time is no positive number, or the profile does not say how fast the host of
+        its measurements was.
         """
         rule = KNOWN_FIGURES["eager_operator_us"]
         if isinstance(operator_us, bool) or not isinstance(operator_us, (int, float)):
@@ -251,8 +245,7 @@ def _restore(*values: Any) -> Device:  # noqa: ANN401 - one of each field
 def read_device(folder: str | Path) -> Device:
     """Read and validate the `device.toml` of a profile folder.
 
-    Raises:
-        ProfileError: the file is missing, leads out of the folder, or breaks a rule of the format.
+    Raises ProfileError: the file is missing, leads out of the folder, or breaks a rule of the format.
     """
     path = resolve_inside(Path(folder), DEVICE_FILE)
     data = read_bytes(path, max_bytes=MAX_DEVICE_BYTES)
@@ -265,9 +258,7 @@ def write_device(document: Mapping[str, object], folder: str | Path) -> Device:
 
     Returns:
         the device as read back.
-
-    Raises:
-        ProfileError: the document breaks a rule of the format, or the folder cannot be written.
+    Raises ProfileError: the document breaks a rule of the format, or the folder cannot be written.
     """
     parse_device(dict(document), folder=Path(folder))
     write_toml(Path(folder) / DEVICE_FILE, document)
@@ -277,8 +268,7 @@ def write_device(document: Mapping[str, object], folder: str | Path) -> Device:
 def parse_device(document: Document, *, folder: Path, fingerprint: str = "") -> Device:
     """Return the Device that a parsed document describes; `folder` is named in errors.
 
-    Raises:
-        ProfileError: naming the file, the key, its value, what was expected and what to do.
+    Raises ProfileError: naming the file, the key, its value, what was expected and what to do.
     """
     path = folder / DEVICE_FILE
     return _read_only(DEVICES.parse(path, document, folder=folder, fingerprint=fingerprint))

@@ -86,17 +86,6 @@ _CAPABILITIES = {
     (12, 0): "blackwell",
 }  # fmt: skip
 """The lowest CUDA compute capability of each generation."""
-_PROFILED = {
-    "nvidia-v100": "volta", "nvidia-t4": "turing", "rtx-2080ti": "turing", "nvidia-a10": "ampere",
-    "nvidia-a100": "ampere", "nvidia-a100-80gb": "ampere", "rtx-3090": "ampere", "nvidia-l4": "ada",
-    "nvidia-l40s": "ada", "rtx-4080": "ada", "rtx-4090": "ada", "nvidia-h100": "hopper",
-    "nvidia-h100-pcie": "hopper", "nvidia-h200": "hopper", "jetson-nano": "jetson maxwell",
-    "jetson-tx2": "jetson pascal", "jetson-xavier-nx": "jetson volta", "jetson-orin-nano": "jetson ampere",
-    "jetson-orin-nano-4gb": "jetson ampere", "jetson-orin-nano-super": "jetson ampere",
-    "jetson-orin-nx": "jetson ampere", "jetson-orin-nx-8gb": "jetson ampere",
-    "jetson-agx-orin": "jetson ampere", "jetson-agx-orin-32gb": "jetson ampere",
-}  # fmt: skip
-"""Generation of each packaged profile of NVIDIA."""
 _GEFORCE = re.compile(
     r"geforce|\b[gr]tx (20|30|40|50)[5-9]0\b|\bg?tx? (7|9|10|16)[0-9]0\b|\bmx[0-9]{3}\b|titan"
 )
@@ -195,30 +184,36 @@ def _card(name: str, jetson: bool) -> _Card | None:
 def _generation(capability: tuple[int, int] | None, jetson: bool) -> str:
     if jetson:
         return _BOARDS_BY_AGE[-1]
-    if capability is None:
-        return _CARDS_BY_AGE[-1]
+    return _CARDS_BY_AGE[-1] if capability is None else _of_capability(capability)
+
+
+def _of_capability(capability: tuple[int, int]) -> str:
     known = [name for least, name in sorted(_CAPABILITIES.items()) if least <= tuple(capability)]
     return known[-1] if known else _CARDS_BY_AGE[0]
 
 
+def _profiled(device: Device) -> str:
+    """Return the generation of a device with a profile; "" where it is none of NVIDIA's with its rates."""
+    rates = ("compute_capability", "peak_fp32_gflops", "bandwidth_gb_s", "memory_mib")
+    if any(rate not in device.figures for rate in rates):
+        return ""
+    major, minor = f"{device.value('compute_capability'):.1f}".split(".")
+    generation = _of_capability((int(major), int(minor)))
+    return f"jetson {generation}" if is_jetson(device.name) else generation
+
+
 def _candidates(generation: str, geforce: bool) -> list[Device]:
     """Return the profiles of a generation, else those of the nearest one that has any, older first."""
-    devices = [
-        device for device in scan_profiles().devices if device.name in _PROFILED and _has_rates(device)
-    ]
+    generations = {device: _profiled(device) for device in scan_profiles().devices}
     order = _CARDS_BY_AGE if generation in _CARDS_BY_AGE else _BOARDS_BY_AGE
     place = order.index(generation)
     for other in (*order[place::-1], *order[place + 1 :]):
-        same = [device for device in devices if _PROFILED[device.name] == other]
+        same = [device for device, its in generations.items() if its == other]
         if order is _CARDS_BY_AGE:
             same = [device for device in same if device.name.startswith("rtx-") == geforce]
         if same:
             return same
     return []
-
-
-def _has_rates(device: Device) -> bool:
-    return all(rate in device.figures for rate in ("peak_fp32_gflops", "bandwidth_gb_s", "memory_mib"))
 
 
 def _distance(card: _Card, device: Device) -> float:

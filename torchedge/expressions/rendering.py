@@ -139,6 +139,13 @@ class Renderer:
         text, vector = self._render(scalar, "")
         return self._wide(text, scalar.dtype) if wide and not vector and self.width > 1 else text
 
+    def inline(self, scalar: Scalar) -> str:
+        """Return `value` with its outermost sums and products as one text: compilers may contract them."""
+        if not (isinstance(scalar, Apply) and scalar.function in ("add", "mul")):
+            return self.value(scalar, wide=True)
+        sign = "+" if scalar.function == "add" else "*"
+        return f"({f' {sign} '.join([self.inline(part) for part in scalar.args])})"
+
     def type_of(self, dtype: str) -> str:
         """Return the OpenCL type values of a dtype have here."""
         return COMPUTE[dtype] + (str(self.width) if self.width > 1 else "")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar, TypeVar
 
 from torchedge.errors import InputError
@@ -217,6 +219,56 @@ def _simplified(function: str, args: tuple[Scalar, ...]) -> Scalar | None:
     return None
 
 
+_OF_WHOLE_NUMBERS: Mapping[str, Callable[[Any, Any], Number]] = {
+    "max_int": max,
+    "min_int": min,
+    "lt": operator.lt,
+    "ge": operator.ge,
+}
+"""The functions by which numbers of bits to shift are kept in range."""
+
+
+def _known(function: str, args: tuple[Scalar, ...]) -> Scalar | None:
+    """Return what a function of whole numbers gives where substitution has made its arguments constants."""
+    first, *others = args
+    if function == "where" and isinstance(first, Constant):
+        return others[0] if first.value else others[1]
+    if function == "shift_right" and isinstance(others[0], Constant) and others[0].value == 0:
+        return first
+    numbers = [arg.value for arg in args if isinstance(arg, Constant) and isinstance(arg.value, int)]
+    if function not in _OF_WHOLE_NUMBERS or len(numbers) < len(args):
+        return None
+    return constant(
+        _OF_WHOLE_NUMBERS[function](*numbers), "bool" if FUNCTIONS[function].predicate else first.dtype
+    )
+
+
+def factored(total: Scalar) -> Scalar:
+    """Return a sum of products with the factors that all of them share taken out: x·s + y·s as (x + y)·s."""
+    terms = [_operands(term, "mul") for term in _operands(total, "add")]
+    first, *others = terms
+    shared = [factor for factor in first if others and all(factor in term for term in others)]
+    if not shared or any(len(term) <= len(shared) for term in terms):
+        return total
+    for term in terms:
+        for factor in shared:
+            term.remove(factor)
+    products = [reduce(operator.mul, term) for term in terms]
+    return reduce(operator.mul, shared, reduce(operator.add, products))
+
+
+def _operands(total: Scalar, function: str) -> list[Scalar]:
+    """Return what is added, or multiplied, from the first operand to the last one."""
+    operands, waiting = list[Scalar](), [total]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Apply) and item.function == function:
+            waiting += reversed(item.args)
+        else:
+            operands.append(item)
+    return operands
+
+
 def cast(value: Scalar, dtype: str) -> Scalar:
     """Return the value converted to a dtype, as `Tensor.to` does."""
     if value.dtype == dtype:
@@ -341,12 +393,14 @@ def transform(
 
     def build(item: Scalar) -> Scalar:
         if isinstance(item, Apply):
-            return Apply(item.function, tuple([memo[part] for part in item.args]), item.dtype)
+            args = tuple([memo[part] for part in item.args])
+            return _known(item.function, args) or Apply(item.function, args, item.dtype)
         if isinstance(item, Guarded):
             bounds = [(index(i), low, high) for i, low, high in item.bounds]
             return guarded(bounds, memo[item.value], memo[item.other])
         if isinstance(item, Position):
-            return Position(index(item.index), item.dtype)
+            place = index(item.index)
+            return Position(place, item.dtype) if place.terms else constant(place.const, item.dtype)
         if isinstance(item, Read):
             item = Read(item.tensor, tuple(map(index, item.indices)), item.dtype)
         return change_leaf(item) or item

@@ -17,8 +17,6 @@ from torchedge.graphs.graph import (
     Op,
     Value,
 )
-from torchedge.graphs.sizes import Affine, Dim, Poly, Shape, Size, format_shape, poly_at
-from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
 
 __all__ = [
     "FLOATING",
@@ -27,20 +25,9 @@ __all__ = [
     "RESIDENT_ROLES",
     "SHARED_ROLES",
     "WEIGHT_ROLES",
-    "Affine",
-    "Dim",
     "ForwardGraph",
-    "GraphBuilder",
     "GraphFamily",
-    "Input",
     "Mode",
     "Op",
-    "Poly",
-    "Ref",
-    "Shape",
-    "Size",
-    "Step",
     "Value",
-    "format_shape",
-    "poly_at",
 ]

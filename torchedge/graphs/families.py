@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.errors import InputError
 from torchedge.graphs.footprints import Footprint
-from torchedge.graphs.graph import ForwardGraph
+from torchedge.graphs.graph import ForwardGraph, moved
 from torchedge.graphs.sizes import substituted, symbols_in
 from torchedge.storage.locks import cached_property
 
@@ -97,42 +97,23 @@ def without_operators(
 
     alive = {i for k in remaining for i in (*graph.ops[k].inputs, *graph.ops[k].outputs) if i is not None}
     alive |= {*graph.inputs, *graph.outputs} | (set() if graph.loss is None else {graph.loss})
-    alive = {final(i) for i in alive}
-    place = {old: new for new, old in enumerate(sorted(alive))}
-
-    def moved(index: int) -> int:
-        return place[final(index)]
-
-    values = []
-    for old in sorted(alive):
-        value = graph.values[old]
-        alias = None if value.alias is None else moved(value.alias)
-        values.append(replace(value, alias=alias))
-    ops = [
-        replace(
-            graph.ops[k],
-            inputs=tuple([None if i is None else moved(i) for i in graph.ops[k].inputs]),
-            outputs=tuple(map(moved, graph.ops[k].outputs)),
-        )
-        for k in remaining
-    ]
+    order = sorted({final(i) for i in alive})
+    number = {old: new for new, old in enumerate(order)}
+    place = {index: number[final(index)] for index in range(len(graph.values)) if final(index) in number}
+    values = [graph.values[old] for old in order]
     return replace(
         graph,
-        values=tuple(values),
-        ops=tuple(ops),
-        inputs=tuple(map(moved, graph.inputs)),
-        outputs=tuple(map(moved, graph.outputs)),
-        loss=None if graph.loss is None else moved(graph.loss),
-        releases=_releases(graph, gone, removed_values | set(stands_for.values()), place, final),
+        values=tuple([v if v.alias is None else replace(v, alias=place[v.alias]) for v in values]),
+        ops=tuple([moved(graph.ops[k], place) for k in remaining]),
+        inputs=tuple([place[i] for i in graph.inputs]),
+        outputs=tuple([place[i] for i in graph.outputs]),
+        loss=None if graph.loss is None else place[graph.loss],
+        releases=_releases(graph, gone, removed_values | set(stands_for.values()), place),
     )
 
 
 def _releases(
-    graph: ForwardGraph,
-    gone: Collection[int],
-    dropped: Collection[int],
-    place: Mapping[int, int],
-    final: Callable[[int], int],
+    graph: ForwardGraph, gone: Collection[int], dropped: Collection[int], place: Mapping[int, int]
 ) -> tuple[tuple[int, ...], ...] | None:
     """Return the releases behind the operators that stay; `dropped` are not released in removed ones."""
     if graph.releases is None:
@@ -143,7 +124,7 @@ def _releases(
             releases.append([])
         alive = [i for i in released if position not in gone or i not in dropped]
         if alive and releases:
-            releases[-1] += [place[final(i)] for i in alive if final(i) in place]
+            releases[-1] += [place[i] for i in alive if i in place]
     seen: set[int] = set()
     for entries in reversed(releases):  # a value lives until the last of those it stands for is released
         entries[:] = [i for i in entries if i not in seen]

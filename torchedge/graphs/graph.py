@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -137,6 +136,12 @@ class Op:
     outer: tuple[int, ...] = ()
 
 
+def moved(op: Op, place: Mapping[int, int]) -> Op:
+    """Return an operator whose values have other places."""
+    inputs = tuple([None if index is None else place[index] for index in op.inputs])
+    return replace(op, inputs=inputs, outputs=tuple([place[index] for index in op.outputs]))
+
+
 def last_uses(uses: Sequence[Iterable[_Key]], stays: Collection[_Key] = ()) -> tuple[tuple[_Key, ...], ...]:
     """Return for each position what is used there and at no later one, without what `stays`."""
     last = {item: position for position, items in enumerate(uses) for item in items}
@@ -207,53 +212,10 @@ class ForwardGraph:
         return any(op.kind in STEP_EVENTS for op in self.ops)
 
     @cached_property
-    def buffers(self) -> tuple[Value, ...]:
-        """The buffers the graph reads or updates, each once."""
-        return tuple(v for v in self.values if v.role == "buffer" and v.alias is None)
-
-    @cached_property
     def unsupported(self) -> tuple[str, ...]:
         """Kinds of operators that `torchedge.ops` does not know, each once, in order; and `COMPILED`."""
         kinds = dict.fromkeys(op.kind for op in self.ops if not op.known)
         return (*kinds, *([COMPILED] if self.compiled and self.partition is None else []))
-
-    @cached_property
-    def digest(self) -> str:
-        """Content hash (sha256, hex): equal for graphs that compute the same, whatever the names."""
-        state = hashlib.sha256(_HASH_SCHEMA.encode())
-        for value in self.values:
-            shape = canonical_text(value.shape)
-            state.update(f"{shape}{value.dtype}{value.role}{value.alias}{value.trainable};".encode())
-            state.update(b"exact;" * value.exact)
-        for op in self.ops:
-            attrs = canonical_text(op.attrs)
-            line = f"{op.kind}{op.inputs}{op.outputs}{attrs}{op.inplace}{op.grad}{op.region}{op.stored};"
-            state.update(line.encode())
-            state.update(f"autocast {op.autocast};".encode() if op.autocast else b"")
-            state.update(f"outer {op.outer};".encode() if op.outer else b"")
-        tail = (self.inputs, self.outputs, self.loss, self.training, self.releases, self.fixed_batch)
-        state.update(repr(tail).encode())
-        state.update(b"channels_last" * self.channels_last)
-        for value in self.unread:
-            state.update(f"unread {value.shape}{value.dtype}{value.role}{value.trainable};".encode())
-        return state.hexdigest()
-
-    def verify(self) -> None:
-        """Check every invariant; raises CaptureError that names the first one broken."""
-        ends = (*self.inputs, *self.outputs, *(() if self.loss is None else (self.loss,)))
-        verify_operators(self.name, self.values, self.ops, ends)
-        if self.releases is None:
-            return
-        _require(len(self.releases) == len(self.ops), self.name, "releases and operators differ in number")
-        released: set[int] = set()
-        for position, op in enumerate(self.ops):
-            # The tensor behind a view that an operator wrote in place: its memory lives as long as the view.
-            used = [i for i in op.inputs if i in released and op.kind != "copy_slices"]
-            where = f"operator {position} ({op.kind})"
-            _require(not used, self.name, f"{where} reads value {used} after it was released")
-            for index in self.releases[position]:
-                _require(index not in released, self.name, f"value {index} is released twice")
-                released.add(index)
 
     def __str__(self) -> str:
         count = sum(v.numel[0] for v in self.parameters)
@@ -269,11 +231,6 @@ class ForwardGraph:
 
     def __repr__(self) -> str:
         return f"<ForwardGraph {self.name}: {len(self.ops)} operators, {len(self.parameters)} parameters>"
-
-
-# hashing ----------------------------------------------------------------------------------------------------
-
-_HASH_SCHEMA = "torchedge-graph-1"
 
 
 def canonical_text(item: Any) -> str:  # noqa: ANN401 - attributes are any plain data

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.graph import Op, Role, Value, parameters_of, verify_operators
+from torchedge.graphs.graph import Op, Role, Value, moved, parameters_of, verify_operators
 from torchedge.graphs.sizes import Dim
 
 
@@ -128,13 +128,6 @@ class GraphBuilder:
         model = self.values[value]
         return self.call(kind, attrs, [(model.shape, model.dtype)], scope=scope, name=name)[0]
 
-    def apply(
-        self, kind: str, value: int, other: Ref | float | None = None, scope: str = "", **attrs: float
-    ) -> int:
-        """Add an operator on a value, and perhaps on a tensor or number, with a result like the value."""
-        second = {} if other is None else {"other": other}
-        return self.like(value, kind, {"input": Ref(value), **second, **attrs}, scope)
-
     def cast(self, value: int, dtype: str, scope: str = "") -> int:
         """Return a value as another dtype: itself where it has the dtype."""
         shape, attrs = self.values[value].shape, {"input": Ref(value), "dtype": dtype}
@@ -183,7 +176,7 @@ class GraphBuilder:
         place = {old: new for new, old in enumerate(self._ordered(alive))}
         step = Step(
             values=tuple([self.values[old] for old in place]),
-            ops=tuple([_moved(op, place) for op in reversed(ops)]),
+            ops=tuple([moved(op, place) for op in reversed(ops)]),
             inputs=tuple([place[i] for i in inputs]),
             outputs=tuple([place[i] for i in outputs]),
             updates=tuple([(place[old], place[new]) for old, new in written]),
@@ -208,6 +201,43 @@ class GraphBuilder:
             name = f"{name}.{count}"
 
 
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A value of a growing graph in formulas: Python's operators add operators with a result like it."""
+
+    builder: GraphBuilder
+    value: int
+    scope: str = ""
+
+    def apply(self, kind: str, other: Term | float | None = None, **attrs: float) -> Term:
+        """Add an operator on the value, and perhaps on a second one or a number."""
+        second = {} if other is None else {"other": Ref(other.value) if isinstance(other, Term) else other}
+        attributes = {"input": Ref(self.value), **second, **attrs}
+        return replace(self, value=self.builder.like(self.value, kind, attributes, self.scope))
+
+    def cast(self, dtype: str) -> Term:
+        """Return the value as another dtype: itself where it has the dtype."""
+        return replace(self, value=self.builder.cast(self.value, dtype, self.scope))
+
+    def __add__(self, other: Term | float) -> Term:
+        return self.apply("add", other)
+
+    def __sub__(self, other: Term | float) -> Term:
+        return self.apply("sub", other)
+
+    def __rsub__(self, other: float) -> Term:
+        return self.apply("rsub", other)
+
+    def __mul__(self, other: Term | float) -> Term:
+        return self.apply("mul", other)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return self.apply("div", other)
+
+    def __neg__(self) -> Term:
+        return self.apply("neg")
+
+
 def _without_unread(op: Op, alive: set[int]) -> Op:
     """Return an operator with an output mask so that it makes only what is read."""
     mask = op.attrs.get("output_mask")
@@ -217,14 +247,6 @@ def _without_unread(op: Op, alive: set[int]) -> Op:
     wanted = tuple([bool(on) and next(outputs) in alive for on in mask])
     return replace(
         op, outputs=tuple([i for i in op.outputs if i in alive]), attrs={**op.attrs, "output_mask": wanted}
-    )
-
-
-def _moved(op: Op, place: Mapping[int, int]) -> Op:
-    return replace(
-        op,
-        inputs=tuple([None if i is None else place[i] for i in op.inputs]),
-        outputs=tuple([place[i] for i in op.outputs]),
     )
 
 

@@ -96,7 +96,7 @@ class TrainingStep:
             raise InputError(
                 f"compile is {shown(self.compile)}; expected True, False or {CUDA_GRAPHS!r}, a mode of it"
             )
-        object.__setattr__(self, "targets", _as_tuple(self.targets))
+        object.__setattr__(self, "targets", () if self.targets is None else as_tuple(self.targets))
 
     @classmethod
     def of(
@@ -135,10 +135,9 @@ class TrainingStep:
                 raise InputError(f"{name} is {value!r}; expected the default in {function}: {instead}")
 
 
-def _as_tuple(targets: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any pytree of tensors
-    if targets is None:
-        return ()
-    return tuple(targets) if isinstance(targets, (tuple, list)) else (targets,)
+def as_tuple(arguments: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any pytree of tensors
+    """Return positional arguments: those of a tuple or list, else the one argument."""
+    return tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)
 
 
 def _check_optimizer(optimizer: object) -> None:

@@ -124,13 +124,8 @@ class _TrainingStep(torch.nn.Module):
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = copy.copy(module)
-        silent: dict[str, Any] = {
-            "logger": None,
-            "loggers": [],
-            "log": _nothing,
-            "log_dict": _nothing,
-            "print": _nothing,
-        }
+        silent: dict[str, Any] = dict.fromkeys(("log", "log_dict", "print"), _nothing)
+        silent |= {"logger": None, "loggers": []}
         silent["trainer"] = module.trainer  # which copies of a module lose
         self.module.__class__ = type(type(module).__name__, (type(module),), silent)
 

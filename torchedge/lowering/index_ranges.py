@@ -8,11 +8,12 @@ So are the divisors of whole numbers, which must not be zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 
-from torchedge.graphs import Op, Step
-from torchedge.graphs.steps import Input
+from torchedge.graphs import Op
+from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.programs import IndexRange
 from torchedge.lowering.rules.ranges import Bounds, Numbers, same
 from torchedge.lowering.rules.registry import whole_numbers
@@ -25,11 +26,11 @@ _INTEGERS = frozenset(("int64", "int32"))
 def index_ranges(step: Step) -> dict[int, IndexRange]:
     """Return the range of each value with which operators of a step index, by the value's index.
 
-    A value that another one was reshaped to counts as that one. Computed values that are in range by the
-    operators that compute them are omitted.
+    A value that another one was reshaped to counts as that one; a number to which a run of numbers was added
+    counts for their sums. Computed values that are in range by the operators that compute them are omitted.
     """
     source: dict[int, int] = {}
-    bounds = _all_bounds(step)
+    bounds, maker = _all_bounds(step), {index: op for op in step.ops for index in op.outputs}
     ranges: dict[int, IndexRange] = {}
     for op in step.ops:
         facts = whole_numbers(op.kind)
@@ -45,8 +46,34 @@ def index_ranges(step: Step) -> dict[int, IndexRange]:
             low, high = bounds.get(value, (bound.low - 1, bound.high))
             if low < bound.low or high >= bound.high:
                 root = source.get(value, value)
+                while (below := _addend(step, maker, source, root)) is not None and bound.ignored is None:
+                    root, (least, most) = below
+                    bound = IndexRange(bound.low - least, bound.high - most)
                 ranges[root] = _both(ranges[root], bound) if root in ranges else bound
     return ranges
+
+
+def _addend(
+    step: Step, maker: Mapping[int, Op], source: Mapping[int, int], index: int
+) -> tuple[int, Bounds] | None:
+    """Return the single number to which a value's operator adds a run of numbers, and their ends."""
+    op = maker.get(index)
+    if op is None or op.kind != "add" or op.attrs.get("alpha", 1) != 1 or len(op.inputs) != 2:
+        return None
+    roots = [source.get(i, i) for i in op.inputs if i is not None]
+    for root, other in (roots, roots[::-1]):
+        run, value = maker.get(other), step.values[root]
+        single = prod(value.at(1)) == 1 and value.dtype in _INTEGERS
+        if single and run is not None and run.kind in ("arange", "full"):
+            rule = whole_numbers(run.kind).bounds
+            ends = rule and rule(Numbers(run, _shape(run, step), _plain))
+            if ends is not None and run.attrs.get("step", 1) == 1:
+                return source.get(root, root), ends
+    return None
+
+
+def _plain(item: object) -> Bounds | None:
+    return (item, item) if type(item) is int else None
 
 
 def zero_divisions(step: Step) -> dict[int, int | None]:
@@ -82,7 +109,7 @@ def _all_bounds(step: Step) -> dict[int, Bounds]:
 
     def bounds_of(op: Op, item: object) -> Bounds | None:
         if not isinstance(item, Input):
-            return (item, item) if type(item) is int else None
+            return _plain(item)
         value = op.inputs[item.position]
         if value is None or step.values[value].dtype == "bool":
             return None if value is None else (0, 1)

@@ -63,9 +63,7 @@ def compile_kernels(
     that is not in the cache is built by several processes. cache: of binaries ("auto": `cache_for` the
     device; None: no cache). trials: runs by which those processes let a driver compile that compiles kernels
     when they first run.
-
-    Raises:
-        KernelBuildError: names the kernel and shows the line of the compiler's first error.
+    Raises KernelBuildError: names the kernel and shows the line of the compiler's first error.
     """
     check_process()
     binaries = cache_for(context.device) if cache == "auto" else cache

@@ -41,8 +41,7 @@ class DeviceContext:
     def new_queue(self, profile: bool, *, own: bool = False) -> Any:
         """Return the in-order queue; a new one if it measures commands or is to be the caller's own.
 
-        Raises:
-            DeviceError: it is to measure, and the driver's times are wrong.
+        Raises DeviceError: it is to measure, and the driver's times are wrong.
         """
         if not (profile or own):
             return self.queue

@@ -48,8 +48,7 @@ _TYPES = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 def allocate_buffer(context: DeviceContext, nbytes: int, what: str) -> Any:
     """Return a new buffer of `nbytes` bytes; `what` names it in errors.
 
-    Raises:
-        DeviceMemoryError: more than the largest allocation of the device, or than its free memory.
+    Raises DeviceMemoryError: more than the largest allocation of the device, or than its free memory.
     """
     _check_allocation(context, nbytes, what)
     with translated(what, nbytes=nbytes, device=context.device):
@@ -84,8 +83,7 @@ def image_over_buffer(
 ) -> Any:
     """Return an RGBA image2d over the bytes of a buffer whose rows begin `row_texels` texels apart.
 
-    Raises:
-        DeviceError: the device makes no images from buffers, or has no images so large or of that dtype.
+    Raises DeviceError: the device makes no images from buffers, or has no images so large or of that dtype.
     """
     description, device = _described(context, width, height, what), context.device
     if not device.image_from_buffer:
@@ -168,9 +166,7 @@ class StagingMemory:
     """Host-visible memory that stays mapped: `bytes` is a writable array over its whole pages.
 
     It serves copy commands as a pool (`runtime.staging.StagingPool`) with places of any size.
-
-    Raises:
-        DeviceMemoryError: no memory is left.
+    Raises DeviceMemoryError: no memory is left.
     """
 
     def __init__(self, context: DeviceContext, queue: Any, nbytes: int, what: str) -> None:

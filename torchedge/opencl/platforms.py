@@ -85,8 +85,7 @@ class ClDevice:
 def load_pyopencl() -> Any:
     """Return the module pyopencl.
 
-    Raises:
-        MissingExtraError: it is not installed, or does not load.
+    Raises MissingExtraError: it is not installed, or does not load.
     """
     with needed("pyopencl", extra="opencl", purpose="running OpenCL kernels"):
         return import_pyopencl()
@@ -176,9 +175,7 @@ def device_at(place: str) -> int:
 
     Indices differ where another process looked for drivers with other variables; of equal devices it is the
     one of the same index.
-
-    Raises:
-        OpenCLError: the device is not found here.
+    Raises OpenCLError: the device is not found here.
     """
     index, *names = json.loads(place)
     same = [

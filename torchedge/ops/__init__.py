@@ -6,7 +6,6 @@ autocast treats it. How it becomes kernels is one function under the same name i
 
 from torchedge.ops.specs import (
     COMPILED_PACE,
-    UNKNOWN,
     Call,
     LoadClass,
     OpSpec,
@@ -19,7 +18,6 @@ from torchedge.ops.specs import (
 
 __all__ = [
     "COMPILED_PACE",
-    "UNKNOWN",
     "Call",
     "LoadClass",
     "OpSpec",

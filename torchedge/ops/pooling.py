@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from math import prod
 from typing import Any
 
-from torchedge.ops.convolution import spread
 from torchedge.ops.kernels import kernel
 from torchedge.ops.rows import reduced_flops
 from torchedge.ops.specs import Call, LoadClass, Work, spec
-from torchedge.ops.strides import Sizes
-
-
-def window_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
-    """Output of 2-D pooling: PyTorch's rule, with `ceil_mode` (no window may start in the right padding)."""
-    x = ins[0]
-    if x is None or len(x) not in (3, 4):
-        return None
-    kernel = spread(attrs["kernel_size"], 2)
-    stride = spread(attrs.get("stride") or kernel, 2)
-    padding, dilation = spread(attrs.get("padding", 0), 2), spread(attrs.get("dilation", 1), 2)
-    out = []
-    for size, k, s, p, d in zip(x[-2:], kernel, stride, padding, dilation, strict=True):
-        reach = size + 2 * p - d * (k - 1) - 1
-        if reach < 0:
-            return None
-        count = -(-reach // s) + 1 if attrs.get("ceil_mode", False) else reach // s + 1
-        if attrs.get("ceil_mode", False) and (count - 1) * s >= size + p:
-            count -= 1
-        out.append(count)
-    return (*x[:-2], *out)
 
 
 def window_flops(call: Call) -> int:
@@ -57,12 +34,12 @@ _resample = partial(spec, work=Work.COPY)
 _interpolated = partial(_resample, autocast="float32_on_cuda")
 
 OPS = (
-    _pool("max_pool2d", _MAX, infer=window_shape, flops=window_flops),
+    _pool("max_pool2d", _MAX, flops=window_flops),
     _pool("max_pool1d", _MAX, "max_pool3d", flops=window_flops),
     _pool(
         "max_pool2d_with_indices", _MAX, "max_pool1d_with_indices max_pool3d_with_indices", flops=window_flops
     ),
-    _pool("avg_pool2d", _AVG, infer=window_shape, flops=window_flops),
+    _pool("avg_pool2d", _AVG, flops=window_flops),
     _pool("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops),
     _pool(
         "adaptive_avg_pool2d",

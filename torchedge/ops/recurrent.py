@@ -15,7 +15,6 @@ from typing import Any
 
 from torchedge.graphs.footprints import FILLS, IN_ORDER, Footprint, FootprintEvent, StorageSize
 from torchedge.graphs.sizes import poly
-from torchedge.ops import cudnn
 from torchedge.ops.kernels import kernel
 from torchedge.ops.specs import Call, LoadClass, OpSpec, Work, spec
 from torchedge.ops.strides import Sizes, Strided
@@ -41,6 +40,29 @@ def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
+class CudnnLayer:
+    """A kind of layer in NVIDIA's cuDNN 9, measured on an H200 (`benchmarks/recurrent_memory.py`).
+
+    Values for each step, hidden unit and sample. reserve: kept for the backward pass. small, large: workspace
+    for few hidden units (one kernel runs all steps) and for many: values of each direction, and in any case;
+    copies of the weights, and of the sequence.
+    """
+
+    reserve: int
+    small: tuple[int, int, int, int]
+    large: tuple[int, int, int, int]
+
+
+LAYER_BYTES = 8 * 2**20
+"""Workspace of each layer and direction in cuDNN, whatever its size."""
+FEW_HIDDEN = 128
+"""Most hidden units for which cuDNN keeps the weights of a layer on the chip."""
+STEP_LAUNCHES = 0.4
+"""Launches of products that take as long as one step of one layer and direction in cuDNN: 17 us forward and
+23 us backward."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Kind:
     """A kind of layer.
 
@@ -51,10 +73,12 @@ class _Kind:
     gates: int
     kept: int
     passing: int
-    cudnn: cudnn.CudnnLayer
+    cudnn: CudnnLayer
 
 
-_LSTM, _GRU, _RNN = (_Kind(4, 7, 10, cudnn.LSTM), _Kind(3, 7, 7, cudnn.GRU), _Kind(1, 1, 3, cudnn.RNN))
+_LSTM = _Kind(4, 7, 10, CudnnLayer(5, (9, 12, 1, 1), (10, -6, 1, 2)))
+_GRU = _Kind(3, 7, 7, CudnnLayer(6, (6, 11, 2, 3), (8, -4, 1, 2)))
+_RNN = _Kind(1, 1, 3, CudnnLayer(1, (6, 7, 4, 3), (9, -3, 1, 2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +160,11 @@ def _workspace(call: Call, kind: _Kind) -> tuple[int, ...]:
     copy = s.steps * s.batch * s.features * item if s.copied else 0
     if call.backend == "cpu":
         return (_inference_scratch(s, kind, _fused(s, kind, call)) * item,)
-    fits = s.hidden <= cudnn.FEW_HIDDEN and s.width == s.hidden
+    fits = s.hidden <= FEW_HIDDEN and s.width == s.hidden
     each, once, weights, source = kind.cudnn.small if fits else kind.cudnn.large
     values = (each * s.directions + once) * s.hidden + source * s.features
     elements = values * s.steps * s.batch + weights * s.weights
-    return (copy + cudnn.LAYER_BYTES * s.layers * s.directions + elements * item,)
+    return (copy + LAYER_BYTES * s.layers * s.directions + elements * item,)
 
 
 # CPU --------------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Literal
 
-from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Poly, Value
+from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Value
 from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.graph import COMPILED
-from torchedge.graphs.sizes import poly, symbolic
+from torchedge.graphs.sizes import Poly, poly, symbolic
 from torchedge.ops.strides import Sizes, StrideRule
 
 _FILES = ("convolution", "products", "recurrent", "rows", "pooling", "elementwise", "movement")

@@ -150,6 +150,12 @@ def advise_settings(
     chosen = _undominated(fitting) or [min(candidates, key=lambda candidate: candidate.needed_mib)]
     limit = limit_mib if limit_mib is not None else chosen[0].prediction.device_memory_mib
     assert limit is not None
+    if _generates(request.model):
+        notes.append(
+            "torchedge's own runtime takes less: adapters (LoRA), weights in int8 or int4, streamed weights: "
+            f"torchedge plan lm MODEL --device {device.name} --max-length 512,2048 --quantize none,int8,int4 "
+            f"--lora none,16 --memory-limit {limit:.0f}MiB lists what fits, with its time"
+        )
     return Advice(
         variants[0].graph.name,
         device.name,
@@ -159,6 +165,12 @@ def advise_settings(
         tuple(sorted(chosen, key=lambda setting: (len(setting.changes), setting.update_ms))),
         tuple(dict.fromkeys([*notes, *variants[0].graph.notes])),
     )
+
+
+def _generates(model: object) -> bool:
+    """Whether a model is a language model of transformers."""
+    can_generate = getattr(model, "can_generate", None)
+    return bool(callable(can_generate) and can_generate())
 
 
 def _autocasts(device: Device) -> list[str]:

@@ -383,10 +383,8 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
 
     A compiled step holds as much of what follows from shapes alone; the rest makes the difference.
     """
-    sizes = tape.bytes_at(np.array([batch_size]))
-    live = tape.live_of(sizes)[:, 0]
-    alive = tape.alive_after(int(live.argmax()) if len(live) else -1)
-    parts = np.bincount(tape.category, weights=sizes[:, 0] * alive, minlength=len(CATEGORIES)) / _MIB
+    _, alive, sizes = tape.peak_at(batch_size)
+    parts = np.bincount(tape.category, weights=sizes * alive, minlength=len(CATEGORIES)) / _MIB
     whole, exact = parts.sum(), parts[: len(_EXACT)].sum()
     if tape.scales[0] != 1 and whole > exact:
         parts[len(_EXACT) :] *= max(tape.scales[0] * whole - exact, 0) / (whole - exact)

@@ -515,21 +515,23 @@ class Relative:
             figures = {name: f for name, f in device.figures.items() if name not in hosts}
             own = {name: f for name, f in self.device.figures.items() if name in hosts}
             device = replace(device, figures=figures | own)
-        shift = prior_mean(device, precision) - prior_mean(self.device, precision)
-        there, here = (figure_of(d, "compute_units", 0.0) for d in (self.device, device))
-        if there and here:  # lanes that idle are a part of those of the device
-            idle = np.array([name.startswith("parallel_") for name in COEFFICIENT_NAMES])
-            shift = shift + np.log(here / there) * idle
-        shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
-        excess = matrix_excess(device, precision) - matrix_excess(self.device, precision)
+        coefficients, excess = _scaled(latency, (self.device, precision), (device, precision))
         error = _ASSUMED_LATENCY_ERROR if self.error is None else self.error
-        return LatencyModel(
-            latency.coefficients + shift,
-            assumed_errors(error),
-            amp=precision,
-            excess=excess,
-            calls=latency.calls,
-        )
+        errors = assumed_errors(error)
+        return LatencyModel(coefficients, errors, amp=precision, excess=excess, calls=latency.calls)
+
+
+def _scaled(
+    latency: LatencyModel, there: tuple[Device, str | None], here: tuple[Device, str | None]
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Return the coefficients and the excess of a model by the figures of both devices and precisions."""
+    shift = prior_mean(*here) - prior_mean(*there)
+    units = [figure_of(device, "compute_units", 0.0) for device, _ in (there, here)]
+    if all(units):  # lanes that idle are a part of those of the device
+        idle = np.array([name.startswith("parallel_") for name in COEFFICIENT_NAMES])
+        shift = shift + np.log(units[1] / units[0]) * idle
+    shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
+    return latency.coefficients + shift, matrix_excess(*here) - matrix_excess(*there)
 
 
 def read_relative(device: Device, mode: Mode) -> Relative | None:
@@ -615,16 +617,14 @@ def under_precision(models: StepModels, device: Device, precision: str | None) -
     latency, measured = models.latency, models.latency.amp
     if measured == precision:
         return models
-    shift = prior_mean(device, precision) - prior_mean(device, measured)
-    shift = np.pad(shift, (0, len(latency.coefficients) - len(shift)))  # kinds have terms of layers
-    excess = matrix_excess(device, precision) - matrix_excess(device, measured)
-    if None not in (measured, precision) and not shift.any():
+    coefficients, excess = _scaled(latency, (device, measured), (device, precision))
+    if None not in (measured, precision) and np.array_equal(coefficients, latency.coefficients):
         note = f"latency was measured in {measured} and taken to be the same in {precision}"
         return replace(models, notes=(*models.notes, note))
     scaled = models.latency_provenance is Provenance.TRANSFERRED  # left-out errors are of all precisions
     converted = replace(
         latency,
-        coefficients=latency.coefficients + shift,
+        coefficients=coefficients,
         errors=latency.errors if scaled else assumed_errors(_ASSUMED_LATENCY_ERROR),
         scale=None,
         amp=precision,

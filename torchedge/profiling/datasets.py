@@ -371,9 +371,7 @@ def parse_table(source: object, data: bytes, columns: Mapping[str, Any], what: s
     """Yield the values of some columns of each row of a CSV table with a head; an empty cell is None.
 
     columns: names with the types of their values. what: the kind of row; errors name it and `source`.
-
-    Raises:
-        ProfileError: the data is no such table; the message names the line.
+    Raises ProfileError: the data is no such table; the message names the line.
     """
     row_type: Any = tuple.__class_getitem__(tuple(columns.values()))
     expected = ", ".join(columns)

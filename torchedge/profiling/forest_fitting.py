@@ -60,8 +60,7 @@ def fit_boosted(
 ) -> Forest:
     """Grow boosted trees of (n, f) features and (n,) targets; the same arguments give the same forest.
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
+    Raises MissingExtraError: scikit-learn is not installed.
     """
     model = _sklearn("sklearn.ensemble").HistGradientBoostingRegressor(
         early_stopping=False, random_state=0, **settings

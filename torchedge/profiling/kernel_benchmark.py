@@ -305,8 +305,7 @@ def times_of(row: Mapping[str, Any]) -> dict[str, float]:
 def summarize(rows: Sequence[Mapping[str, Any]]) -> BenchSummary:
     """Return the summary of measured cases.
 
-    Raises:
-        InputError: there are none.
+    Raises InputError: there are none.
     """
     if not rows:
         raise InputError("no case is measured yet; give the benchmark more time")

@@ -385,9 +385,7 @@ class OpenCLBench:
     """An OpenCL device of this machine behind `BenchDevice`.
 
     device: as in `torchedge.opencl.choose_device`. large: bytes of the memory that bandwidths sweep.
-
-    Raises:
-        DeviceError: no such device.
+    Raises DeviceError: no such device.
     """
 
     def __init__(self, device: str | int | None = None, *, large: int | None = None) -> None:
@@ -422,8 +420,7 @@ class OpenCLBench:
     def measure(self, case: Case) -> float:
         """Return the result of a case in its benchmark's unit.
 
-        Raises:
-            OpenCLError: the driver does not run it.
+        Raises OpenCLError: the driver does not run it.
         """
         with translated(f"measuring {case.title}", device=self.context.device):
             steps = self._benchmarks.steps(case)
@@ -530,8 +527,7 @@ class RemoteBench:
     def measure(self, case: Case) -> float:
         """Return the result of a case that was prepared.
 
-        Raises:
-            OpenCLError: the driver does not run it.
+        Raises OpenCLError: the driver does not run it.
         """
         if case.title not in self._results:
             self.prepare([case])

@@ -106,8 +106,7 @@ class LoadTable:
 def read_loads(file: str | Path) -> LoadTable:
     """Read the rows of `torchedge profile --streaming` or of its forerunner load_probe (also compressed).
 
-    Raises:
-        ProfileError: a line is no such row; the rows are too few, or of several devices.
+    Raises ProfileError: a line is no such row; the rows are too few, or of several devices.
     """
     data = read_unpacked(file, max_bytes=_MOST_BYTES)
     environment: dict[str, str] = {}
@@ -265,8 +264,7 @@ def _figures(table: LoadTable) -> dict[str, dict[str, Any]]:
 def fit_loads(table: LoadTable) -> dict[LoadClassName, Forest]:
     """Grow the forest of each class, of log(latency under load / latency alone).
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
+    Raises MissingExtraError: scikit-learn is not installed.
     """
     return {name: _grow(table.of_class(name)) for name in THRESHOLDS}
 

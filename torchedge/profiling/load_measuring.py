@@ -167,7 +167,7 @@ class LoadBench:
         self.weight = self.memory.allocate(self.filled)
         self.most_together = min(_MOST_TOGETHER, self.pool_bytes)
         self.staging = StagingMemory(context, self.queue, self.most_together + PAGE_BYTES, "staging pool")
-        self.buffers = StagingBuffers(context, 3 * (self.most_together + PAGE_BYTES))
+        self.buffers = StagingBuffers(context, 3 * (self.most_together + PAGE_BYTES), self.queue)
         self.next, self.reading = 0, dict[int, list[Any]]()  # the next buffer; what reads each of them
         self.first = 0
         loading = loading_kernel(destination_of(self.filled), target.name)
@@ -437,9 +437,7 @@ def disk_row(folder: Path, nbytes: int = _DISK_BYTES) -> dict[str, Any]:
     """Return the row of the disk: a temporary file read with requests of 4 MiB, past the page cache.
 
     direct: by O_DIRECT; otherwise the system was asked to drop the file from its cache.
-
-    Raises:
-        ProfileError: there is no room for the file, or it cannot be read.
+    Raises ProfileError: there is no room for the file, or it cannot be read.
     """
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".torchedge-disk-") as file:

@@ -123,9 +123,7 @@ def all_cases(operators: tuple[str, ...] = OPERATORS, most_flops: float = 4e9) -
     """Return the operators at all their shapes within limits of arithmetic and of elements of a tensor.
 
     operators: names, also with sizes, as in "Conv2Ds1 56 3": that shape alone, of any size.
-
-    Raises:
-        InputError: an operator is not known, or takes other sizes.
+    Raises InputError: an operator is not known, or takes other sizes.
     """
     cases: list[OperatorCase] = []
     for text in operators:
@@ -145,8 +143,7 @@ def all_cases(operators: tuple[str, ...] = OPERATORS, most_flops: float = 4e9) -
 def case_of(operator: str, sizes: tuple[int, ...]) -> OperatorCase:
     """Return an operator at any shape.
 
-    Raises:
-        InputError: the operator is not known, or takes another number of sizes.
+    Raises InputError: the operator is not known, or takes another number of sizes.
     """
     if operator not in OPERATORS:
         raise InputError(f"operator is {operator[:40]!r}; expected one of {', '.join(OPERATORS)}")

@@ -63,9 +63,7 @@ class RemoteRunner:
     """`torchedge-run`, built for a device, behind the way to it.
 
     device: a part of "PLATFORM DEVICE VENDOR" there; "": the first GPU, else the first device.
-
-    Raises:
-        InputError: `program` is no file.
+    Raises InputError: `program` is no file.
     """
 
     transport: Transport

@@ -127,9 +127,7 @@ def build_topology(nodes: object, label: str, note: Callable[[str, Any], None] |
     """Return the module that runs the nodes of one topology in order on x (N, C, H, W).
 
     label: named in errors. note: called with each node's name and its result.
-
-    Raises:
-        ProfileError: a node is not of the format, or a layer cannot be built.
+    Raises ProfileError: a node is not of the format, or a layer cannot be built.
     """
     _TOPOLOGIES.parse(label, {"nodes": nodes})
     assert isinstance(nodes, list)

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from torchedge.errors import InputError
-from torchedge.graphs import Affine, ForwardGraph, Op, Size
+from torchedge.graphs import ForwardGraph, Op
 from torchedge.graphs.families import with_shapes
-from torchedge.graphs.sizes import Amount
+from torchedge.graphs.sizes import Affine, Amount, Size
 from torchedge.ops import Work, spec_of
 
 _CHANNEL = 1

@@ -452,8 +452,7 @@ class Executor:
     def measured(self) -> MeasuredRun:
         """Return times and memory of the initialisation and the last run of a streaming executor.
 
-        Raises:
-            InputError: the executor does not stream, was created without profile=True, or has not run.
+        Raises InputError: the executor does not stream, was created without profile=True, or has not run.
         """
         if not isinstance(self._store, StreamingStore) or not self._profile or not self._events:
             raise InputError(
@@ -712,6 +711,7 @@ class KernelTime:
     """Time of all launches of one kernel in the last run."""
 
     kernel: str
+    kind: str
     launches: int
     ms: float
     scopes: tuple[str, ...]
@@ -765,17 +765,19 @@ def report_on(executor: Executor, *, profiled: bool) -> ProgramReport:
         len(program.launches),
         executor.arena_bytes,
         executor.resident_bytes,
-        _times(executor) if profiled else (),
+        kernel_times(executor.timings()) if profiled else (),
     )
 
 
-def _times(executor: Executor) -> tuple[KernelTime, ...]:
+def kernel_times(timings: Iterable[LaunchTime]) -> tuple[KernelTime, ...]:
+    """Return the kernels of a run by their time, longest first."""
     runs: dict[str, list[LaunchTime]] = {}
-    for time in executor.timings():
+    for time in timings:
         runs.setdefault(time.kernel, []).append(time)
     times = [
         KernelTime(
             name,
+            own[0].kind,
             len(own),
             sum(time.ns for time in own) / 1e6,
             tuple(dict.fromkeys(time.scope for time in own if time.scope)),

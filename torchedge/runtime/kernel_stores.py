@@ -42,12 +42,15 @@ class BoundSlot:
 class StagingBuffers:
     """Buffers of one size, mapped while the host fills them, unmapped while kernels read them.
 
-    Raises:
-        DeviceMemoryError: no memory is left.
+    Without unified memory a buffer is mapped while no launch runs: NVIDIA's driver lets kernels read the old
+    content of one that is mapped and unmapped beside a long launch. launches: their queue.
+
+    Raises DeviceMemoryError: no memory is left.
     """
 
-    def __init__(self, context: DeviceContext, nbytes: int) -> None:
+    def __init__(self, context: DeviceContext, nbytes: int, launches: Any) -> None:
         cl = context.cl
+        self._launches = None if context.handle.host_unified_memory else launches
         self._cl, self.part_bytes = cl, nbytes // PARTS // PAGE_BYTES * PAGE_BYTES
         self._queue, self._device = context.new_queue(False, own=True), context.device
         with translated("staging buffers", nbytes=nbytes, device=context.device):
@@ -67,6 +70,8 @@ class StagingBuffers:
         with translated("mapping a staging buffer", device=self._device):
             for event in events:
                 event.wait()
+            if self._launches is not None:
+                self._launches.finish()
             mapped, _ = self._cl.enqueue_map_buffer(
                 self._queue, self.buffers[number], ways, 0, (self.part_bytes,), np.uint8
             )
@@ -116,7 +121,7 @@ class KernelStore(StreamingStore):
         self._staged: dict[int, tuple[int, Any]] = {}  # (byte, event) of copies whose launch is to come
 
     def _new_pool(self, memory: DeviceMemory, uploads: Any) -> StagingBuffers:
-        return StagingBuffers(memory.context, self.staging_bytes)
+        return StagingBuffers(memory.context, self.staging_bytes, memory.queue)
 
     # around launches ---------------------------------------------------------------------------------------
 

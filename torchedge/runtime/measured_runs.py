@@ -141,8 +141,7 @@ class MeasuredRun:
     def plot(self, limit_bytes: int | None = None) -> Figure:
         """Draw the memory in use over time (FlashMem, Fig. 6).
 
-        Raises:
-            MissingExtraError: matplotlib is not installed.
+        Raises MissingExtraError: matplotlib is not installed.
         """
         return draw_memory(self, limit_bytes=limit_bytes)
 

@@ -108,9 +108,7 @@ class DeviceMemory:
 
         parts: tensors of its buffers that get a memory object of their own, a part of one. common: the arena
         that is allocated, for this program and others. owner: the program lies in what another one allocated.
-
-        Raises:
-            DeviceMemoryError: the device has too little. OpenCLError: a buffer has another size.
+        Raises DeviceMemoryError: the device has too little. OpenCLError: a buffer has another size.
         """
         arena, what = program.arena, f"arena of program {program.name}"
         common = common or arena
@@ -213,8 +211,7 @@ def check_same(mine: StoredTensor, theirs: StoredTensor) -> None:
 def converted(tensor: StoredTensor, array: object) -> Array:
     """Return an array in the tensor's dtype; only floats of another width and Python numbers are converted.
 
-    Raises:
-        InputError: another shape or kind of dtype, or a number that the dtype cannot hold.
+    Raises InputError: another shape or kind of dtype, or a number that the dtype cannot hold.
     """
     try:
         values = np.asarray(array)

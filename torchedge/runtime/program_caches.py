@@ -49,9 +49,7 @@ def lowered(
 
     layouts, timer: as in `lower`. folder: of the cache, by default within the user's cache folder. device:
     for which the program will be built next: processes start for that while it is lowered.
-
-    Raises:
-        LoweringError: operators without a rule, or a request that no kernel supports.
+    Raises LoweringError: operators without a rule, or a request that no kernel supports.
     """
     cache = BinaryCache(cache_folder() / "programs" if folder is None else folder)
     key = key_of(step, target, layouts, "" if timer is None else timer.device)

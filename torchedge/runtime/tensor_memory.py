@@ -146,9 +146,7 @@ class TensorMemory(DeviceMemory):
 
         Every in-place operation of PyTorch moves the tensor's version counter. Writes through `tensor.data`
         or numpy do not: `fingerprint` detects those.
-
-        Raises:
-            DeviceMemoryError: the device has too little.
+        Raises DeviceMemoryError: the device has too little.
         """
         copies = self._copies.setdefault(_key(tensor), {})
         copy = copies.get(stored.layout)

@@ -26,7 +26,7 @@ from torchedge.errors import (
 )
 from torchedge.graphs import SHARED_ROLES, WEIGHT_ROLES
 from torchedge.graphs.steps import Step
-from torchedge.graphs.training_steps import STEP_FIELDS, Loss, TrainerOptions, TrainingStep
+from torchedge.graphs.training_steps import STEP_FIELDS, Loss, TrainerOptions, TrainingStep, as_tuple
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
@@ -42,7 +42,7 @@ from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
 from torchedge.tracing.interception import tensors_in
-from torchedge.tracing.objectives import as_arguments, as_tuple
+from torchedge.tracing.objectives import as_arguments
 from torchedge.tracing.optimizers import OptimizerSettings, check_kind, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.python_state import Guard, identity_of
@@ -576,8 +576,7 @@ class _Batch:
 def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
     """Read a batch of tensors or numpy arrays: one, a tuple of arguments or a dict of keyword arguments.
 
-    Raises:
-        InputError: there is no tensor in it.
+    Raises InputError: there is no tensor in it.
     """
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))

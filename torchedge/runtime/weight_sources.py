@@ -71,10 +71,8 @@ class FileSource(WeightSource):
     the file; "direct" goes past the page cache in whole pages (O_DIRECT). A read that fails with an error
     that may pass is tried again. opener: opens the file. state: bytes and time of change (ns) that the file
     had when it was checked.
-
-    Raises:
-        ProfileError: the file is missing, too short, changed since `state` or no regular file, or its file
-            system refuses the way of reading.
+    Raises ProfileError: the file is missing, too short, changed since `state` or no regular file, or its file
+    system refuses the way of reading.
     """
 
     def __init__(

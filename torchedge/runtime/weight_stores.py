@@ -102,8 +102,7 @@ class StreamTurns:
 class StreamingStore(WeightStore):
     """Loads weights: preloaded ones once, streamed ones in every run. Calls come from one thread at a time.
 
-    Raises:
-        OpenCLError: the driver fails.
+    Raises OpenCLError: the driver fails.
     """
 
     def __init__(self, stream: WeightStream, loads: Loads) -> None:

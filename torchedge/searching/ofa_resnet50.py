@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from torchedge.errors import InputError, check_whole, checked_call
-from torchedge.graphs import ForwardGraph, GraphFamily, Mode, Size
+from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 from torchedge.graphs.families import with_shapes, without_operators
+from torchedge.graphs.sizes import Size
 from torchedge.searching.spaces import Genes, SearchSpace, check_keys, choice_of
 from torchedge.tracing.capturing import capture
 

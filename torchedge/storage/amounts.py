@@ -36,9 +36,7 @@ def bytes_of(amount: object, name: str = "the limit") -> int:
     """Return an amount of memory in bytes.
 
     name: of the argument, for errors.
-
-    Raises:
-        InputError: it is no amount, not from 1 byte to 1 PiB, or a number above `MOST_MIB`.
+    Raises InputError: it is no amount, not from 1 byte to 1 PiB, or a number above `MOST_MIB`.
     """
     return int(_checked(amount, name))
 

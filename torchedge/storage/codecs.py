@@ -161,8 +161,7 @@ class Codec(Generic[Noun]):
     def write(self, path: str | Path, noun: Noun) -> None:
         """Write a JSON file atomically, packed where its name ends in .gz.
 
-        Raises:
-            ProfileError: it cannot be written, or its free content has no JSON form.
+        Raises ProfileError: it cannot be written, or its free content has no JSON form.
         """
         write_json(path, self.document(noun))
 
@@ -170,9 +169,8 @@ class Codec(Generic[Noun]):
         """Build the noun from its document; `source` is named in errors.
 
         outside: the fields that documents do not hold.
-
-        Raises:
-            InputError (or the codec's own class): an entry is missing, unknown, out of range or inconsistent.
+        Raises InputError (or the codec's own class): an entry is missing, unknown, out of range or
+        inconsistent.
         """
         try:
             struct = msgspec.convert(document, self._struct)

@@ -50,8 +50,7 @@ _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_WORD}(?:[ \t]*\.[ \t]*{_WORD}){{{M
 def open_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading; errors of reading are raised like errors of opening.
 
-    Raises:
-        ProfileError: it is missing, unreadable or no regular file (a pipe or device could block).
+    Raises ProfileError: it is missing, unreadable or no regular file (a pipe or device could block).
     """
     try:
         # Non-blocking: opening a pipe that nobody writes would otherwise wait for ever.
@@ -73,8 +72,8 @@ def open_file(path: str | Path) -> Iterator[BinaryIO]:
 def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
     """Read a regular file of at most `max_bytes` bytes.
 
-    Raises:
-        ProfileError: it is missing, unreadable, too large or no regular file (a pipe or device could block).
+    Raises ProfileError: it is missing, unreadable, too large or no regular file (a pipe or device could
+    block).
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -90,8 +89,7 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
 def read_unpacked(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
     """Read a file of at most `max_bytes` bytes, unpacked where its name ends in .gz.
 
-    Raises:
-        ProfileError: as `read_bytes`, or the packed data is damaged or unpacks to more.
+    Raises ProfileError: as `read_bytes`, or the packed data is damaged or unpacks to more.
     """
     data = read_bytes(path, max_bytes=max_bytes)
     if Path(path).suffix != ".gz":
@@ -111,8 +109,7 @@ def read_unpacked(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> b
 def read_text(path: str | Path, kind: str) -> str:
     """Read a UTF-8 text; `kind` is named in errors.
 
-    Raises:
-        ProfileError: as `read_bytes`, or it is not UTF-8.
+    Raises ProfileError: as `read_bytes`, or it is not UTF-8.
     """
     return _decode(path, read_bytes(path), kind)
 
@@ -120,9 +117,8 @@ def read_text(path: str | Path, kind: str) -> str:
 def read_toml(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
     """Read a TOML document; dates and times come back as ISO 8601 text.
 
-    Raises:
-        ProfileError: as `read_bytes`, or it is not UTF-8 TOML, is nested too deep or holds a number that is
-            not finite or does not fit 64 bits.
+    Raises ProfileError: as `read_bytes`, or it is not UTF-8 TOML, is nested too deep or holds a number that
+    is not finite or does not fit 64 bits.
     """
     return parse_toml(path, read_bytes(path, max_bytes=max_bytes))
 
@@ -144,8 +140,7 @@ def parse_toml(source: str | Path, data: bytes) -> Document:
 def read_json(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
     """Read a JSON document whose top level is an object, unpacked where the file's name ends in .gz.
 
-    Raises:
-        ProfileError: as `read_toml` and `read_unpacked`, or a key stands twice in one object.
+    Raises ProfileError: as `read_toml` and `read_unpacked`, or a key stands twice in one object.
     """
     return parse_json(path, read_unpacked(path, max_bytes=max_bytes))
 
@@ -234,9 +229,7 @@ def write_json(path: str | Path, document: Mapping[str, object]) -> None:
     """Write a JSON document atomically, keys sorted: the same document gives the same bytes.
 
     It is packed where the file's name ends in .gz.
-
-    Raises:
-        ProfileError: it cannot be written, or holds something that JSON has not (a NaN, an object).
+    Raises ProfileError: it cannot be written, or holds something that JSON has not (a NaN, an object).
     """
     try:
         # The encoder of the standard library is written in C only without indentation.
@@ -252,9 +245,8 @@ def write_json(path: str | Path, document: Mapping[str, object]) -> None:
 def write_toml(path: str | Path, document: Mapping[str, object]) -> None:
     """Write a TOML document atomically, keys in the order given.
 
-    Raises:
-        ProfileError: it cannot be written, or holds something other than text, bool, integer, finite float,
-            list and table.
+    Raises ProfileError: it cannot be written, or holds something other than text, bool, integer, finite
+    float, list and table.
     """
     try:
         data = format_toml(document).encode()
@@ -268,8 +260,7 @@ def write_toml(path: str | Path, document: Mapping[str, object]) -> None:
 def file_sha256(path: str | Path, *, max_bytes: int) -> str:
     """Return the hexadecimal SHA-256 of a file of at most `max_bytes` bytes, read piece by piece.
 
-    Raises:
-        ProfileError: as `read_bytes`.
+    Raises ProfileError: as `read_bytes`.
     """
     state, size = hashlib.sha256(), 0
     with open_file(path) as file:

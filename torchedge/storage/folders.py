@@ -45,9 +45,7 @@ def cache_folder() -> Path:
     """Return the folder for files that can be rebuilt (compiled kernels); it need not exist.
 
     `$TORCHEDGE_CACHE` where set, else `$XDG_CACHE_HOME/torchedge`, else `~/.cache/torchedge`.
-
-    Raises:
-        InputError: neither variable is set and the user has no home folder.
+    Raises InputError: neither variable is set and the user has no home folder.
     """
     return _own_folder(CACHE_VARIABLE, "XDG_CACHE_HOME", Path(".cache"), "cache folder")
 
@@ -57,9 +55,7 @@ def user_folder() -> Path:
 
     `$TORCHEDGE_HOME` where set, else `$XDG_DATA_HOME/torchedge`, else `~/.local/share/torchedge`. An XDG
     variable that is not an absolute path is ignored, as the XDG specification asks.
-
-    Raises:
-        InputError: neither variable is set and the user has no home folder.
+    Raises InputError: neither variable is set and the user has no home folder.
     """
     return _own_folder(HOME_VARIABLE, "XDG_DATA_HOME", Path(".local", "share"), "user folder")
 
@@ -84,9 +80,7 @@ def resolve_inside(folder: Path, name: str) -> Path:
 
     `name` is a plain name or a relative path with `/`; symlinks are followed and must end inside `folder`.
     The file need not exist.
-
-    Raises:
-        ProfileError: an empty, absolute, over-long or climbing name, or a symlink that leaves the folder.
+    Raises ProfileError: an empty, absolute, over-long or climbing name, or a symlink that leaves the folder.
     """
     parts = name.split("/")
     plain = all(
@@ -122,8 +116,7 @@ REBUILD = "rebuild the profile with `torchedge fit`"
 def profile_file(folder: Path, name: str, digest: object, *, max_bytes: int) -> Path:
     """Return the path of a file in a profile's folder: `name`, or `staged_name` after an interrupted fit.
 
-    Raises:
-        ProfileError: the file is missing, larger than `max_bytes`, or its SHA-256 is not `digest`.
+    Raises ProfileError: the file is missing, larger than `max_bytes`, or its SHA-256 is not `digest`.
     """
     staged = resolve_inside(folder, staged_name(name, str(digest)))
     path = staged if staged.is_file() else resolve_inside(folder, name)

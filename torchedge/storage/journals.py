@@ -161,8 +161,8 @@ def _is_torn(line: bytes) -> bool:
 def parse_lines(source: str | Path, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the JSON objects of a text with one a line, each with its place, as errors name it.
 
-    Raises:
-        ProfileError: as `parse_json`, or a line was changed since a journal wrote it; the message names it.
+    Raises ProfileError: as `parse_json`, or a line was changed since a journal wrote it; the message names
+    it.
     """
     for number, line in enumerate(data.splitlines(), start=1):
         place = f"{source} line {number}"

@@ -44,8 +44,7 @@ _STYLE: dict[Any, Any] = {
 def canvas(width: float, height: float) -> Iterator[Figure]:
     """Yield an empty figure of this size in inches, in the common style; notebooks show it.
 
-    Raises:
-        MissingExtraError: matplotlib is not installed.
+    Raises MissingExtraError: matplotlib is not installed.
     """
     with needed("matplotlib", extra="plots", purpose="drawing"):
         import matplotlib

@@ -30,9 +30,8 @@ def new_file(path: str | Path) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of `path`, on the disk, if the block ends without an error.
 
     A link stays: the file that it names is replaced.
-
-    Raises:
-        ProfileError: the folder is missing or cannot be written, or `path` is a folder, a device or a pipe.
+    Raises ProfileError: the folder is missing or cannot be written, or `path` is a folder, a device or a
+    pipe.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
@@ -82,8 +81,7 @@ def sync_folder(folder: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder; it replaces `target` if the block ends without an error.
 
-    Raises:
-        InputError: the folder cannot be made, filled or put in place.
+    Raises InputError: the folder cannot be made, filled or put in place.
     """
     try:
         with side_folder(target) as new:
@@ -101,8 +99,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 def side_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside a target, removed at the end with those that killed processes left.
 
-    Raises:
-        OSError: the folder cannot be made.
+    Raises OSError: the folder cannot be made.
     """
     new = _hidden(target, f"{secrets.token_hex(8)}.tmp")
     _remove_left(target)

@@ -72,9 +72,7 @@ def read_tensors(
 
     Returns:
         the arrays by name, and the metadata (text by key).
-
-    Raises:
-        ProfileError: the file is missing, too large, or breaks a rule of the format.
+    Raises ProfileError: the file is missing, too large, or breaks a rule of the format.
     """
     data = read_bytes(path, max_bytes=max_bytes)
     header = parse_header(path, data[: 8 + MAX_HEADER_BYTES], len(data))
@@ -109,10 +107,8 @@ def write_tensors(
         path: the file, replaced whole.
         tensors: the arrays by name; any layout in memory, stored in C order and little endian.
         metadata: text by key.
-
-    Raises:
-        ProfileError: an array of a dtype that the format lacks, a bad name, too many tensors, a header that
-            `read_tensors` would refuse, or a folder that cannot be written.
+    Raises ProfileError: an array of a dtype that the format lacks, a bad name, too many tensors, a header
+    that `read_tensors` would refuse, or a folder that cannot be written.
     """
     if len(tensors) > MAX_TENSORS:
         raise ProfileError(
@@ -153,9 +149,7 @@ def parse_header(path: str | Path, start: bytes, size: int) -> Header:
     """Check a file's header against its size; `path` is named in errors.
 
     start: the first 8 + MAX_HEADER_BYTES bytes of the file, or all of a shorter one. size: bytes of the file.
-
-    Raises:
-        ProfileError: a rule of the format is broken: too large, a gap, an overlap, a bad name or dtype.
+    Raises ProfileError: a rule of the format is broken: too large, a gap, an overlap, a bad name or dtype.
     """
     length = int.from_bytes(start[:8], "little")
     if size < 10 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):

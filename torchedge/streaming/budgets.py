@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchedge.errors import LimitError, PlanError
+from torchedge.errors import LimitError
 from torchedge.lowering.programs import Program
 from torchedge.storage.amounts import MOST_BYTES, bytes_of
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import OverlapPlan, always_next, preload_everything
 from torchedge.streaming.rates import STAGING_BYTES
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, StreamingSchedule, least_memory, make_schedule
-from torchedge.streaming.verification import check_plan, verify_plan
+from torchedge.streaming.verification import check_complete, check_plan, verify_plan
 from torchedge.textures.layouts import PAGE_BYTES
 
 RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0)
@@ -74,9 +74,7 @@ class Budget:
         before its first use, which takes the least memory of all. The last is taken before the others where
         its predicted latency is as low: where the disk is the bottleneck, preloading gains nothing. Where
         nothing else is as fast, as where transfers cost the host more than they hide, all is preloaded.
-
-        Raises:
-            LimitError: not even that stays within the limit; the message names the smallest limit.
+        Raises LimitError: not even that stays within the limit; the message names the smallest limit.
         """
         best = self.filled(self.search())
         choices = [best]
@@ -174,17 +172,12 @@ class Budget:
             PlanError: it does not load every weight once.
         """
         plan = strategy(self.instance)
-        name = str(plan.solver.get("strategy", "the strategy"))
-        checked = verify_plan(self.instance, plan, limits=False)
-        if plan.status == "INFEASIBLE" or not checked.ok:
-            raise PlanError(
-                f"the plan of {name} does not load every weight once: "
-                f"{[*checked.problems, 'it is INFEASIBLE'][0]}; plan by the solver"
-            )
+        check_complete(self.instance, plan)
         schedule = make_schedule(self.program, self.instance, plan, self.staging())
         problems = verify_plan(self.instance, plan).problems
         budgeted = Budgeted(self.instance, plan, schedule, problems=problems)
         if self.limit is not None and budgeted.total_bytes > self.limit:
+            name = plan.solver.get("strategy", "the strategy")
             raise LimitError(
                 f"{self.instance.name} as {name} plans it takes {in_mib(budgeted.total_bytes)} MiB, more "
                 f"than {in_mib(self.limit)} MiB; raise the memory limit, or plan by the solver"

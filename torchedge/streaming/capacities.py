@@ -16,14 +16,7 @@ from torchedge.forests.trees import Forest, evaluate, features_outside
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.streaming.instances import MEBIBYTE, Distance, Instance, Layer
-from torchedge.streaming.rates import (
-    TABLE,
-    THRESHOLDS,
-    class_forests,
-    copy_rate,
-    estimate_latencies,
-    roofline_of,
-)
+from torchedge.streaming.rates import TABLE, THRESHOLDS, class_forests, copy_rate, kernel_rates
 from torchedge.streaming.schedules import LaunchWork, weights_of, works_of
 
 FILE = "loading.safetensors"
@@ -139,8 +132,7 @@ class FittedLoads:
 def load_model_of(device: Device) -> FittedLoads | None:
     """Return a device's model of latency under load; None if it was not measured.
 
-    Raises:
-        ProfileError: its file is missing, damaged or made for another version.
+    Raises ProfileError: its file is missing, damaged or made for another version.
     """
     described = device.profile.get(TABLE)
     if described is None:
@@ -172,8 +164,7 @@ def _check_range(path: Path, name: str, forest: Forest) -> None:
 def loading_way(device: Device) -> LoadingWay:
     """Return the fastest way to load beside kernels that was measured on a device; copies if none was.
 
-    Raises:
-        ProfileError: the profile names another way.
+    Raises ProfileError: the profile names another way.
     """
     table = device.profile.get(TABLE)
     way = table.get(WAY, "copy") if isinstance(table, Mapping) else "copy"
@@ -234,8 +225,8 @@ def rate_capacities(
         raise InputError(f"launch_ms has {len(launch_ms)} entries; expected {len(works)}, one a launch")
     notes: tuple[str, ...] = ()
     if launch_ms is None:
-        roofline = roofline_of(device)
-        latencies, notes = estimate_latencies(works, roofline), roofline.notes
+        rates, notes = kernel_rates(device)
+        latencies = tuple([rates[work.load_class].latency_ms(work) for work in works])
     else:
         latencies = tuple(map(float, launch_ms))
     layers = list(zip(works, latencies, strict=True))

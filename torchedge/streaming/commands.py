@@ -40,9 +40,7 @@ def resolve(
     their launches: the weight has its memory from there on. by_kernels: for kernels that load
     (`Executor(loading=)`): staging memory is PARTS buffers of a size, since no kernel may read a buffer that
     the host writes; a read belongs to one launch, which may carry its bytes.
-
-    Raises:
-        InputError: a weight has no place, or a place of another size.
+    Raises InputError: a weight has no place, or a place of another size.
     """
     program, staging = schedule.program, schedule.staging_bytes
     part = staging // PARTS // PAGE_BYTES * PAGE_BYTES

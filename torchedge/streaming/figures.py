@@ -81,9 +81,7 @@ def draw_gantt(timeline: RunTimeline, *, layers: tuple[int, int] | None = None) 
     """Draw disk reads, loads and layers over time; below, how long each weight stays in memory.
 
     `layers`: the first and last layer (from 1) to show, default all with the initialisation.
-
-    Raises:
-        InputError: `layers` is not within the model.
+    Raises InputError: `layers` is not within the model.
     """
     count = len(timeline.instance.layers)
     if layers is not None and not 1 <= layers[0] <= layers[1] <= count:

@@ -439,8 +439,7 @@ class StreamingPlan(Budgeted):
     def to_json(self, path: str | Path | None = None) -> str:
         """Return everything as JSON text; with a path, write it there too (atomically).
 
-        Raises:
-            ProfileError: the file cannot be written.
+        Raises ProfileError: the file cannot be written.
         """
         document = self.document()
         if path is not None:

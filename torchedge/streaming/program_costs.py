@@ -27,14 +27,7 @@ from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.prediction.results import Estimate
 from torchedge.storage.codecs import thaw
 from torchedge.streaming.budgets import Budgeted
-from torchedge.streaming.rates import (
-    KernelRates,
-    class_forests,
-    class_rates,
-    derive_rates,
-    estimate_latencies,
-    roofline_of,
-)
+from torchedge.streaming.rates import KernelRates, class_forests, class_rates, derive_rates, kernel_rates
 from torchedge.streaming.schedules import LaunchWork, works_of
 from torchedge.streaming.simulation import simulate_plan
 
@@ -165,9 +158,9 @@ def predict_program(program: Program, device: Device, plan: Budgeted | None = No
 
     notes: tuple[str, ...] = ()
     if costs is None:
-        roofline = roofline_of(device)
-        times = estimate_latencies(works, roofline)
-        notes = (*roofline.notes, f"no programs were measured on {device.name}: {_REBUILD}")
+        rates, notes = kernel_rates(device)
+        times = tuple([rates[work.load_class].latency_ms(work) for work in works])
+        notes += (f"no programs were measured on {device.name}: {_REBUILD}",)
         beside = device.figures.get("context_mib")
         memory = _estimate(nbytes / 2**20 + (beside.value if beside else 0.0), ASSUMED, "MiB")
         latency, provenance = _estimate(together(times), ASSUMED, "ms"), Provenance.ASSUMED
@@ -209,8 +202,7 @@ def _table(device: Device) -> Mapping[str, object]:
 def program_costs(device: Device) -> ProgramCosts | None:
     """Return a device's model of programs; None if no program was measured there.
 
-    Raises:
-        ProfileError: its table or its file is missing, damaged or made for another version.
+    Raises ProfileError: its table or its file is missing, damaged or made for another version.
     """
     if TABLE not in device.profile:
         return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -56,47 +56,6 @@ class KernelRates:
         return self.us / 1e3 + max(work.flops / self.gflops, work.bytes_moved / self.gb_s) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """The figures behind latencies: FLOP/ms, bytes/ms, launch (ms), and measured time over the roofline.
-
-    measured: rates of the lowering's own kernels by class, which replace all of these. `notes` name missing
-    figures and their substitutes.
-    """
-
-    flops_ms: float
-    bytes_ms: float
-    launch_ms: float
-    ratio: float
-    notes: tuple[str, ...] = ()
-    measured: Mapping[LoadClassName, KernelRates] = field(default_factory=dict)
-
-
-def roofline_of(device: Device) -> Roofline:
-    """Return a device's roofline in single precision, in which all kernels compute.
-
-    Raises:
-        DeviceError: its profile gives no peak rate or no bandwidth.
-        ProfileError: its measured rates of kernels are damaged.
-    """
-    notes = []
-    measured = _kernel_rates(device)
-    ratio = device.figures.get(RATIO)
-    if ratio is None and not measured:
-        notes.append(f"{device.name} gives no {RATIO}; latencies are the bare roofline")
-    launch = device.figures.get("launch_overhead_us")
-    if launch is None and not measured:
-        notes.append(f"{device.name} gives no launch_overhead_us; launches are taken to cost nothing")
-    return Roofline(
-        flops_ms=device.value("peak_fp32_gflops") * 1e6,
-        bytes_ms=_bandwidth(device).value * 1e6,
-        launch_ms=launch.value / 1e3 if launch else 0.0,
-        ratio=ratio.value if ratio else 1.0,
-        notes=tuple(notes),
-        measured=measured,
-    )
-
-
 def class_rates(content: object) -> dict[LoadClassName, KernelRates]:
     """Return rates of every operator class from a profile's table.
 
@@ -106,34 +65,38 @@ def class_rates(content: object) -> dict[LoadClassName, KernelRates]:
     return {name: read[name] for name in THRESHOLDS}
 
 
-def _kernel_rates(device: Device) -> dict[LoadClassName, KernelRates]:
-    """Return the rates of kernels that a profile holds, none or those of all classes."""
-    table = device.profile.get(TABLE)
-    rates = table.get(KERNELS) if isinstance(table, Mapping) else None
-    if rates is None:
-        return {}
-    try:
-        return class_rates(rates)
-    except (KeyError, msgspec.ValidationError) as error:
-        raise ProfileError(
-            f"{device.folder}: [profile.{TABLE}.{KERNELS}] does not give gflops, gb_s, us above 0 for "
-            f"{', '.join(THRESHOLDS)}; write it anew with `torchedge fit loads`"
-        ) from error
+def kernel_rates(device: Device) -> tuple[dict[LoadClassName, KernelRates], tuple[str, ...]]:
+    """Return the rates of each operator class, and notes that name missing figures and their substitutes.
 
+    They are those that were measured of the lowering's own kernels, else a roofline of the device's figures
+    in single precision, in which all kernels compute, times its `inference_time_ratio`.
 
-def estimate_latencies(works: Iterable[LaunchWork], roofline: Roofline) -> tuple[float, ...]:
-    """Return each launch's latency alone, ms: by the measured rates of its class, else by the roofline.
-
-    The roofline gives ratio * (launch + max(FLOPs / rate, bytes / bandwidth)).
+    Raises:
+        DeviceError: the profile has neither such rates nor a peak rate and a bandwidth.
+        ProfileError: its measured rates are damaged.
     """
-
-    def alone_ms(work: LaunchWork) -> float:
-        if work.load_class in roofline.measured:
-            return roofline.measured[work.load_class].latency_ms(work)
-        busy = max(work.flops / roofline.flops_ms, work.bytes_moved / roofline.bytes_ms)
-        return roofline.ratio * (roofline.launch_ms + busy)
-
-    return tuple(map(alone_ms, works))
+    table = device.profile.get(TABLE)
+    if isinstance(table, Mapping) and table.get(KERNELS) is not None:
+        try:
+            return class_rates(table[KERNELS]), ()
+        except (KeyError, msgspec.ValidationError) as error:
+            raise ProfileError(
+                f"{device.folder}: [profile.{TABLE}.{KERNELS}] does not give gflops, gb_s, us above 0 for "
+                f"{', '.join(THRESHOLDS)}; write it anew with `torchedge fit loads`"
+            ) from error
+    ratio, launch = device.figures.get(RATIO), device.figures.get("launch_overhead_us")
+    notes = []
+    if ratio is None:
+        notes.append(f"{device.name} gives no {RATIO}; latencies are the bare roofline")
+    if launch is None:
+        notes.append(f"{device.name} gives no launch_overhead_us; launches are taken to cost nothing")
+    times = ratio.value if ratio else 1.0
+    rates = KernelRates(
+        device.value("peak_fp32_gflops") / times,
+        _bandwidth(device).value / times,
+        launch.value * times if launch else 0.0,
+    )
+    return dict.fromkeys(THRESHOLDS, rates), tuple(notes)
 
 
 def _bandwidth(device: Device) -> Figure:
@@ -145,9 +108,7 @@ def copy_rate(device: Device) -> Figure:
     """Return the rate (GB/s) at which weights move from unified to texture memory beside a running kernel.
 
     Where the profile gives no `unified_to_texture_gb_s`, half of its bandwidth stands in, "assumed".
-
-    Raises:
-        DeviceError: its profile gives no bandwidth either.
+    Raises DeviceError: its profile gives no bandwidth either.
     """
     figure = device.figures.get("unified_to_texture_gb_s")
     if figure is not None:
@@ -217,9 +178,7 @@ def derive_rates(device: Device) -> Rates:
 
     The host's times are its `host_launch_us` and `host_transfer_us`, which `torchedge profile --streaming`
     measures; without them a launch takes its `launch_overhead_us`, and a transfer `TRANSFER_US`.
-
-    Raises:
-        DeviceError: the profile gives no `disk_read_gb_s`, or no rate at all between memories.
+    Raises DeviceError: the profile gives no `disk_read_gb_s`, or no rate at all between memories.
     """
     if "disk_read_gb_s" not in device.figures:
         raise DeviceError(
@@ -250,8 +209,7 @@ def class_forests(
 ) -> Mapping[LoadClassName, Forest]:
     """Return the forests of each operator class, over some features, from a file of a profile.
 
-    Raises:
-        ProfileError: the file is missing, damaged, another one or made for another version.
+    Raises ProfileError: the file is missing, damaged, another one or made for another version.
     """
     path = profile_file(folder, file, digest, max_bytes=_MOST_BYTES)
     read = read_forests(path, expected=dict.fromkeys(THRESHOLDS, features), max_bytes=_MOST_BYTES)

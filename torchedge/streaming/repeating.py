@@ -62,9 +62,7 @@ def plan_in_turn(
 
     memory_limit: bytes of all that they allocate together, and of what will be `beside` them. constants:
     stream them, too. Returns a plan of each, with staging memory of one size, which they share.
-
-    Raises:
-        LimitError: no plan stays within the limit; the message names the smallest that works.
+    Raises LimitError: no plan stays within the limit; the message names the smallest that works.
     """
     candidates = _candidates(programs, constants=constants)
     turns = _Turns(tuple(programs), memory_limit, beside, candidates)

@@ -170,10 +170,8 @@ def make_schedule(
     Weights of the instance are tensors of the program by name, or parts of them (`far_uses`), all of which
     are streamed; other weights are preloaded. The plan may exceed capacities and memory limits of the
     instance, as those of `STRATEGIES` do. staging_bytes: size of the pool, a multiple of 4,096.
-
-    Raises:
-        PlanError: the instance or the plan is of another program, the plan breaks its rules, or the pool is
-            too small.
+    Raises PlanError: the instance or the plan is of another program, the plan breaks its rules, or the pool
+    is too small.
     """
     _check_staging(staging_bytes)
     program, preload, transfers = _transfers(program, instance, plan)
@@ -186,8 +184,7 @@ def restore_schedule(
 ) -> StreamingSchedule:
     """Return the schedule of a plan with an arena that was planned before, as in a file; it is checked.
 
-    Raises:
-        PlanError: as `make_schedule` does, or the arena does not hold the run.
+    Raises PlanError: as `make_schedule` does, or the arena does not hold the run.
     """
     _check_staging(staging_bytes)
     program, preload, transfers = _transfers(program, instance, plan)

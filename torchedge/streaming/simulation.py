@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from torchedge.devices import Provenance
-from torchedge.errors import InputError, PlanError
+from torchedge.errors import InputError
 from torchedge.storage import Document
 from torchedge.storage.locks import cached_property
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.rates import Rates
+from torchedge.streaming.verification import check_complete
 
 Times = NDArray[np.float64]
 Bytes = NDArray[np.int64]
@@ -307,20 +307,11 @@ class _Piece:
 
 def _order(instance: Instance, plan: OverlapPlan, rates: Rates) -> list[_Piece]:
     """Return all loads in the order in which they are needed; preloaded weights are loads of layer 0."""
-    if plan.status == "INFEASIBLE":
-        raise PlanError("the plan is INFEASIBLE; expected one that can run: raise the limits and plan anew")
     total = sum(w.nbytes for w in instance.weights)
     if total > MOST_BYTES:
         raise InputError(f"the weights of {instance.name} are more than 2^60 bytes; expected fewer")
+    check_complete(instance, plan)
     places = {w.name: place for place, w in enumerate(instance.weights)}
-    for name in (*plan.preload, *(x.weight for x in plan.loads)):
-        if name not in places:
-            raise PlanError(
-                f"the plan loads {name[:80]!r}, which is no weight of {instance.name}; plan it anew"
-            )
-    early = [x for x in plan.loads if x.layer < 1]
-    if early:
-        raise PlanError(f"layer {early[0].layer} loads {early[0].weight[:80]!r}; expected layers from 1 on")
     preloads = [ChunkLoad(name, 0, instance.weights[places[name]].chunks, 0) for name in plan.preload]
     ranges: list[list[ChunkLoad]] = [[] for _ in instance.weights]
     for load in (*preloads, *plan.loads):
@@ -332,20 +323,9 @@ def _order(instance: Instance, plan: OverlapPlan, rates: Rates) -> list[_Piece]:
 
 
 def _pieces(instance: Instance, place: int, loads: Sequence[ChunkLoad], request: int) -> Iterator[_Piece]:
-    """Yield the loads of a weight, in requests of so many chunks at most.
-
-    Raises PlanError where they are not all of its chunks, each once and in time.
-    """
+    """Yield the loads of a weight, in requests of so many chunks at most."""
     w, size = instance.weights[place], instance.chunk_bytes
-    ordered = sorted(loads, key=lambda x: x.first_chunk)
-    begins = [0, *accumulate(x.chunks for x in ordered)]
-    in_time = all(x.chunks > 0 and x.layer < w.first_use for x in ordered)
-    if not in_time or begins != [*(x.first_chunk for x in ordered), w.chunks]:
-        raise PlanError(
-            f"the plan does not load {w.name[:80]!r} once and whole, expected chunks 0 to {w.chunks - 1} by "
-            f"layers before its first use by layer {w.first_use}; check it with verify_plan"
-        )
-    for x in ordered:
+    for x in loads:
         end = x.first_chunk + x.chunks
         for first in range(x.first_chunk, end, request):
             nbytes = min(min(first + request, end) * size, w.nbytes) - first * size

@@ -43,8 +43,7 @@ class Verification:
 def check_plan(instance: Instance, plan: OverlapPlan) -> Verification:
     """Verify a plan and return its verification.
 
-    Raises:
-        PlanError: the plan breaks a rule; the message names the first problems.
+    Raises PlanError: the plan breaks a rule; the message names the first problems.
     """
     verified = verify_plan(instance, plan)
     if not verified.ok:
@@ -52,6 +51,17 @@ def check_plan(instance: Instance, plan: OverlapPlan) -> Verification:
         more = "; and more" if len(verified.problems) > 3 else ""
         raise PlanError(f"the plan for {instance.name} breaks its rules: {first}{more}; plan it anew")
     return verified
+
+
+def check_complete(instance: Instance, plan: OverlapPlan) -> None:
+    """Raise PlanError unless a plan loads every weight once, whole and before its first use (C0, C1)."""
+    problems = _Problems()
+    if plan.status == "INFEASIBLE":
+        problems.add("it is INFEASIBLE")
+    else:
+        _complete_loads(instance, plan, problems)
+    if problems.texts:
+        raise PlanError(f"the plan for {instance.name} cannot run: {problems.texts[0]}; plan it anew")
 
 
 def verify_plan(instance: Instance, plan: OverlapPlan, *, limits: bool = True) -> Verification:
@@ -65,20 +75,28 @@ def verify_plan(instance: Instance, plan: OverlapPlan, *, limits: bool = True) -
         _check_infeasible(instance, plan, problems)
         empty = (0,) * len(instance.layers)
         return Verification(None, 0, 0, empty, problems.listed())
-    weights = {weight.name: weight for weight in instance.weights}
-    preloaded = _preloaded(plan, weights, problems)
-    loads = _loads(instance, plan, weights, preloaded, problems)
-    for weight in instance.weights:
-        if weight.name not in preloaded:
-            _check_complete(weight, loads.get(weight.name, ()), problems)
+    preloaded, loads = _complete_loads(instance, plan, problems)
     resident = _resident(instance, loads)
-    chunks = sum(weights[name].chunks for name in preloaded)
+    chunks = sum(weight.chunks for weight in instance.weights if weight.name in preloaded)
     if limits:
         _check_capacities(instance, loads, problems)
         _check_limits(instance, chunks, resident, problems)
     objective = _objective(instance, chunks, loads)
     _check_claims(instance, plan, objective, max(resident), problems)
     return Verification(objective, chunks, max(resident), resident, problems.listed())
+
+
+def _complete_loads(
+    instance: Instance, plan: OverlapPlan, problems: _Problems
+) -> tuple[set[str], dict[str, list[ChunkLoad]]]:
+    """Return the preloaded weights and the valid loads of the others; report what is missing or wrong."""
+    weights = {weight.name: weight for weight in instance.weights}
+    preloaded = _preloaded(plan, weights, problems)
+    loads = _loads(instance, plan, weights, preloaded, problems)
+    for weight in instance.weights:
+        if weight.name not in preloaded:
+            _check_complete(weight, loads.get(weight.name, ()), problems)
+    return preloaded, loads
 
 
 class _Problems:

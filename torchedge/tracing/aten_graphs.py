@@ -335,7 +335,7 @@ class _Conversion(Interpreter):
         return self.stored[node]
 
     def _constant(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> int:
-        """Add a known tensor: as a `full`, or as a constant, expanded along dimensions of equal slices.
+        """Add a known tensor: as a `full`, an `arange` or a constant, expanded along equal slices.
 
         Tensors of the same content are one constant.
         """
@@ -344,14 +344,23 @@ class _Conversion(Interpreter):
             number = core.item() if core.numel() else 0
             attrs = {"size": shape, "fill_value": number, "dtype": dtype}
             return self.builder.call("full", attrs, [(shape, dtype)])[0]
+        steps = _steps_of(core)
+        if steps is not None:
+            form = (tuple(core.shape), dtype)
+            index = self.builder.call("arange", {**steps, "dtype": dtype}, [form])[0]
+        else:
+            index = self._stored(name, core, dtype)
+        if core.shape == tensor.shape:
+            return index
+        return self.builder.call("expand", {"input": Ref(index), "size": shape}, [(shape, dtype)])[0]
+
+    def _stored(self, name: str, core: torch.Tensor, dtype: str) -> int:
         content = content_of(core)
         index = self.alike.get(content)
         if index is None:
             index = self.alike[content] = self.builder.add(name, tuple(core.shape), dtype, "constant")
             self.constants[self.builder.values[index].name] = core.contiguous()
-        if core.shape == tensor.shape:
-            return index
-        return self.builder.call("expand", {"input": Ref(index), "size": shape}, [(shape, dtype)])[0]
+        return index
 
 
 def _read(op: Op) -> int:
@@ -372,6 +381,17 @@ def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
         if size > 1 and bool((tensor == tensor.narrow(dim, 0, 1)).all()):
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def _steps_of(tensor: torch.Tensor) -> dict[str, int] | None:
+    """Return start, end and step of whole numbers that are equally far apart; None: of other tensors."""
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        return None
+    start, second = tensor[:2].tolist()
+    step = second - start
+    if not bool((tensor == torch.arange(len(tensor), device=tensor.device) * step + start).all()):
+        return None
+    return {"start": start, "end": start + step * len(tensor), "step": step}
 
 
 def _overload(node: Node) -> torch._ops.OpOverload:

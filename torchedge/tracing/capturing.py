@@ -26,13 +26,13 @@ from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.partitions import Partition
 from torchedge.graphs.sizes import LARGEST_BATCH, Affine, NotAffineError
-from torchedge.graphs.training_steps import Loss, check_loss
+from torchedge.graphs.training_steps import Loss, as_tuple, check_loss
 from torchedge.notices import noticed
 from torchedge.tracing.copies import is_library
 from torchedge.tracing.device_answers import Accelerator
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
-from torchedge.tracing.objectives import as_arguments, as_tuple, loss_function, named_errors
+from torchedge.tracing.objectives import as_arguments, loss_function, named_errors
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.programs import FileProgram
 

@@ -203,6 +203,8 @@ _MIXED = (
     "a reentrant or selective checkpoint runs inside of another one or around it: memory may be off by up "
     "to a third"
 )
+KEEPS_INPUTS: Any = getattr(checkpoints, "_NoopSaveInputs", None)
+"""The autograd function by which checkpoints of PyTorch before 2.13 keep their inputs."""
 _REGION = "_torchedge_region"
 _MANAGERS: tuple[Any, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 _ENTERS = frozenset([manager.__enter__.__code__ for manager in _MANAGERS])

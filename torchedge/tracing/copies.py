@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.tracing.torch_calls import forget_patched, plain_forward
+from torchedge.tracing.torch_calls import cell_content, forget_patched
 
 _LONGEST_RANGE = 50_000_000
 _ATOMS = frozenset((int, float, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype))
@@ -153,22 +153,20 @@ def _copied(model: _Module) -> tuple[_Module, list[Any]]:
 
 
 @contextmanager
-def scoped(model: _Module, scopes: list[str]) -> Iterator[None]:
-    """Make each module of a copy push its path to `scopes`, and PyTorch's modules run plain bodies.
+def scoped(model: _Module, scopes: list[str], root: str = "") -> Iterator[None]:
+    """Make each module of a copy push its path, behind the name of the root, to `scopes`.
 
     Hooks of the backward pass are dropped: what they do with gradients is not part of a forward pass.
     """
     forget_patched()
-    named = [*model.named_modules()]
-    forwards = {kind: plain_forward(kind) for kind in {type(module) for _, module in named}}
-    for name, module in named:
+    for name, module in model.named_modules():
         home = vars(module)
-        home["_compiled_call_impl"] = _scoped_call(module._call_impl, name, scopes)
+        home["_compiled_call_impl"] = _scoped_call(
+            module._call_impl, ".".join(filter(None, (root, name))), scopes
+        )
         for hooks in _BACKWARD_HOOKS:  # they pass gradients on by functions that stand-ins cannot run
             if home.get(hooks):
                 home[hooks] = type(home[hooks])()
-        if "forward" not in home and (forward := forwards[type(module)]) is not None:
-            home["forward"] = MethodType(forward, module)
     yield
 
 
@@ -325,11 +323,9 @@ class FunctionCopies:
 
     def _cells(self, function: FunctionType) -> Any:
         def cell(old: Any) -> Any:
-            try:
-                new = self.substitute(old.cell_contents)
-            except ValueError:  # an empty cell
-                return old
-            return old if new is old.cell_contents else type(old)(new)
+            content = cell_content(old)
+            new = self.substitute(content)
+            return old if new is content else type(old)(new)
 
         return None if function.__closure__ is None else tuple([cell(old) for old in function.__closure__])
 
@@ -415,7 +411,7 @@ def _named_by(function: FunctionType) -> list[Any]:
     """Return the globals and the cells that a function reads."""
     home = function.__globals__
     items = [home.get(name, range if name == "range" else None) for name in _names_in(function.__code__)]
-    return items + [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    return items + [cell_content(cell) for cell in function.__closure__ or ()]
 
 
 def _needs_substitute(item: Any, code: CodeType) -> bool:
@@ -441,10 +437,3 @@ def _names_in(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             names |= _names_in(constant)
     return names
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

@@ -183,10 +183,6 @@ def _supports_bfloat16(accelerator: Accelerator, including_emulation: bool = Tru
     return bool(including_emulation) or accelerator.capability() >= (8, 0)
 
 
-def _random_state(accelerator: Accelerator) -> torch.Tensor:
-    return torch.Generator().get_state()
-
-
 class Inert:
     """A stream or an event of a device: its methods do nothing and return it, or no time."""
 
@@ -205,10 +201,6 @@ class Inert:
         """Leave a stream: exceptions pass."""
 
 
-def _inert(accelerator: Accelerator) -> Inert:
-    return Inert()
-
-
 def _architectures(accelerator: Accelerator) -> list[str]:
     if not _is_cuda(accelerator):
         return []
@@ -223,10 +215,6 @@ def _cudnn_version(accelerator: Accelerator) -> int | None:
     software = accelerator.profile.software if accelerator.profile is not None else {}
     major, minor, patch = [*map(int, software.get("cudnn", "9.10").split(".")), 0, 0][:3]
     return major * (10_000 if major >= 9 else 1_000) + 100 * minor + patch
-
-
-def _name_of(accelerator: Accelerator) -> Any:
-    return accelerator.properties().name
 
 
 _Answers = Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -247,13 +235,13 @@ _QUIET: _Answers = {
         "memory_reserved": _zero,
         "max_memory_allocated": _zero,
         "max_memory_reserved": _zero,
-        "get_rng_state": _random_state,
+        "get_rng_state": lambda accelerator: torch.Generator().get_state(),
         "set_rng_state": _nothing,
         "manual_seed": _nothing,
         "manual_seed_all": _nothing,
         "memory_summary": lambda accelerator: "",
         **dict.fromkeys(("memory_stats", "memory_snapshot"), lambda accelerator: {}),
-        **dict.fromkeys(("current_stream", "default_stream", "stream"), _inert),
+        **dict.fromkeys(("current_stream", "default_stream", "stream"), Inert),
     },
     "torch.cuda.nvtx": {"range_push": _zero, "range_pop": _zero, "mark": _nothing},
     "torch.backends.cudnn": {"is_acceptable": lambda accelerator: False},
@@ -265,7 +253,7 @@ _ASKED: _Answers = {
     "torch.cuda": {
         "is_available": _is_cuda,
         "device_count": lambda accelerator: int(_is_cuda(accelerator)),
-        "get_device_name": _cuda_only(_name_of),
+        "get_device_name": _cuda_only(lambda accelerator: accelerator.properties().name),
         "get_device_capability": _cuda_only(Accelerator.capability),
         "get_device_properties": _cuda_only(Accelerator.properties),
         "mem_get_info": _cuda_only(Accelerator.memory),

@@ -29,6 +29,7 @@ from torchedge.tracing.interception import (
     batch_of,
     feed,
     loss_index,
+    returned_tensors,
     tensors_in,
     with_batch,
 )
@@ -128,9 +129,7 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
     with answered(call.accelerator, recorder):
         results = _run(program, fed, recorder, call.training, regions)
     loss = None if call.loss is None else loss_index(recorder, results.pop())
-    returned = [recorder.index_of(t) for t in results if isinstance(t, torch.Tensor)]
-    if not returned:
-        raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
+    returned = [recorder.index_of(t) for t in returned_tensors(results, call.name, torch.Tensor)]
     if objective.watch.seen and call.training:
         recorder.note(_NO_LEAVES)
     graph = recorder.finish(inputs, returned, loss, call.training, call.name, call.notes)

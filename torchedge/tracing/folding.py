@@ -10,7 +10,7 @@ import torch
 
 from torchedge.graphs import WEIGHT_ROLES
 from torchedge.graphs.graph import Op
-from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
+from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step, Term
 from torchedge.tracing.recorder import DTYPE_NAMES
 from torchedge.tracing.steps import CapturedStep
 
@@ -278,20 +278,17 @@ def _scaled_and_shifted(builder: GraphBuilder, attrs: Mapping[str, Any], scope: 
     compute = "float64" if x.dtype == "float64" else "float32"
     spread = (x.shape[1], *[1] * (len(x.shape) - 2))
 
-    def apply(kind: str, value: int, other: float | Ref | None = None) -> int:
-        return builder.apply(kind, value, other, scope)
+    def of(name: str) -> Term:
+        return Term(builder, attrs[name].value, scope).cast(compute)
 
-    def of_channels(value: int, name: str) -> Ref:
-        builder.rename(value, f"{scope}.{name}")
-        attributes = {"input": Ref(value), "size": spread}
-        return Ref(builder.call("view", attributes, [(spread, compute)], scope=scope)[0])
+    def of_channels(term: Term, name: str) -> Term:
+        builder.rename(term.value, f"{scope}.{name}")
+        attributes = {"input": Ref(term.value), "size": spread}
+        return replace(term, value=builder.call("view", attributes, [(spread, compute)], scope=scope)[0])
 
-    weight, bias = [
-        Ref(builder.cast(ref.value, compute)) if (ref := attrs.get(n)) else None for n in ("weight", "bias")
-    ]
-    scale = apply("rsqrt", apply("add", builder.cast(attrs["running_var"].value, compute), attrs["eps"]))
-    scale = scale if weight is None else apply("mul", scale, weight)
-    shift = apply("neg", apply("mul", scale, Ref(builder.cast(attrs["running_mean"].value, compute))))
-    shift = shift if bias is None else apply("add", shift, bias)
-    scaled = apply("mul", builder.cast(attrs["input"].value, compute), of_channels(scale, "scale"))
-    return builder.cast(apply("add", scaled, of_channels(shift, "shift")), x.dtype)
+    weight, bias = [of(name) if attrs.get(name) else None for name in ("weight", "bias")]
+    scale = (of("running_var") + attrs["eps"]).apply("rsqrt")
+    scale = scale if weight is None else scale * weight
+    shift = -(scale * of("running_mean"))
+    shift = shift if bias is None else shift + bias
+    return (of("input") * of_channels(scale, "scale") + of_channels(shift, "shift")).cast(x.dtype).value

@@ -199,7 +199,8 @@ class StorageLog(TorchDispatchMode):
         if key not in self.alive:
             number = self.alive[key] = len(self.sizes)
             self.sizes.append((storage.nbytes() // tensor.element_size(), tensor.dtype))
-            self.events.append((FootprintEvent.NEW, number, 0, id(torch._C._current_autograd_node())))
+            node: Any = torch._C._current_autograd_node()
+            self.events.append((FootprintEvent.NEW, number, 0, -1 if node is None else node._sequence_nr()))
             self._watched[key] = weakref.ref(storage, lambda _: self._gone(key))
         return self.alive[key]
 

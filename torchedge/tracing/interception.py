@@ -388,12 +388,11 @@ class Interceptor(TorchFunctionMode):
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
         target, known = call.target, call.target.spec
-        if known is not None:
-            result = self._infer(call, known)
-            if result is not None:
-                return result
         if target.inplace:
             return self._overwrite(call)
+        result = None if known is None else self._infer(call, known)
+        if result is not None:
+            return result
         if target.kind in _SPLITS:
             _refuse_batch_loop(target.kind, call.args, call.attrs)
         return self._collect(call, self._meta_result(call))
@@ -446,8 +445,6 @@ class Interceptor(TorchFunctionMode):
         sizes = known.infer(shapes, call.attrs)
         if sizes is None:
             return None
-        if call.target.inplace:
-            return self._overwrite(call) if type(tensors[0]) is TracedTensor else None
         steps = None
         operands = [t for t in tensors if isinstance(t, torch.Tensor)]
         if not all([t.is_contiguous() for t in operands]) and not known.composite:
@@ -625,9 +622,6 @@ def _refuse_batch_loop(kind: str, args: Any, attrs: dict[str, Any]) -> None:
         )
 
 
-LossFunction = Callable[[Any], Any]
-
-
 @dataclass(frozen=True)
 class ForwardCall:
     """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs, *targets)` if there is a loss.
@@ -641,7 +635,7 @@ class ForwardCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     targets: tuple[Any, ...] = ()
-    loss: LossFunction | None = None
+    loss: Callable[..., Any] | None = None
     training: bool = False
     fixed_batch: int | None = None
     name: str = "model"
@@ -699,13 +693,11 @@ def _traced(call: ForwardCall, model: Any, recorder: Recorder) -> ForwardGraph:
         Interceptor(recorder),
     ):
         outputs = model(*fed_args, **fed_kwargs)
-        returned = [recorder.index_of(t) for t in tensors_in(outputs)]
+        returned = [recorder.index_of(t) for t in returned_tensors(outputs, call.name)]
         recorder.scopes.append("loss")
         value = call.loss(outputs, *targets) if call.loss is not None else None
         if call.loss is not None:
             outputs = None  # as in `loss = criterion(model(x), y)`: only tensors that autograd saves stay
-        if not returned:
-            raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
         last = loss_index(recorder, value) if call.loss is not None else None
         return recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
 
@@ -795,6 +787,14 @@ def output_names(outputs: Any, kind: type) -> list[str]:
 def tensors_in(outputs: Any, kind: type = TracedTensor) -> list[Any]:
     """Return all tensors of a model's result: pytrees, dataclass-like outputs and objects with `to_tuple`."""
     return [leaf for leaf in flat_result(outputs, kind)[0] if isinstance(leaf, kind)]
+
+
+def returned_tensors(outputs: Any, name: str, kind: type = TracedTensor) -> list[Any]:
+    """Return all tensors of a model's result; raises CaptureError where there is none."""
+    tensors = tensors_in(outputs, kind)
+    if not tensors:
+        raise CaptureError(f"{name} returns no tensor; expected tensors in tuples, lists or dicts")
+    return tensors
 
 
 def flat_result(outputs: Any, kind: type) -> tuple[list[Any], TreeSpec]:

@@ -14,9 +14,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import CaptureError, InputError, described, first_line
-from torchedge.graphs.training_steps import Loss
+from torchedge.graphs.training_steps import Loss, as_tuple
 from torchedge.tracing.copies import forget_cached
-from torchedge.tracing.interception import flat_result, output_names
+from torchedge.tracing.interception import flat_result, output_names, returned_tensors
 from torchedge.tracing.rehearsals import ForwardState
 
 
@@ -187,11 +187,6 @@ def _cross_entropy(scores: torch.Tensor, target: torch.Tensor | None = None) -> 
     return scores.mean()
 
 
-def as_tuple(arguments: Any) -> tuple[Any, ...]:
-    """Return positional arguments: those of a tuple or list, else the one argument."""
-    return tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)
-
-
 def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments that an example stands for: a dict is the latter."""
     return ((), dict(example)) if isinstance(example, Mapping) else (as_tuple(example), {})
@@ -246,13 +241,8 @@ class Objective(torch.nn.Module):
             return (self._scalar(outputs, targets),)
         self.output_names = output_names(outputs, torch.Tensor)
         leaves, structure = flat_result(outputs, torch.Tensor)
-        returned = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
         self._result = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
-        if not returned:
-            raise CaptureError(
-                f"{type(self.model).__name__} returns no tensor; expected tensors in tuples, lists or dicts"
-            )
-        return returned
+        return tuple(returned_tensors(leaves, type(self.model).__name__, torch.Tensor))
 
     def _forget(self) -> None:
         """Clear caches that the model filled: found in the first call, the same ones in each later call."""

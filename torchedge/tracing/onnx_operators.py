@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from torchedge.errors import CaptureError
 from torchedge.tracing.onnx_nodes import DTYPES, OnnxNode, is_known, numbers, read_tensor, scalar, values
+from torchedge.tracing.torch_calls import words
 
 Handler = Callable[..., Any]
 
@@ -197,21 +198,22 @@ def _softmax(function: Handler) -> Handler:
     return lambda node, x: function(x, node.get("axis", -1))
 
 
+_LAYERS = words("Relu HardSwish Softplus Softsign Mish Selu HardSigmoid")
+_FUNCTIONS = words(
+    "Sigmoid Tanh Exp Log Sqrt Neg Abs Erf Reciprocal Sin Cos Floor Ceil Round Sign IsNaN Atan"
+)
+"""Operators that PyTorch has under the same name."""
+
 OPERATORS: dict[str, Handler] = {
     "Constant": lambda node: node.constant(), "Identity": lambda node, x: x, "Dropout": _dropout,
-    "Relu": _unary(F.relu),
-    "Sigmoid": _unary(torch.sigmoid), "Tanh": _unary(torch.tanh), "HardSwish": _unary(F.hardswish),
+    **{name: _unary(getattr(F, name.lower())) for name in _LAYERS},
+    **{name: _unary(getattr(torch, name.lower())) for name in _FUNCTIONS},
     "Gelu": lambda node, x: F.gelu(x, approximate=node.get("approximate", "none")),
-    "Softplus": _unary(F.softplus), "Softsign": _unary(F.softsign), "Mish": _unary(F.mish),
-    "Exp": _unary(torch.exp), "Swish": _unary(F.silu), "Log": _unary(torch.log), "Sqrt": _unary(torch.sqrt),
-    "Neg": _unary(torch.neg), "Abs": _unary(torch.abs), "Erf": _unary(torch.erf),
-    "Reciprocal": _unary(torch.reciprocal), "Sin": _unary(torch.sin), "Cos": _unary(torch.cos),
-    "Floor": _unary(torch.floor), "Ceil": _unary(torch.ceil), "Round": _unary(torch.round),
-    "Sign": _unary(torch.sign), "Not": _unary(torch.logical_not), "IsNaN": _unary(torch.isnan),
-    "Atan": _unary(torch.atan), "LeakyRelu": lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01)),
+    "Swish": _unary(F.silu), "Not": _unary(torch.logical_not),
+    "LeakyRelu": lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01)),
     "Elu": lambda node, x: F.elu(x, node.get("alpha", 1.0)),
-    "Celu": lambda node, x: F.celu(x, node.get("alpha", 1.0)), "Selu": _unary(F.selu),
-    "HardSigmoid": _unary(F.hardsigmoid), "PRelu": lambda node, x, w: F.prelu(x, w.reshape(-1)),
+    "Celu": lambda node, x: F.celu(x, node.get("alpha", 1.0)),
+    "PRelu": lambda node, x, w: F.prelu(x, w.reshape(-1)),
     "ThresholdedRelu": lambda node, x: F.threshold(x, node.get("alpha", 1.0), 0.0),
     "Add": _binary(torch.add), "Sub": _binary(torch.sub), "Mul": _binary(torch.mul),
     "Div": _binary(_divide), "Pow": _binary(torch.pow), "Mod": _binary(torch.remainder),

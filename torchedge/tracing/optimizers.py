@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from torchedge.errors import InputError, check_rate, described
-from torchedge.graphs.steps import GraphBuilder, Ref
+from torchedge.graphs.steps import GraphBuilder, Term
 
 SCOPE = "optimizer"
 Group = Mapping[str, Any]
@@ -145,8 +145,9 @@ def add_updates(
         part.tensors[name] = torch.tensor(rate, dtype=getattr(torch, part.dtype))
         for parameter, place in pairs:
             build = _UpdateBuilder(builder, part, place.name, optimizer.state.get(parameter, {}))
-            gradient = build("neg", place.gradient) if group.get("maximize") else place.gradient
-            part.updates.append((place.before, rule(build, group, lr, place.now, gradient)))
+            step, value, gradient = map(build.term, (lr, place.now, place.gradient))
+            gradient = -gradient if group.get("maximize") else gradient
+            build.keep(build.term(place.before), rule(build, group, step, value, gradient))
     return part
 
 
@@ -158,251 +159,228 @@ class _UpdateBuilder:
     ) -> None:
         self.builder, self.part, self.parameter, self.existing = builder, part, parameter, existing
 
-    def __call__(self, kind: str, source: int, other: Ref | float | None = None, **attrs: float) -> int:
-        """Add an operator on a value, and perhaps on a second one (a Ref) or a number."""
-        return self.builder.apply(kind, source, other, SCOPE, **attrs)
+    def term(self, value: int) -> Term:
+        """Return a value of the step."""
+        return Term(self.builder, value, SCOPE)
 
-    def state(self, kind: str, like: int) -> int:
+    def state(self, kind: str, like: Term) -> Term:
         """Return a state of the parameter's shape: at first zero, or the state of PyTorch's optimizer."""
-        model = self.builder.values[like]
+        model = self.builder.values[like.value]
         index = self.builder.add(f"{SCOPE}.{self.parameter}.{kind}", model.shape, model.dtype, "state")
         if isinstance(self.existing.get(kind), torch.Tensor):
             self.part.tensors[self.builder.values[index].name] = self.existing[kind].detach()
-        return index
+        return self.term(index)
 
-    def scalar(self, kind: str, start: float) -> int:
+    def scalar(self, kind: str, start: float) -> Term:
         """Return a 0-d state of the parameter's own."""
         index = self.builder.add(f"{SCOPE}.{self.parameter}.{kind}", (), self.part.dtype, "state")
         self.part.initial[index] = float(self.existing.get(kind, start))
-        return index
+        return self.term(index)
 
-    def counter(self, name: str, start: float) -> tuple[int, int]:
-        """Return a 0-d count before and after this step; all parameters that start at `start` share it."""
-        title = f"{SCOPE}.{name}" if start == 0 else f"{SCOPE}.{name}.from_{start:g}"
+    def counter(self, start: float) -> tuple[Term, Term]:
+        """Return the steps before and after this one; all parameters that start at `start` share them."""
+        title = _counter_name(start)
         known = {self.builder.values[old].name: (old, new) for old, new in self.part.updates}
-        if title not in known:
-            old = self.builder.add(title, (), self.part.dtype, "state")
-            new = self("add", old, 1.0)
-            self.part.updates.append((old, new))
-            self.part.initial[old] = start
-            return old, new
-        return known[title]
+        if title in known:
+            return self.term(known[title][0]), self.term(known[title][1])
+        old = self.term(self.builder.add(title, (), self.part.dtype, "state"))
+        new = self.keep(old, old + 1.0)
+        self.part.initial[old.value] = start
+        return old, new
 
-    def keep(self, state: int, new: int) -> int:
+    def counted(self) -> tuple[Term, Term]:
+        """Return the steps before and after this one, from those of PyTorch's optimizer on."""
+        return self.counter(float(self.existing.get("step", 0.0)))
+
+    def keep(self, state: Term, new: Term) -> Term:
         """Replace a state by a value at the end of the step; returns the value."""
-        self.part.updates.append((state, new))
+        self.part.updates.append((state.value, new.value))
         return new
 
 
-def _sgd(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
-    if group["weight_decay"]:
-        gradient = build("add", gradient, Ref(value), alpha=float(group["weight_decay"]))
+def _counter_name(start: float) -> str:
+    return f"{SCOPE}.step" if start == 0 else f"{SCOPE}.step.from_{start:g}"
+
+
+def _sgd(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
+    gradient = _decayed(group, value, gradient)
     if group["momentum"]:
         momentum, dampening = float(group["momentum"]), float(group["dampening"])
         state = build.state("momentum_buffer", value)
-        scaled = build("mul", state, momentum)
+        scaled = state * momentum
         if dampening == 0.0:
-            buffer = build("add", scaled, Ref(gradient))
+            buffer = scaled + gradient
         elif build.existing.get("momentum_buffer") is not None:
-            buffer = build("add", scaled, Ref(gradient), alpha=1.0 - dampening)
-        else:
-            buffer = build(
-                "add", scaled, Ref(build("mul", gradient, Ref(_undampened_at_first(build, dampening))))
-            )
+            buffer = scaled.apply("add", gradient, alpha=1.0 - dampening)
+        else:  # PyTorch starts from the gradient itself
+            later = build.counter(0.0)[0].apply("clamp", max=1.0)
+            buffer = scaled + gradient * (1.0 - later * dampening)
         build.keep(state, buffer)
-        gradient = build("add", gradient, Ref(buffer), alpha=momentum) if group["nesterov"] else buffer
-    return build("sub", value, Ref(build("mul", gradient, Ref(lr))))
+        gradient = gradient.apply("add", buffer, alpha=momentum) if group["nesterov"] else buffer
+    return value - gradient * lr
 
 
-def _undampened_at_first(build: _UpdateBuilder, dampening: float) -> int:
-    """Return the factor ``1 - dampening``, which is 1 in the first step: PyTorch starts from the gradient."""
-    steps, _ = build.counter("step", 0.0)
-    later = build("clamp", steps, max=1.0)
-    return build("rsub", build("mul", later, dampening), 1.0)
-
-
-def _either_decayed(
-    build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int
-) -> tuple[int, int]:
+def _either_decayed(group: Group, lr: Term, value: Term, gradient: Term) -> tuple[Term, Term]:
     """Return value and gradient with the weight decay in the first one (decoupled) or in the second one."""
     if group.get("decoupled_weight_decay") and group["weight_decay"]:
-        factor = build("rsub", build("mul", lr, float(group["weight_decay"])), 1.0)
-        return build("mul", value, Ref(factor)), gradient
-    return value, _decayed(build, group, value, gradient)
+        return value * (1.0 - lr * float(group["weight_decay"])), gradient
+    return value, _decayed(group, value, gradient)
 
 
-def _adam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
+def _adam(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
     (beta1, beta2), eps = group["betas"], float(group["eps"])
-    value, gradient = _either_decayed(build, group, lr, value, gradient)
-    _, step = build.counter("step", float(build.existing.get("step", 0.0)))
+    value, gradient = _either_decayed(group, lr, value, gradient)
+    _, step = build.counted()
     first, second = build.state("exp_avg", value), build.state("exp_avg_sq", value)
-    mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
-    squares = build("mul", build("mul", gradient, Ref(gradient)), 1.0 - float(beta2))
-    square = build.keep(second, build("add", build("mul", second, float(beta2)), Ref(squares)))
+    mean = build.keep(first, _lerp(first, gradient, 1.0 - float(beta1)))
+    squares = gradient * gradient * (1.0 - float(beta2))
+    square = build.keep(second, second * float(beta2) + squares)
     if group["amsgrad"]:
         largest = build.state("max_exp_avg_sq", value)
-        square = build.keep(largest, build("maximum", largest, Ref(square)))
-    root = build("sqrt", square)
+        square = build.keep(largest, largest.apply("maximum", square))
+    root = square.apply("sqrt")
     if beta2:
-        root = build("div", root, Ref(build("sqrt", _bias_correction(build, step, float(beta2)))))
-    rate = build("div", lr, Ref(_bias_correction(build, step, float(beta1)))) if beta1 else lr
-    change = build("div", mean, Ref(build("add", root, eps)))
-    return build("sub", value, Ref(build("mul", change, Ref(rate))))
+        root = root / _bias_correction(step, float(beta2)).apply("sqrt")
+    rate = lr / _bias_correction(step, float(beta1)) if beta1 else lr
+    return value - mean / (root + eps) * rate
 
 
-def _lerp(build: _UpdateBuilder, start: int, end: int, weight: float) -> int:
+def _lerp(start: Term, end: Term, weight: float) -> Term:
     """Return PyTorch's interpolation, which is exact at the nearer end."""
-    difference = build("sub", end, Ref(start))
+    difference = end - start
     if weight < 0.5:
-        return build("add", start, Ref(difference), alpha=weight)
-    return build("sub", end, Ref(difference), alpha=1.0 - weight)
+        return start.apply("add", difference, alpha=weight)
+    return end.apply("sub", difference, alpha=1.0 - weight)
 
 
-def _bias_correction(build: _UpdateBuilder, step: int, beta: float) -> int:
+def _bias_correction(step: Term, beta: float) -> Term:
     """Return ``1 - beta^step``; by expm1, as the difference itself would cancel in float32."""
-    exponent = build("mul", step, math.log(beta))
-    return build("neg", build("expm1", exponent))
+    return -(step * math.log(beta)).apply("expm1")
 
 
-def _decayed(build: _UpdateBuilder, group: Group, value: int, gradient: int) -> int:
+def _decayed(group: Group, value: Term, gradient: Term) -> Term:
     """Return the gradient with the weight decay that is part of it."""
     decay = float(group["weight_decay"])
-    return build("add", gradient, Ref(value), alpha=decay) if decay else gradient
+    return gradient.apply("add", value, alpha=decay) if decay else gradient
 
 
-def _mean_square(build: _UpdateBuilder, kind: str, value: int, beta: float) -> int:
+def _mean_square(build: _UpdateBuilder, kind: str, value: Term, beta: float) -> Term:
     """Return a running mean of squares, a state; value: of this step."""
     state = build.state(kind, value)
-    squares = build("mul", build("mul", value, Ref(value)), 1.0 - beta)
-    return build.keep(state, build("add", build("mul", state, beta), Ref(squares)))
+    squares = value * value * (1.0 - beta)
+    return build.keep(state, state * beta + squares)
 
 
-def _counted(build: _UpdateBuilder) -> tuple[int, int]:
-    return build.counter("step", float(build.existing.get("step", 0.0)))
-
-
-def _rmsprop(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
-    alpha, momentum, _ = float(group["alpha"]), float(group["momentum"]), _counted(build)
-    gradient = _decayed(build, group, value, gradient)
+def _rmsprop(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
+    alpha, momentum, _ = float(group["alpha"]), float(group["momentum"]), build.counted()
+    gradient = _decayed(group, value, gradient)
     variance = _mean_square(build, "square_avg", gradient, alpha)
     if group["centered"]:
         state = build.state("grad_avg", value)
-        mean = build.keep(state, _lerp(build, state, gradient, 1.0 - alpha))
-        variance = build("sub", variance, Ref(build("mul", mean, Ref(mean))))
-    change = build("div", gradient, Ref(build("add", build("sqrt", variance), float(group["eps"]))))
+        mean = build.keep(state, _lerp(state, gradient, 1.0 - alpha))
+        variance = variance - mean * mean
+    change = gradient / (variance.apply("sqrt") + float(group["eps"]))
     if momentum > 0:
         buffer = build.state("momentum_buffer", value)
-        change = build.keep(buffer, build("add", build("mul", buffer, momentum), Ref(change)))
-    return build("sub", value, Ref(build("mul", change, Ref(lr))))
+        change = build.keep(buffer, buffer * momentum + change)
+    return value - change * lr
 
 
-def _adagrad(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
-    before, _ = _counted(build)
-    gradient = _decayed(build, group, value, gradient)
-    rate = build("div", lr, Ref(build("add", build("mul", before, float(group["lr_decay"])), 1.0)))
+def _adagrad(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
+    before, _ = build.counted()
+    gradient = _decayed(group, value, gradient)
+    rate = lr / (before * float(group["lr_decay"]) + 1.0)
     state = build.state("sum", value)
-    total = build.keep(state, build("add", state, Ref(build("mul", gradient, Ref(gradient)))))
-    change = build("div", gradient, Ref(build("add", build("sqrt", total), float(group["eps"]))))
-    return build("sub", value, Ref(build("mul", change, Ref(rate))))
+    total = build.keep(state, state + gradient * gradient)
+    return value - gradient / (total.apply("sqrt") + float(group["eps"])) * rate
 
 
-def _adadelta(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
-    rho, eps, _ = float(group["rho"]), float(group["eps"]), _counted(build)
-    gradient = _decayed(build, group, value, gradient)
-    deviation = build("sqrt", build("add", _mean_square(build, "square_avg", gradient, rho), eps))
+def _adadelta(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
+    rho, eps, _ = float(group["rho"]), float(group["eps"]), build.counted()
+    gradient = _decayed(group, value, gradient)
+    deviation = (_mean_square(build, "square_avg", gradient, rho) + eps).apply("sqrt")
     state = build.state("acc_delta", value)
-    change = build("div", build("sqrt", build("add", state, eps)), Ref(deviation))
-    change = build("mul", change, Ref(gradient))
-    squares = build("mul", build("mul", change, Ref(change)), 1.0 - rho)
-    build.keep(state, build("add", build("mul", state, rho), Ref(squares)))
-    return build("sub", value, Ref(build("mul", change, Ref(lr))))
+    change = (state + eps).apply("sqrt") / deviation * gradient
+    squares = change * change * (1.0 - rho)
+    build.keep(state, state * rho + squares)
+    return value - change * lr
 
 
-def _adamax(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
-    (beta1, beta2), (_, step) = group["betas"], _counted(build)
-    gradient = _decayed(build, group, value, gradient)
+def _adamax(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
+    (beta1, beta2), (_, step) = group["betas"], build.counted()
+    gradient = _decayed(group, value, gradient)
     first, norm = build.state("exp_avg", value), build.state("exp_inf", value)
-    mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
-    least = build("add", build("abs", gradient), float(group["eps"]))
-    largest = build.keep(norm, build("maximum", build("mul", norm, float(beta2)), Ref(least)))
-    rate = build("div", lr, Ref(_bias_correction(build, step, float(beta1)))) if beta1 else lr
-    return build("sub", value, Ref(build("mul", build("div", mean, Ref(largest)), Ref(rate))))
+    mean = build.keep(first, _lerp(first, gradient, 1.0 - float(beta1)))
+    least = gradient.apply("abs") + float(group["eps"])
+    largest = build.keep(norm, (norm * float(beta2)).apply("maximum", least))
+    rate = lr / _bias_correction(step, float(beta1)) if beta1 else lr
+    return value - mean / largest * rate
 
 
-def _nadam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
-    (beta1, beta2), (_, step) = group["betas"], _counted(build)
-    value, gradient = _either_decayed(build, group, lr, value, gradient)
+def _nadam(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
+    (beta1, beta2), (_, step) = group["betas"], build.counted()
+    value, gradient = _either_decayed(group, lr, value, gradient)
 
-    def momentum(steps: int) -> int:
-        decay = build("exp", build("mul", steps, math.log(0.96) * float(group["momentum_decay"])))
-        return build("mul", build("rsub", build("mul", decay, 0.5), 1.0), float(beta1))
+    def momentum(steps: Term) -> Term:
+        decay = (steps * (math.log(0.96) * float(group["momentum_decay"]))).apply("exp")
+        return (1.0 - decay * 0.5) * float(beta1)
 
-    now, after = momentum(step), momentum(build("add", step, 1.0))
+    now, after = momentum(step), momentum(step + 1.0)
     state = build.scalar("mu_product", 1.0)
-    product = build.keep(state, build("mul", state, Ref(now)))
+    product = build.keep(state, state * now)
     first = build.state("exp_avg", value)
-    mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
-    root = build("sqrt", _mean_square(build, "exp_avg_sq", gradient, float(beta2)))
+    mean = build.keep(first, _lerp(first, gradient, 1.0 - float(beta1)))
+    root = _mean_square(build, "exp_avg_sq", gradient, float(beta2)).apply("sqrt")
     if beta2:
-        root = build("div", root, Ref(build("sqrt", _bias_correction(build, step, float(beta2)))))
-    root = build("add", root, float(group["eps"]))
-    by_gradient = build("div", build("rsub", now, 1.0), Ref(build("rsub", product, 1.0)))
-    ahead = build("mul", product, Ref(after))
-    by_mean = build("div", after, Ref(build("rsub", ahead, 1.0)))
-    change = build("add", build("mul", gradient, Ref(by_gradient)), Ref(build("mul", mean, Ref(by_mean))))
-    return build("sub", value, Ref(build("mul", build("div", change, Ref(root)), Ref(lr))))
+        root = root / _bias_correction(step, float(beta2)).apply("sqrt")
+    root = root + float(group["eps"])
+    by_gradient = (1.0 - now) / (1.0 - product)
+    by_mean = after / (1.0 - product * after)
+    return value - (gradient * by_gradient + mean * by_mean) / root * lr
 
 
-def _radam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
-    (beta1, beta2), (_, step) = group["betas"], _counted(build)
-    value, gradient = _either_decayed(build, group, lr, value, gradient)
+def _radam(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
+    (beta1, beta2), (_, step) = group["betas"], build.counted()
+    value, gradient = _either_decayed(group, lr, value, gradient)
     first = build.state("exp_avg", value)
-    mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
-    root = build(
-        "add", build("sqrt", _mean_square(build, "exp_avg_sq", gradient, float(beta2))), float(group["eps"])
-    )
-    change = build("div", mean, Ref(_bias_correction(build, step, float(beta1)))) if beta1 else mean
+    mean = build.keep(first, _lerp(first, gradient, 1.0 - float(beta1)))
+    root = _mean_square(build, "exp_avg_sq", gradient, float(beta2)).apply("sqrt") + float(group["eps"])
+    change = mean / _bias_correction(step, float(beta1)) if beta1 else mean
     most = 2.0 / (1.0 - float(beta2)) - 1.0
     if beta2 and most > 5.0:  # the length of the average that a step needs for a variance
-        length = _average_length(build, step, float(beta2), most)
-        rectified, clamped = _above(build, length, 5.0), build("clamp", length, min=5.0)
-        spread = build("mul", build("add", clamped, -4.0), Ref(build("add", clamped, -2.0)))
-        spread = build("mul", build("div", spread, Ref(clamped)), most / ((most - 4.0) * (most - 2.0)))
-        adapted = build("sqrt", build("mul", spread, Ref(_bias_correction(build, step, float(beta2)))))
-        adapted = build("div", build("mul", change, Ref(adapted)), Ref(root))
-        plain = build("mul", change, Ref(build("rsub", rectified, 1.0)))
-        change = build("add", build("mul", adapted, Ref(rectified)), Ref(plain))
-    return build("sub", value, Ref(build("mul", change, Ref(lr))))
+        length = _average_length(step, float(beta2), most)
+        rectified, clamped = _above(length, 5.0), length.apply("clamp", min=5.0)
+        spread = (clamped + -4.0) * (clamped + -2.0)
+        spread = spread / clamped * (most / ((most - 4.0) * (most - 2.0)))
+        adapted = (spread * _bias_correction(step, float(beta2))).apply("sqrt")
+        adapted = change * adapted / root
+        plain = change * (1.0 - rectified)
+        change = adapted * rectified + plain
+    return value - change * lr
 
 
-def _average_length(build: _UpdateBuilder, step: int, beta: float, most: float) -> int:
+def _average_length(step: Term, beta: float, most: float) -> Term:
     """Return RAdam's rho: ``most - 2 step beta^step / (1 - beta^step)``, whose terms cancel in float32.
 
     With k = -step log(beta) it is a constant plus step (2 / k - 2 / expm1(k)), whose bracket has a series.
     """
     decay = -math.log(beta)
-    k = build("mul", step, decay)
-    small, large = build("clamp", k, max=0.5), build("clamp", k, min=0.5)
-    square = build("mul", small, Ref(small))
-    series = build("add", build("mul", square, -1.0 / 15_120), 1.0 / 360)
-    series = build("add", build("mul", series, Ref(square)), -1.0 / 6)
-    series = build("add", build("mul", series, Ref(small)), 1.0)
-    whole = build("sub", build("reciprocal", large), Ref(build("reciprocal", build("expm1", large))))
-    late = _above(build, k, 0.5)
-    bracket = build(
-        "add",
-        build("mul", series, Ref(build("rsub", late, 1.0))),
-        Ref(build("mul", build("mul", whole, 2.0), Ref(late))),
-    )
-    return build("add", build("mul", bracket, Ref(step)), most - 2.0 / decay)
+    k = step * decay
+    small, large = k.apply("clamp", max=0.5), k.apply("clamp", min=0.5)
+    square = small * small
+    series = ((square * (-1.0 / 15_120) + 1.0 / 360) * square + -1.0 / 6) * small + 1.0
+    whole = large.apply("reciprocal") - large.apply("expm1").apply("reciprocal")
+    late = _above(k, 0.5)
+    bracket = series * (1.0 - late) + whole * 2.0 * late
+    return bracket * step + (most - 2.0 / decay)
 
 
-def _above(build: _UpdateBuilder, value: int, limit: float) -> int:
+def _above(value: Term, limit: float) -> Term:
     """Return 1 where a value is above a limit, else 0."""
-    return build("relu", build("sign", build("add", value, -limit)))
+    return (value + -limit).apply("sign").apply("relu")
 
 
-_RULES: Mapping[type, Callable[..., int]] = {
+_RULES: Mapping[type, Callable[..., Term]] = {
     torch.optim.SGD: _sgd,
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adam,
@@ -483,8 +461,7 @@ class OptimizerSettings:
 
     def counter_of(self, parameter: torch.Tensor) -> str:
         """Return the name of the state that counts a parameter's steps (Adam, AdamW)."""
-        start = float(self._states.get(parameter, {}).get("step", 0.0))
-        return f"{SCOPE}.step" if start == 0 else f"{SCOPE}.step.from_{start:g}"
+        return _counter_name(float(self._states.get(parameter, {}).get("step", 0.0)))
 
     def _trains_now(self) -> list[list[int]]:
         """Return what each group trains: the parameters' numbers, then whether they require a gradient."""

@@ -25,6 +25,7 @@ from torchedge.graphs.partitions import Buffer, PartGraph, Partition, PartOp, Pa
 from torchedge.ops import registry
 from torchedge.storage.locks import PROCESS
 from torchedge.tracing.copies import isolated
+from torchedge.tracing.decompositions import base_name
 from torchedge.tracing.joint_graphs import additive_mask, faked, tracing
 from torchedge.tracing.objectives import Objective
 from torchedge.tracing.torch_calls import words
@@ -338,9 +339,12 @@ class _Reader:
 
 
 def _name(node: Node) -> str:
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name.split("::")[-1]
-    return str(getattr(node.target, "__name__", node.target))
+    target = node.target
+    return (
+        base_name(target)
+        if isinstance(target, torch._ops.OpOverload)
+        else str(getattr(target, "__name__", target))
+    )
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:

@@ -655,7 +655,7 @@ class _Walk:
             return text
         if isinstance(item, torch.Tensor):
             return self._tensor(item, path)
-        if isinstance(item, torch.nn.Module):
+        if isinstance(item, torch.nn.Module) and "_modules" in vars(item):  # a failed export empties some
             return self._module(item, path)
         if isinstance(item, type):
             with self._within(item.__module__, self._in_library):

@@ -157,8 +157,7 @@ class QuantizedTransposed(_Quantized):
     @property
     def weight(self) -> torch.Tensor:
         """The weight in the dtype of the model, computed anew each time."""
-        weight: torch.Tensor = self.quantized()
-        return weight.t()
+        return super().weight.t()
 
 
 def kind_of(layer: Any) -> type[_Quantized] | None:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.steps import GraphBuilder, Ref
+from torchedge.graphs.steps import GraphBuilder, Ref, Term
 
 SEED, COUNTER = "random.seed", "random.counter"
 Form = tuple[tuple[int, ...], str]
-_Rule = Callable[["Randomness", Mapping[str, Any], Form, str], int]
+_Rule = Callable[["Randomness", Mapping[str, Any], Form, str], Term]
 
 
 class Randomness:
@@ -38,12 +38,12 @@ class Randomness:
         """Add the increment of the counter; returns its update, or nothing if no number is drawn."""
         if self._sources is None:
             return []
-        counter = self._sources[1]
-        return [(counter, self.builder.apply("add", counter, 1, "random"))]
+        counter = Term(self.builder, self._sources[1], "random")
+        return [(counter.value, (counter + 1).value)]
 
     def add(self, kind: str, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
         """Add the random operator `kind` (one of `RANDOM`) of a shape and dtype."""
-        return RANDOM[kind](self, attrs, form, scope)
+        return RANDOM[kind](self, attrs, form, scope).value
 
     def add_dropout(self, attrs: Mapping[str, Any], form: Form, scope: str) -> list[int | None]:
         """Add a dropout; returns its output and its mask, as `aten.native_dropout` does."""
@@ -53,13 +53,13 @@ class Randomness:
                 "full", {"size": shape, "fill_value": True, "dtype": "bool"}, [(shape, "bool")]
             )
             return [source.value, ones[0]]
-        drawn = Ref(self.uniform(shape, scope))
+        drawn = Ref(self.uniform(shape, scope).value)
         mask = builder.call("gt", {"input": drawn, "other": p}, [(shape, "bool")], scope=scope)[0]
         masked = builder.call("mul", {"input": source, "other": Ref(mask)}, [form], scope=scope)[0]
         scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
-        return [builder.apply("mul", masked, scale, scope), mask]
+        return [(Term(builder, masked, scope) * scale).value, mask]
 
-    def uniform(self, shape: tuple[int, ...], scope: str) -> int:
+    def uniform(self, shape: tuple[int, ...], scope: str) -> Term:
         """Add a draw of float32 numbers in [0, 1)."""
         builder = self.builder
         if self._sources is None:
@@ -70,66 +70,57 @@ class Randomness:
         seed, counter = map(Ref, self._sources)
         attrs = {"seed": seed, "counter": counter, "shape": shape, "offset": self._drawn}
         self._drawn += 1
-        return builder.call("random_uniform", attrs, [(shape, "float32")], scope=scope)[0]
+        (drawn,) = builder.call("random_uniform", attrs, [(shape, "float32")], scope=scope)
+        return Term(builder, drawn, scope)
 
 
-def _rand(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-    return r.builder.cast(r.uniform(form[0], scope), form[1], scope)
+def _rand(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> Term:
+    return r.uniform(form[0], scope).cast(form[1])
 
 
-def _uniform(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _uniform(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> Term:
     low, high = attrs.get("from", 0.0), attrs.get("to", 1.0)
-    return _affine(r, _rand(r, attrs, form, scope), high - low, low, scope)
+    return _affine(_rand(r, attrs, form, scope), high - low, low)
 
 
-def _affine(r: Randomness, value: int, scale: Any, shift: Any, scope: str) -> int:
-    if scale != 1:
-        value = r.builder.apply("mul", value, scale, scope)
-    return value if shift == 0 else r.builder.apply("add", value, shift, scope)
+def _affine(value: Term, scale: Any, shift: Any) -> Term:
+    value = value if scale == 1 else value * scale
+    return value if shift == 0 else value + shift
 
 
-def _bernoulli(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _bernoulli(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> Term:
     """Return ones where a draw is below the probability: the argument `p`, or the input itself."""
     chance = attrs.get("p", attrs["input"])
-    drawn = Ref(r.uniform(form[0], scope))
+    drawn = Ref(r.uniform(form[0], scope).value)
     below = r.builder.call("lt", {"input": drawn, "other": chance}, [(form[0], "bool")], scope=scope)[0]
-    return r.builder.cast(below, form[1], scope)
+    return Term(r.builder, below, scope).cast(form[1])
 
 
-def _randn(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _randn(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> Term:
     """Return the Box-Muller transform of two draws; ``1 - u`` keeps the logarithm finite."""
     first, second = r.uniform(form[0], scope), r.uniform(form[0], scope)
-    flipped = r.builder.apply("rsub", first, 1.0, scope)
-    logarithm = r.builder.apply("log", flipped, scope=scope)
-    scaled = r.builder.apply("mul", logarithm, -2.0, scope)
-    radius = r.builder.apply("sqrt", scaled, scope=scope)
-    angle = r.builder.apply("mul", second, 2.0 * math.pi, scope)
-    cosine = r.builder.apply("cos", angle, scope=scope)
-    return r.builder.cast(r.builder.apply("mul", radius, Ref(cosine), scope), form[1], scope)
+    radius = ((1.0 - first).apply("log") * -2.0).apply("sqrt")
+    return (radius * (second * (2.0 * math.pi)).apply("cos")).cast(form[1])
 
 
-def _normal(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _normal(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> Term:
     mean, std = attrs.get("mean", 0.0), attrs.get("std", 1.0)
-    return _affine(r, _randn(r, attrs, form, scope), std, mean, scope)
+    return _affine(_randn(r, attrs, form, scope), std, mean)
 
 
-def _exponential(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-    drawn = r.uniform(form[0], scope)
-    flipped = r.builder.apply("rsub", drawn, 1.0, scope)
-    logarithm = r.builder.apply("log", flipped, scope=scope)
-    return r.builder.cast(_affine(r, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form[1], scope)
+def _exponential(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> Term:
+    logarithm = (1.0 - r.uniform(form[0], scope)).apply("log")
+    return _affine(logarithm, -1.0 / attrs.get("lambd", 1.0), 0).cast(form[1])
 
 
-def _randint(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _randint(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> Term:
     low, high = attrs.get("low", 0), attrs["high"]
     if high - low > 1 << 24:
         raise CaptureError(
             f"randint draws from {high - low} numbers; expected at most 2^24 of them, as draws have 24 bits"
         )
-    drawn = r.uniform(form[0], scope)
-    scaled = _affine(r, drawn, high - low, 0, scope)
-    floor = r.builder.apply("floor", scaled, scope=scope)
-    return _affine(r, r.builder.cast(floor, form[1], scope), 1, low, scope)
+    floor = _affine(r.uniform(form[0], scope), high - low, 0).apply("floor")
+    return _affine(floor.cast(form[1]), 1, low)
 
 
 RANDOM: dict[str, _Rule] = {

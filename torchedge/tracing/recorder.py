@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, GraphBuilder, Op, Value
+from torchedge.graphs import FLOATING, ITEM_SIZES, ForwardGraph, Op, Value
 from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.graph import Role
 from torchedge.graphs.sizes import (
@@ -27,13 +27,15 @@ from torchedge.graphs.sizes import (
     decode_dim,
     decode_shape,
 )
+from torchedge.graphs.steps import GraphBuilder
 from torchedge.ops import registry, spec_of
 from torchedge.ops.gradients import extend_needs, makes_leaf
-from torchedge.tracing.checkpointing import AutogradState
+from torchedge.tracing.checkpointing import KEEPS_INPUTS, AutogradState
 from torchedge.tracing.copies import is_library, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, tensor_answer
 from torchedge.tracing.example_values import ExampleValues, mapped
 from torchedge.tracing.footprints import footprint_of, valueless
+from torchedge.tracing.torch_calls import words
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in ITEM_SIZES if hasattr(torch, name)
@@ -138,17 +140,8 @@ class TracedTensor(torch.Tensor):
         return self.sizes[0]
 
 
-class _Node:
-    """Stands for a node of autograd."""
-
-    next_functions: tuple[Any, ...] = ()
-
-    def name(self) -> str:
-        """Return a name that no node has."""
-        return "Node"
-
-
-_NODE = _Node()
+_NODE = SimpleNamespace(next_functions=(), name=lambda: "Node")
+"""Stands for a node of autograd."""
 
 
 class BatchSize(int):
@@ -227,39 +220,17 @@ def _read(name: str) -> Any:
 
 for _name in ("__add__", "__radd__", "__sub__", "__mul__", "__rmul__"):
     setattr(BatchSize, _name, _follows(_name))
-for _name in (
-    "__int__",
-    "__float__",
-    "__floordiv__",
-    "__rfloordiv__",
-    "__truediv__",
-    "__rtruediv__",
-    "__mod__",
-    "__rmod__",
-    "__divmod__",
-    "__rsub__",
-    "__neg__",
-    "__pow__",
-    "__lshift__",
-    "__rshift__",
-    "__and__",
-    "__or__",
-    "__xor__",
-    "__round__",
-    "__ceil__",
-    "__floor__",
-    "__trunc__",
-    "bit_length",
-    "bit_count",
-    "__invert__",
-    "__rdivmod__",
+for _name in words(
+    """
+    __int__ __float__ __floordiv__ __rfloordiv__ __truediv__ __rtruediv__ __mod__ __rmod__ __divmod__
+    __rdivmod__ __rsub__ __neg__ __pow__ __lshift__ __rshift__ __and__ __or__ __xor__ __invert__ __round__
+    __ceil__ __floor__ __trunc__ bit_length bit_count
+    """
 ):
     setattr(BatchSize, _name, _read(_name))
 
 
-_UNSEEN = frozenset(
-    ("numel", "log2", "log10", "isqrt", "gcd", "lcm", "factorial", "comb", "perm", "numpy", "np")
-)
+_UNSEEN = words("numel log2 log10 isqrt gcd lcm factorial comb perm numpy np")
 """Names in code that computes with whole numbers where no operation of a BatchSize is called."""
 _LARGEST_SIZE = 2**53
 
@@ -467,6 +438,9 @@ class Recorder:
         That is what its own forward and backward take on meta tensors, with what `ctx` keeps. Where they
         cannot run so, autograd is taken to keep every input.
         """
+        if function is KEEPS_INPUTS:  # of the region, which needs a node where gradients are recorded
+            with torch._C.DisableTorchFunction():
+                return torch.empty(0, requires_grad=True).view(0)
         before = {id(t): t.token.index for t in (*args, *kwargs.values()) if type(t) is TracedTensor}
         inputs: list[int] = []
         needs: list[bool] = []

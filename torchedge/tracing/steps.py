@@ -15,15 +15,15 @@ from torch.nn import functional as F
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.graph import Role
-from torchedge.graphs.steps import GraphBuilder, Ref, Step
-from torchedge.graphs.training_steps import Loss, TrainingStep, check_loss
+from torchedge.graphs.steps import GraphBuilder, Step, Term
+from torchedge.graphs.training_steps import Loss, TrainingStep, as_tuple, check_loss
 from torchedge.storage.locks import PROCESS, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import Draws, isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, plain_kernels, trace_joint, tracing
-from torchedge.tracing.objectives import Objective, as_tuple, public_name
+from torchedge.tracing.objectives import Objective, public_name
 from torchedge.tracing.optimizers import (
     SCOPE,
     OptimizerPart,
@@ -340,7 +340,7 @@ class _Capture:
         return gradients
 
     def _sum(self, one: int, other: int) -> int:
-        return self.builder.apply("add", one, Ref(other), SCOPE)
+        return (Term(self.builder, one, SCOPE) + Term(self.builder, other)).value
 
     def _accumulator(self, parameter: int, gradient: int) -> tuple[int, int]:
         """Add a state for the sum of gradients; returns it and the sum after this batch."""

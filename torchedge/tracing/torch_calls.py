@@ -16,7 +16,6 @@ from types import (
     FunctionType,
     MethodDescriptorType,
     MethodWrapperType,
-    ModuleType,
     WrapperDescriptorType,
 )
 from typing import Any
@@ -134,7 +133,7 @@ def plain_body(func: Any) -> Any:
 def _plain_body(func: FunctionType) -> Any:
     if id(func) in _bodies:
         return _bodies[id(func)]
-    home, cells = func.__globals__, [(cell, _content(cell)) for cell in func.__closure__ or ()]
+    home, cells = func.__globals__, [(cell, cell_content(cell)) for cell in func.__closure__ or ()]
     if any(home is vars(room) for room in _PYTHON_ROOMS):
         names = _plain_globals(home)
     elif home is vars(torch._jit_internal) and any(plain_body(item) is not item for _, item in cells):
@@ -165,34 +164,17 @@ def forget_patched() -> None:
             cache.clear()
 
 
-def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
-    """Return the forward of a module of PyTorch with plain bodies in its globals, None for other modules."""
-    forward: Any = kind.forward
-    if not isinstance(forward, FunctionType) or not str(forward.__module__).startswith("torch.nn.modules."):
-        return None
-    if "F" not in forward.__code__.co_names:
-        return None
-    if id(forward) not in _bodies:
-        with PROCESS:
-            names = _plain_globals(forward.__globals__)
-        _bodies[id(forward)] = _with_globals(forward, names, forward.__closure__)
-    known: FunctionType = _bodies[id(forward)]
-    return known
-
-
 def _plain_globals(home: dict[str, Any]) -> dict[str, Any]:
     if id(home) not in _rooms:
         _originals.append((home, dict(home)))
         names = _rooms[id(home)] = {**home, **dict.fromkeys(_HANDLES & home.keys(), _never)}
         for name in home:
             names[name] = plain_body(names[name])
-        if names.get("F") is torch.nn.functional:
-            names["F"] = ModuleType("torch.nn.functional")
-            vars(names["F"]).update(_plain_globals(vars(torch.nn.functional)))
     return _rooms[id(home)]
 
 
-def _content(cell: Any) -> Any:
+def cell_content(cell: Any) -> Any:
+    """Return what a variable of a closure holds, None for one that is not set."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -13,7 +13,7 @@ import functools
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import ForwardGraph, Op
-from torchedge.graphs.graph import BACKWARD, FREE_GRADIENTS, STEP_EVENTS, UPDATE
+from torchedge.graphs import ForwardGraph
+from torchedge.graphs.graph import BACKWARD, FREE_GRADIENTS, STEP_EVENTS, UPDATE, moved
 from torchedge.tracing.capturing import parallel_notes, unwrapped
 from torchedge.tracing.copies import forget_cached, forget_held, isolated, scoped, where
 from torchedge.tracing.device_answers import Accelerator, Inert, answered, is_device_query, tensor_answer
@@ -89,21 +89,6 @@ class _Roots(_Module):
         seen = set() if memo is None else memo
         for name, root in self.roots.items():
             yield from root.named_modules(seen, name, remove_duplicate)
-
-
-class _Scopes:
-    """The scopes of a trace, to which a module's path is added under the name of its root."""
-
-    def __init__(self, scopes: list[str], name: str) -> None:
-        self._scopes, self._name = scopes, name
-
-    def append(self, path: str) -> None:
-        """Enter a module."""
-        self._scopes.append(".".join(part for part in (self._name, path) if part))
-
-    def pop(self) -> str:
-        """Leave the module."""
-        return self._scopes.pop()
 
 
 class _StepRecorder(Recorder):
@@ -439,7 +424,7 @@ class StepWatch(Interceptor):
         recorder.forget_names()
         self._depth += 1
         try:
-            with isolated(module) as twin, scoped(twin, _Scopes(recorder.scopes, name)):  # type: ignore[arg-type]
+            with isolated(module) as twin, scoped(twin, recorder.scopes, name):
                 yield twin
         finally:
             self._depth -= 1
@@ -689,18 +674,13 @@ def _part(graph: ForwardGraph, begin: int, end: int) -> ForwardGraph | None:
     return replace(
         graph,
         values=tuple([v if v.alias is None else replace(v, alias=place[v.alias]) for v in values]),
-        ops=tuple([_moved(op, place) for op in ops]),
+        ops=tuple([moved(op, place) for op in ops]),
         inputs=tuple([place[i] for i in graph.inputs if i in place]),
         outputs=tuple([place[i] for i in graph.outputs if i in made] or [place[loss]]),
         loss=place[loss],
         releases=tuple([tuple([place[i] for i in graph.releases[p] if i in made]) for p in positions]),
         unread=(*graph.unread, *unread),
     )
-
-
-def _moved(op: Op, place: Mapping[int, int]) -> Op:
-    inputs = tuple([None if index is None else place[index] for index in op.inputs])
-    return replace(op, inputs=inputs, outputs=tuple([place[index] for index in op.outputs]))
 
 
 def _operators(graph: ForwardGraph) -> tuple[Any, ...]:

@@ -18,11 +18,16 @@ bool is_kernel(const std::string& name) {
   return std::all_of(stem.begin(), stem.end(), [](unsigned char c) { return c == '_' || (c < 128 && std::isalnum(c)); });
 }
 
+/// The file of a program's streaming plan: that of program.NAME.json is streaming_plan.NAME.json.
+std::string plan_file(const std::string& program) {
+  return "streaming_plan." + (program.rfind("program.", 0) == 0 ? program.substr(8) : program);
+}
+
 /// The most bytes of a file that is read whole; 0 of other files.
 int64_t most_bytes(const Bundle& bundle, const std::string& name) {
-  const bool program = std::any_of(bundle.methods.begin(), bundle.methods.end(), [&](auto& method) { return method.file == name; });
-  if (program || name == "accumulating.json" || name == "streaming_plan.json" || name == "check.json") return kMaxProgram;
-  return is_kernel(name) ? kMaxText : 0;
+  for (const std::string& program : bundle.program_files())
+    if (name == program || name == plan_file(program)) return kMaxProgram;
+  return name == "check.json" ? kMaxProgram : is_kernel(name) ? kMaxText : 0;
 }
 
 std::vector<Port> read_ports(const Entry& entry) {
@@ -100,15 +105,16 @@ Status read_manifest(const File& folder, const std::string& expected, Bundle& bu
   for (const auto& [name, value] : entry.at("files").entries(kMaxFiles)) {
     value.only({"sha256", "bytes"});
     bundle.files[name] = {value.at("sha256").sha256(), value.at("bytes").integer(0, kMaxBytes)};
-    if (name.rfind("streaming_plan.", 0) == 0 && (bundle.several || bundle.trains || bundle.accumulation > 1))
-      value.refuse("streams methods or a training step, which this runner does not; run it in Python, or export it without memory_limit");
     const std::set<std::string> others = {"source.json", "weights.safetensors", "model.onnx", "model.onnx.data"};
     if (most_bytes(bundle, name) == 0 && !others.count(name)) value.refuse("is listed; expected only files that export writes");
   }
   entry.at("files").at("weights.safetensors");
-  if (bundle.accumulation > 1) entry.at("files").at("accumulating.json");
-  for (const Method& method : bundle.methods) entry.at("files").at(method.file.c_str());
-  bundle.streams = bundle.files.count("streaming_plan.json") > 0;
+  const std::vector<std::string> programs = bundle.program_files();
+  bundle.streams = std::any_of(programs.begin(), programs.end(), [&](auto& name) { return bundle.files.count(plan_file(name)) > 0; });
+  for (const std::string& name : programs) {
+    entry.at("files").at(name.c_str());
+    if (bundle.streams) entry.at("files").at(plan_file(name).c_str());
+  }
   return document.status();
 }
 
@@ -173,10 +179,10 @@ Status check_same(const Bundle& bundle) {
     if (!same_ports(program, program.fed(), method.inputs)) return differ("inputs of " + method.name);
     if (!same_ports(program, program.outputs, method.outputs)) return differ("outputs of " + method.name);
     if (program.target != bundle.device_class) return differ("device classes");
-    if (bundle.several && memory_of(bundle, &program) != method.memory) return differ("memory of " + method.name);
+    if (program.loads && program.loads->staging_bytes != bundle.programs[0].loads->staging_bytes) return differ("sizes of staging memory");
   }
   const Program& program = bundle.programs[0];
-  if (memory_of(bundle) != bundle.memory) return differ("memory");
+  if (memory_of(bundle.programs, bundle.in_turn()) != bundle.memory) return differ("memory");
   for (const auto& [name, value] : bundle.hyperparameters)
     if (!program.hyperparameters.count(name)) return differ("hyperparameters");
   if (program.hyperparameters.size() != bundle.hyperparameters.size()) return differ("hyperparameters");
@@ -222,23 +228,22 @@ Status check_weights(const Bundle& bundle) {
 
 }  // namespace
 
-std::map<std::string, int64_t> memory_of(const Bundle& bundle, const Program* only) {
+std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs, bool in_turn) {
   int64_t total = 0, arena = 0, live = 0, staging = 0, largest = 0;
   std::set<std::string> shared;
   std::vector<const Arena*> arenas;
-  for (const Program& program : bundle.programs) {
-    if (only != nullptr && only != &program) continue;
+  for (const Program& program : programs) {
     if (program.loads) staging = program.loads->staging_bytes;
     for (size_t k = 0; k < program.tensors.size(); ++k) {
       const Tensor& tensor = program.tensors[k];
       if (tensor.role == Role::intermediate || program.in_arena(k)) continue;
       largest = std::max(largest, tensor.form.device_bytes());
-      if (!bundle.shares(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
+      if (!is_shared(tensor.role, in_turn) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
     }
     arenas.push_back(&program.arena);
   }
   Arena common;
-  if (bundle.several && only == nullptr) common = common_arena(bundle.programs), arenas = {&common};
+  if (in_turn) common = common_arena(programs), arenas = {&common};
   for (const Arena* each : arenas) {
     for (int64_t bytes : each->allocations()) arena += bytes, largest = std::max(largest, bytes);
     live += each->live_bytes;
@@ -253,22 +258,27 @@ Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256)
   TE_TRY(opened, File::folder(folder));
   TE_CHECK(read_manifest(opened, sha256, bundle));
   TE_TRY(contents, read_files(opened, bundle));
-  std::vector<std::string> names;
-  for (const Method& method : bundle.methods) names.push_back(method.file);
-  if (bundle.accumulation > 1) names.push_back("accumulating.json");
-  for (const std::string& name : names) {
+  for (const std::string& name : bundle.program_files()) {
     TE_TRY(program, read_program(folder + "/" + name, contents[name], contents));
+    const Method& method = bundle.method_of(bundle.programs.size());
+    if (bundle.several && memory_of({program}, false) != method.memory)
+      return Error{folder + ": manifest.json and " + name + " have different memory; expected the same: export the model again"};
+    const std::string plan = plan_file(name);
+    if (bundle.streams) TE_CHECK(read_plan(folder + "/" + plan, contents[plan], bundle.header, bundle.weights.size(), program));
     bundle.programs.push_back(std::move(program));
-  }
-  if (bundle.streams) {
-    const std::string name = folder + "/streaming_plan.json";
-    TE_CHECK(read_plan(name, contents["streaming_plan.json"], bundle.header, bundle.weights.size(), bundle.programs[0]));
   }
   TE_CHECK(check_same(bundle));
   narrow_indices(bundle.programs);
   TE_CHECK(check_weights(bundle));
   if (bundle.files.count("check.json")) TE_CHECK(read_check(folder + "/check.json", contents["check.json"], bundle));
   return bundle;
+}
+
+std::vector<std::string> Bundle::program_files() const {
+  std::vector<std::string> names;
+  for (const Method& method : methods) names.push_back(method.file);
+  if (accumulation > 1) names.push_back("accumulating.json");
+  return names;
 }
 
 Status Bundle::read_weights(const std::function<Status(const std::string&, const void*)>& take) const {

@@ -58,8 +58,10 @@ struct Bundle {
 
   /// The method of a program.
   const Method& method_of(size_t program) const { return methods[several ? program : 0]; }
-  /// Whether programs share tensors of a role by name.
-  bool shares(Role role) const { return several ? is_resident(role) : is_shared(role); }
+  /// The files of the programs.
+  std::vector<std::string> program_files() const;
+  /// Whether programs compute in one arena, and share constants by name, too.
+  bool in_turn() const { return several || (streams && accumulation > 1); }
   /// Read the weights from front to back, hashing them, and pass on the bytes of each tensor; a file that changed
   /// since the bundle was made is an error after the last one.
   Status read_weights(const std::function<Status(const std::string& name, const void* data)>& take) const;
@@ -67,8 +69,8 @@ struct Bundle {
   Status check_weights() const;
 };
 
-/// Bytes of device memory of all programs, or of one, as a manifest has them; streamed weights lie in the arena.
-std::map<std::string, int64_t> memory_of(const Bundle& bundle, const Program* only = nullptr);
+/// Bytes of device memory of programs, as a manifest has them; streamed weights lie in the arena.
+std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs, bool in_turn);
 
 /// Read a bundle's check.json.
 Status read_check(const std::string& name, const std::string& text, Bundle& bundle);

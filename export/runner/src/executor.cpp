@@ -81,7 +81,7 @@ Status Executor::open(const torchedge_options& options) {
   figures_.build_ms = now_ms() - start;
   figures_.built_peak_bytes = peak_resident_bytes();
   placed_.reserve(bundle_.programs.size());
-  if (bundle_.several) TE_CHECK(allocate(common_arena(bundle_.programs)));
+  if (bundle_.in_turn()) TE_CHECK(allocate(common_arena(bundle_.programs)));
   for (size_t k = 0; k < bundle_.programs.size(); ++k) {
     placed_.emplace_back();
     placed_.back().program = &bundle_.programs[k];
@@ -177,7 +177,7 @@ Status Executor::check_limits(uint64_t memory_limit) const {
       }
     }
   }
-  const cl_ulong total = memory_of(bundle_).at("total_bytes");
+  const cl_ulong total = memory_of(bundle_.programs, bundle_.in_turn()).at("total_bytes");
   const cl_ulong most = memory_limit > 0 ? memory_limit : device_.memory;
   if (total > most)
     return Error{bundle_.model + " takes " + std::to_string(total) + " bytes" + (bundle_.streams ? ", streaming weights by its plan; " : " with all weights on the device; ") +
@@ -221,10 +221,7 @@ Status Executor::place(Placed& placed) {
   for (size_t k = 0; k < program.tensors.size(); ++k) {
     const Tensor& tensor = program.tensors[k];
     if (!program.stays(k)) continue;
-    // One input serves the steps that update and those that add up gradients, where it lies in the same way.
-    bool input = tensor.role == Role::input && !bundle_.several && tensor.form.plain(), by_name = input || bundle_.shares(tensor.role);
-    std::string key = (input ? "input " + tensor.form.text() : "kept ") + tensor.name;
-    cl_mem& memory = by_name ? shared_[key] : placed.memory[k];
+    cl_mem& memory = is_shared(tensor.role, bundle_.in_turn()) ? shared_[tensor.name] : placed.memory[k];
     if (memory == nullptr) {
       TE_CHECK(own_memory(memory, tensor.form));
       if (tensor.role == Role::input) unset_.insert(memory);
@@ -232,7 +229,7 @@ Status Executor::place(Placed& placed) {
     }
     placed.memory[k] = memory;
   }
-  if (!bundle_.several) TE_CHECK(allocate(program.arena));
+  if (!bundle_.in_turn()) TE_CHECK(allocate(program.arena));
   TE_CHECK(place_arena(placed));
   return bind(placed);
 }
@@ -397,26 +394,30 @@ void Executor::end_copies() {
   read_ = of_read_ = 0;
 }
 
-/// Load what a plan keeps on the device, and check what it streams: indices by their ranges, all bytes by the digest.
+/// Load what plans keep on the device, and check what they stream: indices by their ranges, all bytes by the digest.
 Status Executor::preload() {
-  const Placed& placed = placed_[0];
-  const Loads& loads = *placed.program->loads;
   TE_CHECK(bundle_.check_weights());
-  ring_.resize(loads.staging_bytes);
-  figures_.allocated_bytes += loads.staging_bytes;
+  ring_.resize(bundle_.programs[0].loads->staging_bytes);
+  figures_.allocated_bytes += static_cast<int64_t>(ring_.size());
   std::string packed;
-  for (size_t k = 0; k < placed.memory.size(); ++k) {
-    const Tensor& tensor = placed.program->tensors[k];
-    auto entry = bundle_.header.entries.find(tensor.name);
-    if (!is_resident(tensor.role) || entry == bundle_.header.entries.end() || (tensor.role != Role::state && !tensor.indices)) continue;
-    packed.resize(tensor.form.packed_bytes());
-    TE_CHECK(bundle_.weights.read(entry->second.begin, packed.data(), packed.size()));
-    TE_CHECK(check_packed(tensor, packed.data()));
-    if (tensor.role == Role::state) TE_CHECK(transfer(tensor, placed.memory[k], packed.data(), nullptr));
-  }
-  for (const Read& read : loads.preload) {
-    TE_CHECK(bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes));
-    for (const Copy& item : read.copies) TE_CHECK(copy(placed, item, nullptr));
+  std::set<cl_mem> loaded;  // by the programs before
+  for (const Placed& placed : placed_) {
+    for (size_t k = 0; k < placed.memory.size(); ++k) {
+      const Tensor& tensor = placed.program->tensors[k];
+      auto entry = bundle_.header.entries.find(tensor.name);
+      if (!is_resident(tensor.role) || entry == bundle_.header.entries.end() || (tensor.role != Role::state && !tensor.indices)) continue;
+      if (loaded.count(placed.memory[k])) continue;
+      packed.resize(tensor.form.packed_bytes());
+      TE_CHECK(bundle_.weights.read(entry->second.begin, packed.data(), packed.size()));
+      TE_CHECK(check_packed(tensor, packed.data()));
+      if (tensor.role == Role::state) TE_CHECK(transfer(tensor, placed.memory[k], packed.data(), nullptr));
+    }
+    for (const Read& read : placed.program->loads->preload) {
+      if (std::all_of(read.copies.begin(), read.copies.end(), [&](const Copy& item) { return loaded.count(placed.memory[item.tensor]); })) continue;
+      TE_CHECK(bundle_.weights.read(read.offset, ring_.data() + read.at, read.nbytes));
+      for (const Copy& item : read.copies) TE_CHECK(copy(placed, item, nullptr));
+    }
+    loaded.insert(placed.memory.begin(), placed.memory.end());
   }
   return {};
 }
@@ -481,13 +482,8 @@ Status Executor::set_input(const std::string& method, const std::string& name, c
   for (size_t port = 0; port < inputs.size(); ++port) {
     if (inputs[port].name != name) continue;
     TE_CHECK(check_size(name, inputs[port], nbytes));
-    cl_mem last = nullptr;
-    for (const Placed& placed : placed_) {
-      if (placed.method != &bundle_.methods[number]) continue;
-      const cl_mem memory = placed.memory[placed.program->fed()[port]];
-      if (memory != last) TE_CHECK(feed(placed, port, data));
-      last = memory;
-    }
+    for (const Placed& placed : placed_)
+      if (placed.method == &bundle_.methods[number]) TE_CHECK(feed(placed, port, data));
     return {};
   }
   return Error{"there is no input " + name + "; expected one of " + names_of(inputs)};
@@ -640,12 +636,16 @@ Status Executor::save(const std::string& path) {
 Status Executor::load(const std::string& path) {
   TE_TRY(file, File::open(path));
   TE_TRY(header, read_file_header(file));
-  std::vector<const Tensor*> tensors;
+  std::vector<const Tensor*> tensors, streamed;
   size_t states = 0, held = 0;
   for (const Kept& each : kept_) {
     tensors.push_back(each.tensor);
     if (each.tensor->role == Role::state) ++states, held += header.entries.count(each.tensor->name);
   }
+  for (const Program& program : bundle_.programs)
+    for (size_t k = 0; k < program.tensors.size(); ++k)
+      if (is_shared(program.tensors[k].role) && program.in_arena(k) && header.entries.count(program.tensors[k].name)) streamed.push_back(&program.tensors[k]);
+  tensors.insert(tensors.end(), streamed.begin(), streamed.end());
   TE_CHECK(check_entries(path, header, tensors, false, "; expected a state of this model"));  // before anything is written
   if (held != 0 && held != states) return Error{path + ": holds " + std::to_string(held) + " of " + std::to_string(states) + " states; expected all, or none to begin anew"};
   int64_t batches = 0;
@@ -660,7 +660,16 @@ Status Executor::load(const std::string& path) {
     if (key != "batches" && !bundle_.hyperparameters.count(key.substr(15)))
       return Error{path + ": sets " + key.substr(15, 80) + ", which is no hyperparameter of this model"};
   }
-  std::string data;
+  std::string data, packed, own;
+  for (const Tensor* tensor : streamed) {
+    data.resize(tensor->form.array_bytes());
+    own.resize(data.size());
+    packed.resize(tensor->form.packed_bytes());
+    TE_CHECK(file.read(header.entries.at(tensor->name).begin, data.data(), data.size()));
+    TE_CHECK(bundle_.weights.read(bundle_.header.entries.at(tensor->name).begin, packed.data(), packed.size()));
+    tensor->form.unpack(packed.data(), own.data());
+    if (data != own) return Error{path + ": holds " + tensor->name + " with other numbers than the bundle's file, from which it is read; expected the same"};
+  }
   columns_.clear();
   for (const Kept& each : kept_) {
     const Tensor& tensor = *each.tensor;

@@ -93,15 +93,44 @@ class Follower {
   std::map<int64_t, std::pair<int64_t, int64_t>> numbers_;
 };
 
+/// Loads of a weight after its first one: each part is a tensor of its own, which later launches use in its place.
+/// Returns the number of the whole weight of each part.
+std::vector<int64_t> read_parts(const Entry& entry, Program& program) {
+  std::vector<int64_t> wholes;
+  std::multimap<int64_t, int64_t> begins;  // parts by the launch that first uses them
+  std::pair<int64_t, int64_t> last = {-1, -1};
+  const int64_t tensors = program.tensors.size(), launches = program.launches.size();
+  for (const Entry& item : entry.items(kMaxReads)) {
+    item.only({"tensor", "first"});
+    const std::pair<int64_t, int64_t> part = {item.at("tensor").integer(0, tensors - 1), item.at("first").integer(0, launches - 1)};
+    if (part <= last) item.refuse("does not come after the part before it, by tensor and launch");
+    if (!item.ok()) return {};
+    last = part;
+    begins.emplace(part.second, program.tensors.size());
+    wholes.push_back(part.first);
+    program.tensors.push_back(program.tensors[part.first]);
+  }
+  std::map<int64_t, int64_t> current;
+  auto next = begins.begin();
+  for (int64_t position = 0; position < launches; ++position) {
+    for (; next != begins.end() && next->first == position; ++next) current[wholes[next->second - tensors]] = next->second;
+    for (int64_t& index : program.launches[position].tensors)
+      if (auto part = current.find(index); part != current.end()) index = part->second;
+  }
+  return wholes;
+}
+
 }  // namespace
 
 Status read_plan(const std::string& name, const std::string& text, const FileHeader& header, int64_t nbytes, Program& program) {
   TE_TRY(document, Document::parse(name, text));
   Entry entry = document.root(), listed = entry.at("loads");
-  entry.only({"schema", "plan", "instance", "staging_bytes", "arena", "loads"});
+  entry.only({"schema", "plan", "instance", "staging_bytes", "arena", "loads", "parts"});
   entry.at("schema").word({"torchedge-streaming-plan-2"});
   listed.only({"preload", "run", "waits"});
   Loads loads;
+  const int64_t whole = program.tensors.size();
+  const std::vector<int64_t> wholes = read_parts(entry.find("parts"), program);
   int64_t tensors = program.tensors.size(), launches = program.launches.size();
   loads.staging_bytes = entry.at("staging_bytes").integer(kPage, kMaxStaging);
   TE_CHECK(document.status());
@@ -136,6 +165,9 @@ Status read_plan(const std::string& name, const std::string& text, const FileHea
     if (preloaded.count(k) && loads.streamed.count(k)) listed.refuse("loads " + tensor.name + " twice");
     if (!preloaded.count(k) && !loads.streamed.count(k)) program.absent.insert(k);
   }
+  for (size_t k = 0; k < wholes.size(); ++k)
+    if (!loads.streamed.count(wholes[k]) || !loads.streamed.count(whole + k))
+      listed.refuse("does not stream " + program.tensors[wholes[k]].name + " and all of its parts");
   for (const Launch& used : program.launches)
     for (int64_t index : used.tensors)
       if (program.absent.count(index)) listed.refuse("does not load " + program.tensors[index].name + ", which is used");

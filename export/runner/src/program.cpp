@@ -164,7 +164,7 @@ void check_places(const Entry& entry, const Program& program) {
     bool streamed = program.loads && program.loads->streamed.count(k);
     bool inside = program.tensors[k].role == Role::intermediate || streamed, has = placed.count(k) > 0;
     if (has && !inside) return entry.refuse("places " + program.tensors[k].name + ", which is no intermediate");
-    if (!has && inside && touched.count(k)) return entry.refuse("has no place for " + program.tensors[k].name);
+    if (!has && (streamed || (inside && touched.count(k)))) return entry.refuse("has no place for " + program.tensors[k].name);
   }
 }
 

@@ -14,10 +14,12 @@ namespace torchedge {
 
 enum class Role { input, parameter, buffer, state, constant, output, intermediate };
 const char* name_of(Role role);
-/// Whether programs of one bundle share tensors of this role by name.
-inline bool is_shared(Role role) { return role == Role::parameter || role == Role::buffer || role == Role::state; }
+/// Whether programs of one bundle share tensors of this role by name; in_turn: constants, too.
+inline bool is_shared(Role role, bool in_turn = false) {
+  return role == Role::parameter || role == Role::buffer || role == Role::state || (in_turn && role == Role::constant);
+}
 /// Whether tensors of this role stay from step to step.
-inline bool is_resident(Role role) { return is_shared(role) || role == Role::constant; }
+inline bool is_resident(Role role) { return is_shared(role, true); }
 
 enum class Access { read, write, update };
 
@@ -127,7 +129,8 @@ Result<Program> read_program(const std::string& name, const std::string& text, c
 /// Check that a file holds each tensor, packed or as an array, and nothing else; states may be absent.
 Status check_entries(const std::string& path, const FileHeader& header, const std::vector<const Tensor*>& tensors, bool packed, const std::string& advice);
 
-/// Give a program the loads and the arena of its streaming plan, checked: `header` and `nbytes` are the weights file's.
+/// Give a program the parts of weights, the loads and the arena of its streaming plan, checked: `header` and `nbytes` are
+/// the weights file's.
 Status read_plan(const std::string& name, const std::string& text, const FileHeader& header, int64_t nbytes, Program& program);
 
 /// Give a program the arena of a document, in which streamed weights have places, too.

@@ -110,15 +110,15 @@ def tape_of(*requests):
     ],
 )
 def test_known_requests(requests, allocated, reserved):
-    found = replay(tape_of(*requests), 1)
-    assert (found.allocated_bytes, found.reserved_bytes) == (allocated, reserved)
+    found = replay(tape_of(*requests), 1)[-1]
+    assert (found.allocated_mib * MIB, found.reserved_mib * MIB) == (allocated, reserved)
 
 
 def test_steps_reach_a_steady_state_and_empty_cache_gives_back():
     tape = tape_of(3 * MIB, 30 * MIB)
     run = replay(tape, 4, steps=3)
-    assert len(set(run.steps)) == 1
-    assert replay(tape, 4, steps=3, empty_cache=True).steps[-1] == run.steps[-1]
+    assert len(set(run)) == 1
+    assert replay(tape, 4, steps=3, empty_cache=True)[-1] == run[-1]
     allocator = CachingAllocator()
     address, block = [0] * 2, [0] * 2
     allocator.run(tape.event_list, (np.array([3, 30]) * 2048).tolist(), address, block)

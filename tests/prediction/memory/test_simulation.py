@@ -110,7 +110,7 @@ def test_first_step_hands_over_to_the_steady_state(graph):
     first, steady = write_tape(graph, settings, first=True), write_tape(graph, settings)
     assert first.sizes[first.remaining].tolist() == steady.sizes[steady.persistent].tolist()
     run = replay(steady, 8, first=first)
-    assert run.steps[0][0] < run.steps[1][0]
+    assert run[0].allocated_mib < run[1].allocated_mib
 
 
 def test_plot_draws_phases_and_peak(graph):

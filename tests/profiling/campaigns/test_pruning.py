@@ -6,6 +6,7 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
+from oracles.graph_checks import verify
 from torch import nn
 
 from torchedge.errors import InputError
@@ -189,5 +190,5 @@ def test_channels_follow_an_operator_in_place_on_a_view():
     """A flattened feature map is a view: autograd writes the tensor behind it, whose channels stay."""
     layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Dropout(inplace=True), nn.Linear(32, 10))
-    capture(model, input_size=(3, 16, 16), mode="train").verify()
+    verify(capture(model, input_size=(3, 16, 16), mode="train"))
     assert prune(model, (3, 16, 16), 50).model[0].out_channels < 32

@@ -57,6 +57,11 @@ class Accumulator:
         """Whether it looks for a position: argmax and argmin."""
         return self.kind in ("argmax", "argmin")
 
+    @property
+    def contracts(self) -> bool:
+        """Whether a product may be added without being rounded first."""
+        return self.kind == "sum" and not self.exact and self._may_be_nan
+
     def start(self, lanes: bool = False) -> str:
         """The result over nothing."""
         kind = self.kind.removeprefix("arg")

@@ -17,7 +17,7 @@ from math import prod
 from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, offset_of
 from torchedge.expressions.indices import ZERO, Axis, Fetched, Index, atoms_of, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Local, Read, Scalar, reads_of, substitute, walk
+from torchedge.expressions.scalars import Local, Read, Scalar, factored, reads_of, substitute, walk
 from torchedge.expressions.sizes import argument, digits
 from torchedge.lowering.fusion import Computed, FusionGroup
 from torchedge.lowering.kernels.accumulators import Accumulator
@@ -135,6 +135,27 @@ class RowsNest:
         )
         joining = joined_slices(self.rows, element, scratch, self.stages, self.stores)
         return replace(self, stores=stores), joining
+
+    def in_pairs(self, vector: int) -> RowsNest:
+        """Return the loops of which a round adds up two neighbouring vectors, where these share a factor.
+
+        The scale of quantised weights is then read, converted and multiplied with once for both.
+        """
+        if not self.inner or vector == 1 or self.inner[-1].extent % (2 * vector):
+            return self
+        *_, last = self.inner
+        half = Axis(last.name, last.extent // 2)
+        first = of(half) // vector * (2 * vector) + of(half) % vector
+        bodies = []
+        for body in self.bodies:
+            total = substitute(body, {last: first}) + substitute(body, {last: first + vector})
+            bodies.append(factored(total))
+            if bodies[-1] is total:
+                return self
+        inner, memory = (
+            tuple([half if axis is last else axis for axis in axes]) for axes in (self.inner, self.memory)
+        )
+        return replace(self, inner=inner, memory=memory, bodies=tuple(bodies))
 
     def split_stores(self) -> tuple[Stores, Stores]:
         """Return the results with a value for each element of a row, and those with one for a row."""
@@ -283,6 +304,9 @@ def write_rows(
     name = host.name if isinstance(host, Rows) else "sum of slices" if nest.stages else "pointwise"
     if not nest.stages:
         arguments = replace(arguments, in_place=_in_place_pairs(group, arguments))
+    flops, length = nest.flops, prod([axis.extent for axis in nest.inner])
+    if nest.product and schedule.along and schedule.members == schedule.slices == 1:
+        nest = nest.in_pairs(schedule.vector)
     axes = (*nest.rows, *nest.inner)
     share, slices = (
         {axis: n for axis, n in zip(axes, numbers, strict=True) if n > 1}
@@ -298,13 +322,13 @@ def write_rows(
         attributes = f"__attribute__((reqd_work_group_size({text.group}, 1, 1))) "
         body.add(*[f"__local {a.result_type} {a.name}_s[{text.group}];" for a in text.shared])
     body.spread(items, text.body.lines)
-    reference = f"{name} over rows of {prod([axis.extent for axis in nest.inner])} elements"
+    reference = f"{name} over rows of {length} elements"
     return arguments.launch(
         body,
         "rows" if nest.stages else "pointwise",
         name,
         (items.global_size, items.local_size),
-        nest.flops,
+        flops,
         reference if nest.stages else f"element by element for {group.scope or 'the step'}",
         group.scope,
         text.group * sum(a.nbytes for a in text.shared),
@@ -359,6 +383,8 @@ def rows_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
     moved |= moved_inner
     position = flatten([moved[a] for a in host.inner], [a.extent for a in host.inner])
     bodies = tuple([substitute(body, moved) for body in group.bodies])
+    if host.name == "matmul":
+        bodies = tuple(map(factored, bodies))
     searches = any(s.kind.startswith("arg") for s in host.stages)
     fastest = min([a for a in strides if a.extent > 1], key=strides.__getitem__, default=None)
     along = bool(loops) and (fastest in host.inner or not rows)
@@ -447,7 +473,10 @@ def _accumulate(
 ) -> list[str]:
     lines: list[str] = []
     renderer = text.renderer(width, lines)
-    values = [renderer.value(body, wide=True) for body in bodies]
+    values = [
+        renderer.inline(body) if a.contracts else renderer.value(body, wide=True)
+        for a, body in zip(accumulators, bodies, strict=True)
+    ]
     position = ""
     if any(a.searches for a in accumulators):  # the row-major position among the inner axes
         position = text.renderer(1, lines).integer(text.nest.position)

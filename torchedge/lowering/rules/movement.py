@@ -311,6 +311,8 @@ def empty(result: Result, **arguments: object) -> Node:
 def arange(result: Result, end: float, start: float = 0, step: float = 1, dtype: str | None = None) -> Node:
     """Start, start + step, ... below end."""
     compute = result.dtype if is_floating(result.dtype) else "int64"
+    if compute == "int64" and isinstance(start, int) and isinstance(step, int) and max(start, end) < 1 << 31:
+        return pointwise(result.shape, result.dtype, lambda i: Position(i * step + start, result.dtype))
     return pointwise(
         result.shape, result.dtype, lambda i: Position(i, compute) * step + constant(start, compute)
     )

@@ -1,18 +1,10 @@
 """Prediction features: one registry of functions, named sets of them, and `features` to compute them."""
 
 from torchedge.prediction.feature_sets.convolutions import BatchAmount, ConvolutionCall
-from torchedge.prediction.feature_sets.extraction import (
-    FeaturePlan,
-    Features,
-    checked_batches,
-    feature_plan,
-    feature_rows,
-    features,
-)
+from torchedge.prediction.feature_sets.extraction import checked_batches, feature_plan, feature_rows, features
 from torchedge.prediction.feature_sets.perf4sight import INFERENCE, TRAINING
 from torchedge.prediction.feature_sets.registry import (
     FeatureInputs,
-    FeatureSet,
     add_feature_set,
     feature,
     find_feature_set,
@@ -26,9 +18,6 @@ __all__ = [
     "BatchAmount",
     "ConvolutionCall",
     "FeatureInputs",
-    "FeaturePlan",
-    "FeatureSet",
-    "Features",
     "add_feature_set",
     "checked_batches",
     "feature",

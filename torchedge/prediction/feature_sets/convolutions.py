@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchedge.errors import InputError
-from torchedge.graphs import Affine, Dim, ForwardGraph, Op, format_shape
+from torchedge.graphs import ForwardGraph, Op
+from torchedge.graphs.sizes import Affine, Dim, format_shape
 
 KINDS = frozenset({"conv2d", "convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"})
 

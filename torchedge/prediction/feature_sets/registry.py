@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchedge.errors import InputError, did_you_mean
-from torchedge.forests.trees import feature_hash
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.feature_sets.convolutions import (
     BatchAmount,
@@ -81,11 +80,6 @@ class FeatureSet:
     name: str
     names: tuple[str, ...]
     mode: Mode = "train"
-
-    @property
-    def hash(self) -> str:
-        """Hash of the names in order, which a forest stores (16 hexadecimal digits)."""
-        return feature_hash(self.names)
 
     def __len__(self) -> int:
         return len(self.names)

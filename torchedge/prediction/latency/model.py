@@ -73,19 +73,15 @@ class Times:
 
     def mixed(self, other: Times, share: float) -> Times:
         """Return the mean with the times of the same rows in another precision, which has a share of it."""
-        value, low, high = (
-            (1 - share) * own + share * theirs
-            for own, theirs in ((self.value, other.value), (self.low, other.low), (self.high, other.high))
-        )
-        return replace(self, value=value, low=low, high=high, outside=self.outside | other.outside)
+        return replace(self._summed(1 - share, other, share), outside=self.outside | other.outside)
 
     def after(self, other: Times, count: int) -> Times:
         """Return the times of the same rows behind `count` others, one after the other."""
-        value, low, high = (
-            own + count * theirs
-            for own, theirs in ((self.value, other.value), (self.low, other.low), (self.high, other.high))
-        )
-        return replace(self, value=value, low=low, high=high, phases=count * other.phases + self.phases)
+        return replace(self._summed(1, other, count), phases=count * other.phases + self.phases)
+
+    def _summed(self, weight: float, other: Times, by: float) -> Times:
+        parts = {n: weight * getattr(self, n) + by * getattr(other, n) for n in ("value", "low", "high")}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

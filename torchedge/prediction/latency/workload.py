@@ -20,8 +20,8 @@ import numpy.typing as npt
 from torchedge.graphs import FLOATING, FUNCTION_REGION, ForwardGraph, Op
 from torchedge.graphs.sizes import Affine
 from torchedge.ops import Work, spec_of
-from torchedge.ops.cudnn import STEP_LAUNCHES
 from torchedge.ops.gradients import gradient_needs, is_differentiated
+from torchedge.ops.recurrent import STEP_LAUNCHES
 from torchedge.prediction.memory.settings import StepSettings
 
 if TYPE_CHECKING:

@@ -40,17 +40,16 @@ Places = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """Peaks of a replayed run in bytes.
+class RunStage:
+    """A part of a run: peaks of allocated and reserved memory, and what is reserved at its end, MiB.
 
-    allocated_bytes: blocks in use, whole blocks as `torch.cuda.max_memory_allocated` counts them;
-    reserved_bytes: segments. Both are the last step's, the steady state. steps: (allocated, reserved) peaks
-    of each replayed step in order.
+    Allocated are blocks in use, whole blocks as `torch.cuda.max_memory_allocated` counts them.
     """
 
-    allocated_bytes: int
-    reserved_bytes: int
-    steps: tuple[tuple[int, int], ...]
+    name: str
+    allocated_mib: float
+    reserved_mib: float
+    left_mib: float
 
 
 class CachingAllocator:
@@ -167,8 +166,8 @@ class CachingAllocator:
 
 def replay(
     tape: Tape, batch_size: int, *, first: Tape | None = None, steps: int = 2, empty_cache: bool = False
-) -> Replay:
-    """Replay `steps` steady-state steps of a tape and return the last one's peaks.
+) -> list[RunStage]:
+    """Replay `steps` steady-state steps of a tape; return each step's peaks, the steady state's last.
 
     first: tape of the very first step (`write_tape(..., first=True)`), replayed before them; without it the
     allocator starts with everything persistent in place. empty_cache: empty the cache before each step, after
@@ -178,18 +177,7 @@ def replay(
     places: Places = []
     for current in [tape] * steps if first is None else [first] + [tape] * steps:
         places = run.step("step", current, batch_size, places, empty_cache)
-    peaks = [(allocated * ALIGNMENT, reserved * ALIGNMENT) for _, allocated, reserved, _ in run.stages]
-    return Replay(*peaks[-1], tuple(peaks))
-
-
-@dataclass(frozen=True, slots=True)
-class RunStage:
-    """A part of a run: peaks of allocated and reserved memory, and what is reserved at its end, MiB."""
-
-    name: str
-    allocated_mib: float
-    reserved_mib: float
-    left_mib: float
+    return run.stages
 
 
 def run_stages(
@@ -215,17 +203,15 @@ def run_stages(
     if empty_cache:
         run.allocator.empty_cache()
     run.step("step after it", steady, batch_size, remaining)
-    return tuple(
-        [RunStage(name, *[units * ALIGNMENT / 2.0**20 for units in peaks]) for name, *peaks in run.stages]
-    )
+    return tuple(run.stages)
 
 
 class _ReplayedRun:
-    """Steps in one allocator. stages: name, allocated and reserved peak, and what is reserved at its end."""
+    """Steps in one allocator."""
 
     def __init__(self) -> None:
         self.allocator = CachingAllocator()
-        self.stages: list[tuple[str, int, int, int]] = []
+        self.stages: list[RunStage] = []
 
     def step(
         self, name: str, tape: Tape, batch_size: int, remaining: Places, empty_cache: bool = False
@@ -257,7 +243,8 @@ class _ReplayedRun:
         if empty_cache:
             allocator.empty_cache()
         allocator.run(tape.event_list, sizes, address, block)
-        self.stages.append((name, allocator.peak, allocator.peak_reserved, allocator.reserved))
+        peaks = [allocator.peak, allocator.peak_reserved, allocator.reserved]
+        self.stages.append(RunStage(name, *[units * ALIGNMENT / 2.0**20 for units in peaks]))
         return sizes, address, block
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Shape, Value
-from torchedge.graphs.sizes import symbolic
+from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Value
+from torchedge.graphs.sizes import Shape, symbolic
 from torchedge.ops import Call, Work, spec_of
 from torchedge.ops.products import writes_scores
 from torchedge.ops.strides import (

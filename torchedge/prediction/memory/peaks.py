@@ -9,15 +9,15 @@ replayed, from the first step on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.graphs import ForwardGraph, GraphFamily, Poly, Size
+from torchedge.graphs import ForwardGraph, GraphFamily
 from torchedge.graphs.graph import parameters_of
-from torchedge.graphs.sizes import Amount, Amounts
+from torchedge.graphs.sizes import Amount, Amounts, Poly, Size
 from torchedge.prediction.memory.caching_allocator import ReplayRows
 from torchedge.prediction.memory.compiled_replay import replay_all
 from torchedge.prediction.memory.settings import StepSettings
@@ -48,13 +48,7 @@ class Peaks:
 
     def some(self, rows: npt.NDArray[np.bool_]) -> Peaks:
         """Return the figures of some rows."""
-        return Peaks(
-            self.batch[rows],
-            self.allocated[rows],
-            self.reserved[rows],
-            self.parameters[rows],
-            self.linear[rows],
-        )
+        return Peaks(*[getattr(self, field.name)[rows] for field in fields(self)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +160,7 @@ def family_peaks(groups: Sequence[tuple[FamilyTape, IntArray]], batch_size: int)
         tape.peaks(values, batch_size, live, bytes_of_rows)
         for (tape, values), (_, live), bytes_of_rows in zip(groups, prepared, replayed, strict=True)
     ]
-    return Peaks(
-        *(
-            np.concatenate([getattr(p, name) for p in peaks])
-            for name in ("batch", "allocated", "reserved", "parameters", "linear")
-        )
-    )
+    return Peaks(*[np.concatenate([getattr(p, field.name) for p in peaks]) for field in fields(Peaks)])
 
 
 class FamilyTape:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torchedge.graphs import ForwardGraph, Op, Shape, Value
+from torchedge.graphs import ForwardGraph, Op, Value
 from torchedge.graphs.graph import last_uses
+from torchedge.graphs.sizes import Shape
 from torchedge.ops import Call
 from torchedge.ops.kernels import kernel
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchedge.devices import Device
-from torchedge.errors import check_choice, check_whole
-from torchedge.graphs.training_steps import AMP_DTYPES, OPTIMIZERS
 from torchedge.prediction.memory.workspaces import WorkspaceModel
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """Settings of one simulated step.
+    """Settings of one simulated step, which users set as a `TrainingStep` and a profile's `[runtime]`.
 
     optimizer: a name of `OPTIMIZERS`, with weight_decay as a number ("none": forward and backward only); or
     an `OptimizerReplay` of any optimizer, which has its own options.
@@ -55,20 +53,6 @@ class StepSettings:
     workspaces: WorkspaceModel | None = None
     others: tuple[OptimizerReplay, ...] = ()
 
-    def __post_init__(self) -> None:
-        if isinstance(self.optimizer, str):
-            check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        if self.amp is not None:
-            check_choice("amp", self.amp, AMP_DTYPES)
-        check_whole("accumulation", self.accumulation)
-        for name, allowed in (
-            ("zero_grad", ("set_to_none", "zero")),
-            ("clamp_keeps", ("copy", "output")),
-            ("backend", ("cuda", "cpu")),
-            ("attention", ("fused", "math")),
-        ):
-            check_choice(name, getattr(self, name), allowed)
-
     @property
     def replay(self) -> OptimizerReplay:
         """What replays the optimizer's steps."""
@@ -93,17 +77,5 @@ class StepSettings:
 
     def under(self, runtime: Mapping[str, Any]) -> StepSettings:
         """Return these settings with the switches of a device's framework (`[runtime]` of device.toml)."""
-        return replace(self, **{name: runtime[name] for name in _RUNTIME if name in runtime})
-
-
-_RUNTIME = [
-    "zero_grad",
-    "sum_in_place",
-    "clamp_keeps",
-    "foreach",
-    "backend",
-    "attention",
-    "winograd_tile",
-    "blas_workspace_mib",
-]
-"""Switches of `[runtime]` in device.toml, fields of the same names."""
+        own = {field.name for field in fields(self)}
+        return replace(self, **{name: switch for name, switch in runtime.items() if name in own})

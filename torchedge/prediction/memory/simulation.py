@@ -168,15 +168,15 @@ def simulate(
     batch_size = check_whole("batch_size", batch_size, most=LARGEST_BATCH)
     graph.check_batch_sizes([batch_size])
     tape = tape if tape is not None else write_tape(graph, settings)
-    run = replay(tape, batch_size)
-    live, event, alive, sizes = _live_peak(tape, batch_size)
+    run = replay(tape, batch_size)[-1]
+    event, alive, sizes = tape.peak_at(batch_size)
     return MemoryProfile(
         name=graph.name,
         batch_size=batch_size,
         settings=settings,
-        allocated_mib=run.allocated_bytes / _MIB,
-        reserved_mib=run.reserved_bytes / _MIB,
-        live_mib=live / _MIB,
+        allocated_mib=run.allocated_mib,
+        reserved_mib=run.reserved_mib,
+        live_mib=int(sizes[alive].sum()) / _MIB,
         peak=_peak_event(graph, tape, event),
         breakdown=_breakdown(tape, alive, sizes),
         largest=_largest(tape, alive, sizes, largest),
@@ -200,17 +200,6 @@ def _stages(
     inference.check_batch_sizes([check_whole("evaluate", evaluated)])
     first = write_tape(graph, settings, first=True)
     return run_stages(first, steady, batch_size, write_tape(inference, settings), evaluated, empty_cache)
-
-
-def _live_peak(tape: Tape, batch_size: int) -> tuple[int, int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return live bytes at the peak, its event (-1: before the first), alive storages, and all sizes."""
-    batch = np.array([batch_size])
-    both = tape.bytes_at(batch)
-    sizes, live = both[:, 0], tape.live_of(both)[:, 0]
-    start = int(sizes[tape.persistent].sum())
-    event = int(live.argmax()) if len(live) and int(live.max()) > start else -1
-    alive = tape.alive_after(event)
-    return int(sizes[alive].sum()), event, alive, sizes
 
 
 def _peak_event(graph: ForwardGraph, tape: Tape, event: int) -> PeakEvent:

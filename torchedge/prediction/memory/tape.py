@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.graphs import Poly
+from torchedge.graphs.sizes import Poly
 from torchedge.prediction.memory.workspaces import Scratch, WorkspaceModel
 from torchedge.storage.locks import cached_property
 
@@ -24,14 +24,8 @@ _MOST_BYTES = 2.0**61
 """Sums of sizes are 64-bit numbers."""
 
 CATEGORIES = (
-    "weights",
-    "gradients",
-    "optimizer_state",
-    "inputs",
-    "saved_activations",
-    "temporaries",
-    "workspace",
-)
+    "weights", "gradients", "optimizer_state", "inputs", "saved_activations", "temporaries", "workspace"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,10 +117,6 @@ class Tape:
     def _signs(self) -> npt.NDArray[np.int64]:
         return np.sign(self.events).astype(np.int64)[:, None]
 
-    def live_bytes(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return (E, B) int64: bytes alive after each event."""
-        return self.live_of(self.bytes_at(batch_sizes))
-
     def live_of(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (E, B) int64: bytes alive after each event, for sizes (S, B) of storages."""
         start = sizes[self.persistent].sum(axis=0)
@@ -163,6 +153,13 @@ class Tape:
         """Whether no storage, apart from workspaces, gets smaller as the batch size grows."""
         _, slope, square = self.sizes.T
         return bool((square >= 0).all() and (slope + 3 * square >= 0).all())
+
+    def peak_at(self, batch_size: int) -> tuple[int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """Return the event of the live peak (-1: before the first), alive storages (S,), all sizes (S,)."""
+        sizes = self.bytes_at(np.array([batch_size]))
+        live, start = self.live_of(sizes)[:, 0], int(sizes[self.persistent].sum())
+        event = int(live.argmax()) if len(live) and int(live.max()) > start else -1
+        return event, self.alive_after(event), sizes[:, 0]
 
     def alive_after(self, event: int) -> npt.NDArray[np.bool_]:
         """Return (S,) bool: which storages are alive after an event."""

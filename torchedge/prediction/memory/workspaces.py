@@ -34,32 +34,17 @@ NAMES = tuple([kind + phase for kind in KINDS for phase in PHASES])
 """Workspaces that a device's library takes; `PHASES` are those of plain convolutions in float32."""
 
 GEOMETRY = (
-    "batch",
-    "inputs",
-    "outputs",
-    "groups",
-    "kernel",
-    "stride",
-    "padding",
-    "input_positions",
+    "batch", "inputs", "outputs", "groups", "kernel", "stride", "padding", "input_positions",
     "output_positions",
-)
+)  # fmt: skip
 """Columns of a convolution: channels, products over the spatial dimensions, the sum of the paddings."""
 
 _ALIGNED = (("inputs", 4), ("outputs", 4), ("inputs", 8), ("outputs", 8), ("inputs", 32), ("outputs", 32))
 WORKSPACE_FEATURES = (
-    *GEOMETRY,
-    "columns",
-    "log_columns",
-    "log_rows",
-    "log_input",
-    "log_output",
-    "log_weights",
-    "output_over_input",
-    *(f"{name}_by_{number}" for name, number in _ALIGNED),
-    "input_positions_by_4",
+    *GEOMETRY, "columns", "log_columns", "log_rows", "log_input", "log_output", "log_weights",
+    "output_over_input", *(f"{name}_by_{number}" for name, number in _ALIGNED), "input_positions_by_4",
     "output_positions_by_4",
-)
+)  # fmt: skip
 _FLOAT_BYTES = 4
 
 

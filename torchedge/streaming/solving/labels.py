@@ -54,42 +54,6 @@ class Labels:
     bound: float
 
 
-class _Jobs:
-    """Figures of a part's jobs as arrays; the entry at -1, of no job, is zero."""
-
-    def __init__(self, part: Subproblem) -> None:
-        self.chunks = np.array([job.chunks for job in part.jobs] + [0], dtype=np.int64)
-        self.release = np.array([job.release for job in part.jobs] + [0], dtype=np.int64)
-        self.late = np.array([float(job.late) for job in part.jobs] + [0.0])
-        self.tied = any(job.last < job.release - 1 for job in part.jobs)
-        self.alike = len({job.late for job in part.jobs}) == 1
-
-
-class _Trace:
-    """How each label came about: for every decision, its label of the decision before and the choice."""
-
-    def __init__(self) -> None:
-        self.jobs: list[int] = []
-        self.parents: list[npt.NDArray[np.int32]] = []
-        self.preloads: list[npt.NDArray[np.bool_]] = []
-
-    def add(self, job: int, parents: Ints, preloads: npt.NDArray[np.bool_]) -> None:
-        self.jobs.append(job)
-        self.parents.append(parents.astype(np.int32))
-        self.preloads.append(preloads)
-
-    def preloaded(self, label: int) -> list[int]:
-        """The positions of the jobs that a label of the last slot preloads."""
-        chosen = []
-        for job, parents, preloads in zip(
-            reversed(self.jobs), reversed(self.parents), reversed(self.preloads), strict=True
-        ):
-            if preloads[label]:
-                chosen.append(job)
-            label = int(parents[label])
-        return chosen
-
-
 class LabelSearch:
     """A search for a cheap set of jobs to preload that keeps the limits, with at most `width` labels.
 
@@ -109,7 +73,12 @@ class LabelSearch:
     ) -> None:
         self.problem, self.part, self.width, self.work = problem, part, width, work
         self.limits, self.guide = limits, guide
-        self.jobs = _Jobs(part)
+        jobs = part.jobs  # the entry at -1, of no job, is zero
+        self.chunks = np.array([job.chunks for job in jobs] + [0], dtype=np.int64)
+        self.release = np.array([job.release for job in jobs] + [0], dtype=np.int64)
+        self.late = np.array([float(job.late) for job in jobs] + [0.0])
+        self.tied = any(job.last < job.release - 1 for job in jobs)
+        self.alike = len({job.late for job in jobs}) == 1
         self.left = np.append(np.cumsum(problem.capacity[: part.end][::-1])[::-1], 0)
         self.bound = np.inf
         self.best = np.inf if best is None else best - 1 + 1e-6 * max(1.0, best)
@@ -118,7 +87,8 @@ class LabelSearch:
         self.cost = np.zeros(1)
         self.preload_chunks = np.zeros(1, np.int64)
         self.origin: Ints = np.zeros(1, np.int64)  # label of the last decision
-        self.trace = _Trace()
+        # Of every decision: the job, each label's label of the decision before, and whether it preloads.
+        self.decisions: list[tuple[int, npt.NDArray[np.int32], npt.NDArray[np.bool_]]] = []
 
     def run(self) -> Labels:
         """Search slot by slot, and return the best label of the last one."""
@@ -139,15 +109,19 @@ class LabelSearch:
         best = int(np.where(unfinished, np.inf, self.cost).argmin())
         if self.cost[best] > self.best:
             return Labels(None, self.bound)
-        chosen = self.trace.preloaded(int(self.origin[best]))
+        label, chosen = int(self.origin[best]), set()
+        for position, parents, preloads in reversed(self.decisions):
+            if preloads[label]:
+                chosen.add(self.part.jobs[position].weight)
+            label = int(parents[label])
         exact = self.cost[best] < MOST_EXACT
-        return Labels(frozenset(self.part.jobs[k].weight for k in chosen), self.bound if exact else -np.inf)
+        return Labels(frozenset(chosen), self.bound if exact else -np.inf)
 
     def _step(self, slot: int, own: list[int] | tuple[int, ...]) -> bool:
         """Serve one slot and decide its jobs; False if the work is spent or no label is left."""
         in_flight = self._in_flight() if own and self.limits.in_flight is not None else None
-        waiting = self.jobs.release[self.names] <= slot
-        self.cost = self.cost + (self.jobs.late[self.names] * waiting).sum(axis=1)
+        waiting = self.release[self.names] <= slot
+        self.cost = self.cost + (self.late[self.names] * waiting).sum(axis=1)
         capacity = int(self.problem.capacity[slot])
         if capacity and slot >= self.part.start:
             self._serve(waiting, capacity)
@@ -163,7 +137,7 @@ class LabelSearch:
         return self.work.spend(160 + self.remaining.size / 20)
 
     def _in_flight(self) -> Ints:
-        amounts = self.jobs.chunks[self.names] if self.limits.whole else self.remaining
+        amounts = self.chunks[self.names] if self.limits.whole else self.remaining
         total: Ints = amounts.sum(axis=1)
         return total
 
@@ -185,7 +159,7 @@ class LabelSearch:
         one, other = np.flatnonzero(stream), np.flatnonzero(preload)
         rows = np.concatenate([one, other])
         preloads = np.arange(len(rows)) >= len(one)
-        self.trace.add(position, self.origin[rows], preloads)
+        self.decisions.append((position, self.origin[rows].astype(np.int32), preloads))
         self._take(rows)
         self.origin = np.arange(len(rows))
         self.remaining = np.column_stack([self.remaining, np.where(preloads, 0, job.chunks)])
@@ -204,8 +178,8 @@ class LabelSearch:
 
     def _sort(self, slot: int) -> None:
         """Order every label's jobs as the next slot serves them: none, then waiting ones, then later ones."""
-        released = self.jobs.release[self.names]
-        rank = self.remaining / np.maximum(1.0, self.jobs.late[self.names])
+        released = self.release[self.names]
+        rank = self.remaining / np.maximum(1.0, self.late[self.names])
         rank = np.where(released > slot + 1, np.inf, rank)
         rank = np.where(self.names < 0, -1.0, rank)
         order = np.argsort(rank, axis=1, kind="stable")
@@ -224,7 +198,7 @@ class LabelSearch:
         lower = np.full(len(value), -np.inf)
         if self.guide is not None:
             estimate, least = self.guide.rest(slot + 1, self.remaining, self.names)
-            if not self.jobs.tied:
+            if not self.tied:
                 lower = np.where(value < np.inf, value, 0.0) + least
                 lower -= self.limits.premium * (self.limits.slack or 0)
             value = np.where(lower > self.best, np.inf, value + estimate)
@@ -245,9 +219,9 @@ class LabelSearch:
     def _undominated(self, slot: int, ranked: Ints) -> npt.NDArray[np.bool_]:
         """Which labels none of the most promising ones dominates."""
         alive = np.ones(len(ranked), dtype=bool)
-        jobs, names, remaining = self.jobs, self.names, self.remaining
+        names, remaining = self.names, self.remaining
         # Without a limit on whole weights and jobs to come, only what remains matters, sorted.
-        plain = not self.limits.whole and not jobs.tied and jobs.alike
+        plain = not self.limits.whole and not self.tied and self.alike
         totals = remaining.sum(axis=1)
         preloaded = self.preload_chunks * (self.limits.preloaded is not None)
         self.work.spend(len(ranked) / 5)
@@ -261,8 +235,8 @@ class LabelSearch:
             less = remaining[rival] <= remaining[rows]
             if not plain:
                 one, other = names[rival], names[rows]
-                less &= (jobs.chunks[one] <= jobs.chunks[other]) & (jobs.late[one] <= jobs.late[other])
-                waiting = (jobs.release[one] <= slot + 1) & (jobs.release[other] <= slot + 1)
+                less &= (self.chunks[one] <= self.chunks[other]) & (self.late[one] <= self.late[other])
+                waiting = (self.release[one] <= slot + 1) & (self.release[other] <= slot + 1)
                 less &= waiting | (one == other)
                 less |= one < 0
             alive[rows[less.all(axis=1)]] = False

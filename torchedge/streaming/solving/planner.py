@@ -267,16 +267,6 @@ FLOWS = 40
 """Divisions that are tried to find the smallest limit on memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Smallest:
-    """A memory limit that works, its preloaded jobs (weights) and order, whether none smaller works."""
-
-    chunks: int
-    preloaded: frozenset[int]
-    order: Order
-    proven: bool
-
-
 class _Memory:
     """A problem with a limit on preloaded chunks and those in flight together."""
 
@@ -290,7 +280,8 @@ class _Memory:
         most = self.total if whole else max(residency(problem, problem.jobs), default=0)
         self.most = most if problem.in_flight is None else min(most, problem.in_flight)
         self.flows: dict[int, Flow] = {}
-        self.best = Smallest(self.total, self.every, fewest_remaining, False)
+        self.proven = False
+        self.best = PreloadChoice(self.total, self.every, fewest_remaining)
 
     def fewest(self, limit: int) -> Flow:
         """The fewest chunks preloaded with at most so many in flight."""
@@ -315,10 +306,10 @@ class _Memory:
             return None
         return peak + self.total - sum(job.chunks for job in jobs)
 
-    def smallest(self, share: float, enough: int) -> Smallest:
-        """Find the smallest memory that works, beside the fixed chunks; stop at what is `enough`.
+    def smallest(self, share: float, enough: int) -> bool:
+        """Find the smallest memory that works, `best.cost`; return whether none smaller does.
 
-        share: of the work that is left, that this may take.
+        share: of the work that is left, that this may take. enough: memory at which the search stops.
 
         Each range of chunks in flight takes at least its lowest number and what must be preloaded with its
         highest.
@@ -331,11 +322,11 @@ class _Memory:
         if programme is not None:
             with self.work.share(0.95) as own:  # the rest is for a plan within the limit
                 value = programme.solve(
-                    lambda ends: self._offer(self.every - ends.slots.keys(), ends), self.best.chunks, own
+                    lambda ends: self._offer(self.every - ends.slots.keys(), ends), self.best.cost, own
                 )
-            bound = max(bound, min(self.best.chunks, _rounded_up(value)))
+            bound = max(bound, min(self.best.cost, _rounded_up(value)))
         ranges = [(bound, -1, self.most)]
-        while ranges and ranges[0][0] < self.best.chunks and self.best.chunks > enough:
+        while ranges and ranges[0][0] < self.best.cost and self.best.cost > enough:
             least, low, high = heappop(ranges)
             flow = self.fewest(high)
             least = max(least, low + 1 + int(min(flow.bound, NOTHING)))
@@ -343,7 +334,7 @@ class _Memory:
                 wanted = frozenset(self.problem.jobs[k].weight for k in flow.choice())
                 admitted = admit(self.problem, self.part, wanted, self.work, limit=high, whole=self.whole)
                 self._offer(admitted, fewest_remaining)
-            if least >= self.best.chunks:
+            if least >= self.best.cost:
                 continue
             if high - low > 1 and self.work.left > least_work:
                 middle = (low + high) // 2
@@ -352,24 +343,25 @@ class _Memory:
             else:
                 undecided.append(least)
         undecided += [least for least, _, _ in ranges]
-        return replace(self.best, proven=min(undecided) >= self.best.chunks)
+        return min(undecided) >= self.best.cost
 
     def _offer(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Take a set of preloads if it needs the least memory so far; return that memory."""
         chunks = self.needed(preloaded, order)
-        if chunks is not None and chunks < self.best.chunks:
-            self.best = Smallest(chunks, preloaded, order, False)
+        if chunks is not None and chunks < self.best.cost:
+            self.best = PreloadChoice(chunks, preloaded, order)
         return chunks
 
-    def solve(self, smallest: Smallest) -> Solved:
-        """Find a cheap choice within the limit, and a lower bound."""
+    def solve(self) -> Solved | None:
+        """Find a cheap choice within the limit, and a lower bound; None where no limit so small works."""
         assert self.problem.memory is not None
         budget = self.problem.memory - self.problem.fixed_chunks
-        if smallest.proven and smallest.chunks > budget:
-            return Solved(None, NOTHING, "")
+        self.proven = self.smallest(0.5, enough=budget)
+        if self.proven and self.best.cost > budget:
+            return None
         limits = ChunkLimits(self.problem.in_flight, self.whole, memory=budget)
         solver = PartSolver(self.problem, self.part, limits, self.work)
-        solver.offer(smallest.preloaded, smallest.order)
+        solver.offer(self.best.preloaded, self.best.order)
         solver.programme()
         bound = self._divide(solver, budget)
         solver.raise_bound(bound)
@@ -449,12 +441,10 @@ def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
     assert plan is not None and draft is not None
     if plan.solver["respects_memory"]:
         return plan
-    assert problem.memory is not None
     memory = _Memory(problem, whole, work)
-    smallest = memory.smallest(0.5, enough=problem.memory - problem.fixed_chunks)
-    solved = memory.solve(smallest)
-    if solved.choice is None:
-        return _infeasible(instance, problem, smallest, work)
+    solved = memory.solve()
+    if solved is None or solved.choice is None:
+        return _infeasible(instance, problem, memory)
     bound = max(solved.bound + problem.fixed_cost, draft.bound)
     parts = ((memory.part, solved.choice),)
     return _plan(instance, problem, _Draft(parts, bound, Counter({solved.method: 1})), work)
@@ -576,15 +566,15 @@ def _plan(instance: Instance, problem: Problem, draft: _Draft, work: WorkBudget)
     )
 
 
-def _infeasible(instance: Instance, problem: Problem, smallest: Smallest, work: WorkBudget) -> OverlapPlan:
+def _infeasible(instance: Instance, problem: Problem, memory: _Memory) -> OverlapPlan:
     facts = {
         "strategy": STRATEGY,
-        "smallest_memory_chunks": smallest.chunks + problem.fixed_chunks,
-        "smallest_is_proven": smallest.proven,
-        "work": round(work.spent),
+        "smallest_memory_chunks": memory.best.cost + problem.fixed_chunks,
+        "smallest_is_proven": memory.proven,
+        "work": round(memory.work.spent),
     }
     reason = f"{instance.memory_chunks} chunks of memory are too few for any choice of what is preloaded"
-    if not smallest.proven:
+    if not memory.proven:
         reason = (
             f"no plan within {instance.memory_chunks} chunks of memory was found with this effort; whether "
             "there is one is undecided: solve with more effort, or allow more memory"

@@ -121,9 +121,7 @@ def ascend(tables: Tables, upper: float, *, rounds: int, work: WorkBudget) -> As
     """Climb to prices of capacity that bound a part's cost well.
 
     upper: the cost of a plan that is known, from which step lengths follow.
-
-    Raises:
-        MissingExtraError: scipy is not installed.
+    Raises MissingExtraError: scipy is not installed.
     """
     with needed("scipy", extra="plan", purpose="planning a stream of weights"):
         from scipy.optimize import isotonic_regression

@@ -147,9 +147,7 @@ class Programme:
 
         offer: takes ends of the jobs to stream, the others to be preloaded, and returns the cost (or memory)
         that is reached with them; None: they exceed a limit.
-
-        Raises:
-            MissingExtraError: scipy is not installed.
+        Raises MissingExtraError: scipy is not installed.
         """
         with needed("scipy", extra="plan", purpose="planning a stream of weights"):
             from scipy.optimize import Bounds, LinearConstraint, linprog, milp
