@@ -6,11 +6,12 @@
 DATA is the folder that holds gpu-kernels, pytorch-gpu-benchmark and rtx3090-train. `kernels` predicts single
 kernels of five GPUs in float32. `sweeps` prints what kernels over large tensors reach of the bandwidth.
 `share` and `products` fit the constants of `rates` to their convolutions and linear layers, each GPU left out
-in turn. `transformers` predicts whole transformers with constants chosen without the GPU, and holds them
-against the times of similar single kernels. `eager` predicts steps of the H200 as those of a GPU that nobody
-measured. `networks` predicts whole training steps of seven GPUs, none of which anything was fitted to.
-`--peaks` shows rates in the ratio of peaks, and one set of coefficients for all steps. `--write` puts the
-interval of `networks` into the relative's profile. Each takes one to six minutes.
+in turn; those of products to GPUs from Volta on. `transformers` predicts whole transformers with constants
+chosen without the GPU, and holds them against the times of similar single kernels. `eager` predicts steps of
+the H200 as those of a GPU that nobody measured. `networks` predicts whole training steps of seven GPUs, none
+of which anything was fitted to. `--peaks` shows rates in the ratio of peaks, and one set of coefficients for
+all steps. `--write` puts the interval of `networks` into the relative's profile. Each takes one to six
+minutes.
 """
 
 from __future__ import annotations
@@ -101,6 +102,10 @@ LAWS: Mapping[str, tuple[str, str | None, Sequence[Constants]]] = {
     ),
 }
 """The operator and kind of steps that each law is fitted to, and the constants to choose from."""
+
+OLDEST: Mapping[str, float] = {"share": 0.0, "products": 7.0}
+"""The least compute capability of the GPUs that a law is fitted to: on Pascal PyTorch's library multiplies
+matrices by kernels that were made for Maxwell."""
 
 LAYERS = (256, 16384)
 """Linear layers count whose rows are not fewer and whose sides lie within, as those of networks."""
@@ -275,7 +280,13 @@ def fit_law(data: Path, law: str, rows: int) -> dict[str | None, Fit]:
         biases[gpu] = np.array(errors)  # (1 + choices, modes)
     fits: dict[str | None, Fit] = {}
     for gpu in (*biases, None):
-        others = np.stack([b[1:] for name, b in biases.items() if name != gpu])
+        others = np.stack(
+            [
+                b[1:]
+                for name, b in biases.items()
+                if name != gpu and CARDS[name]["compute_capability"] >= OLDEST[law]
+            ]
+        )
         best = int(np.abs(others).mean(axis=(0, 2)).argmin())
         own = others.mean(axis=0) if gpu is None else biases[gpu][1:]
         fits[gpu] = Fit(choices[best], own[best], own[0] if gpu is None else biases[gpu][0])
