@@ -338,7 +338,7 @@ def print_transformers(data: Path, rows: int) -> None:
 def print_eager(overlaps: Sequence[float] = (0.25, 0.5, 1.0, 1.5, 2.0)) -> None:
     """Print errors of the H200's steps with eager attention, predicted as those of an unmeasured GPU.
 
-    By `SWEPT_OVERLAP`, of the networks that it is chosen by, and of those in `kernel_sums`.
+    By `MATRIX_OVERLAP`, of the networks that it is chosen by, and of those in `kernel_sums`.
     """
     device = find_device("nvidia-h200")
     measured, rows = device.measured_operator_us, read_dataset(device.folder / "campaign" / "eager")
@@ -347,9 +347,9 @@ def print_eager(overlaps: Sequence[float] = (0.25, 0.5, 1.0, 1.5, 2.0)) -> None:
     print(f"{'overlap, mode, networks':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}")
     for overlap in overlaps:
         logs: dict[str, list[float]] = {}
-        shipped, profiles.SWEPT_OVERLAP = profiles.SWEPT_OVERLAP, overlap
+        shipped, profiles.MATRIX_OVERLAP = profiles.MATRIX_OVERLAP, overlap
         models = {mode: scaled(unseen, mode, MATRICES) for mode in ("train", "infer")}
-        profiles.SWEPT_OVERLAP = shipped
+        profiles.MATRIX_OVERLAP = shipped
         for row, label in enumerate(rows.id.tolist()):
             mode: Mode = "train" if rows.mode[row] == "train" else "infer"
             network = rows.networks[label]

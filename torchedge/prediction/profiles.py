@@ -26,7 +26,7 @@ from torchedge.ops import COMPILED_PACE
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors, joined_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
-from torchedge.prediction.latency.rates import REFERENCE_GB_S, SWEPT, SWEPT_OVERLAP, CompiledRates, figure_of
+from torchedge.prediction.latency.rates import MATRIX_OVERLAP, REFERENCE_GB_S, SWEPT, CompiledRates, figure_of
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
 from torchedge.prediction.latency.workload import FORWARD_SHARE
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
@@ -567,11 +567,23 @@ def _kinds(device: Device, mode: Mode, latency: LatencyModel | None) -> Mapping[
 
     latency: that of the device in this mode.
     """
-    kinds = read_kinds(device, mode)
+    kinds, plain = dict(read_kinds(device, mode)), (MATRICES, None)
+    if mode == "train" and plain in kinds and device.kind == "gpu":
+        kinds[plain] = _sharp(kinds[plain])
     if mode == "train" or latency is None:
         return kinds
     trained = {kind: model for kind, model in read_kinds(device).items() if kind[0] == MATRICES}
-    return {k: _swept(_inferred(m, latency), device, mode) for k, m in trained.items()} | dict(kinds)
+    return {k: _swept(_inferred(m, latency), device, mode) for k, m in trained.items()} | kinds
+
+
+def _sharp(kind: LatencyModel) -> LatencyModel:
+    """Return a kind in which the longer of host and device decides at least as sharply as `MATRIX_OVERLAP`.
+
+    Fits to steps that wait for their host, measured once each, take its unevenness for a soft maximum.
+    """
+    coefficients, overlap = kind.coefficients.copy(), COEFFICIENT_NAMES.index("overlap")
+    coefficients[overlap] = max(coefficients[overlap], MATRIX_OVERLAP)
+    return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
 
 
 def _even(kind: LatencyModel) -> LatencyModel:
@@ -593,8 +605,6 @@ def _inferred(kind: LatencyModel, inference: LatencyModel) -> LatencyModel:
 def _swept(kind: LatencyModel, device: Device, mode: Mode) -> LatencyModel:
     """Return a kind with sweeps over memory as long as single kernels of other GPUs take (`SWEPT`)."""
     coefficients = kind.coefficients.copy()
-    if mode == "train":
-        coefficients[COEFFICIENT_NAMES.index("overlap")] = SWEPT_OVERLAP
     access = 4e-6 / figure_of(device, "bandwidth_gb_s", REFERENCE_GB_S)  # ms
     share = 1.0 if mode == "train" else FORWARD_SHARE
     for name, accesses in SWEPT[mode].items():
