@@ -218,10 +218,8 @@ def inference(clock: Clock, name: str, batch_size: int, side: int, device: str |
 
 def main() -> int:
     """Run both processes of each model and print what each took."""
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, batch_size=2, side=224)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
-    parser.add_argument("--batch-size", type=int, default=2)
-    parser.add_argument("--side", type=int, default=224, help="height and width of the images")
     parser.add_argument("--device", help="OpenCL device: a number, a type or a part of its name")
     parser.add_argument("--compile", action="store_true", help="by torch.compile instead of Trainer")
     parser.add_argument("--collect", action="store_true", help="let Python collect garbage while lowering")

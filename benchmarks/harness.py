@@ -7,6 +7,7 @@ import contextlib
 import json
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +26,7 @@ def options_of(description: str | None, **sizes: int) -> argparse.ArgumentParser
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name, value in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     return parser
 
 
@@ -100,3 +101,22 @@ def print_rows(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for row in rows:
         print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+def timed_steps(step: Callable[[], Any]) -> Callable[[int], tuple[list[float], list[Any]]]:
+    """Return a function that makes so many steps and returns the seconds and the result of each."""
+
+    def run(count: int) -> tuple[list[float], list[Any]]:
+        seconds, results = [], []
+        for _ in range(count):
+            began = time.perf_counter()
+            results.append(step())
+            seconds.append(time.perf_counter() - began)
+        return seconds, results
+
+    return run
+
+
+def taken_ms(call: Callable[[], object], count: int) -> list[float]:
+    """Return the milliseconds of so many calls."""
+    return [1e3 * seconds for seconds in timed_steps(call)(count)[0]]

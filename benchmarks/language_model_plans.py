@@ -14,14 +14,13 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from harness import options_of, print_rows
+from harness import options_of, print_rows, taken_ms
 from llamas import llama, stamps_of
 
 import torchedge
@@ -118,9 +117,7 @@ def _timed(bundle: torchedge.Bundle) -> list[tuple[str, list[int], float]]:
             for _ in range(STEPS):
                 profiled.step(*inputs, method=name)
                 times.append([launch.ns for launch in profiled.timings()])
-                begun = time.perf_counter()
-                plain.step(*inputs, method=name)
-                taken.append(1e3 * (time.perf_counter() - begun))
+                taken += taken_ms(lambda inputs=inputs, name=name: plain.step(*inputs, method=name), 1)
             rows.append((name, np.maximum(np.min(times, axis=0), 1).tolist(), statistics.median(taken[1:])))
     return rows
 
@@ -146,12 +143,9 @@ def _trained(model: Any, form: Any, length: int) -> tuple[float, int]:  # noqa: 
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=RANK, target_modules="all-linear"))
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     ids = torch.randint(0, model.config.vocab_size, (1, length))
-    batch, taken = {"input_ids": ids, "labels": ids}, []
+    batch = {"input_ids": ids, "labels": ids}
     with torchedge.Trainer(adapted.train(), batch, optimizer=torch.optim.AdamW(trained)) as trainer:
-        for _ in range(STEPS):
-            begun = time.perf_counter()
-            trainer.step(batch)
-            taken.append(1e3 * (time.perf_counter() - begun))
+        taken = taken_ms(lambda: trainer.step(batch), STEPS)
         return statistics.median(taken[1:]), trainer.memory.total
 
 

@@ -7,7 +7,6 @@ memory, its part of peft's, the median time of a step, and the losses of the fir
 on CUDA where it is there (peak of allocated memory), else on the processor (growth of resident memory);
 torchedge on its default OpenCL device, whose memory is counted to the byte. --limits are shares of what the
 int4 model takes without one; weights that a limit does not hold are read from a file twice a step.
---gradients compares those of the first step with the dequantised model's in float64, on the processor.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from __future__ import annotations
 import resource
 import statistics
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import apart, options_of, print_rows
+from harness import apart, options_of, print_rows, timed_steps
 from llamas import llama
 
 import torchedge
@@ -36,7 +34,6 @@ def main() -> None:
         __doc__, layers=12, hidden=768, intermediate=2048, vocabulary=32000, length=256, steps=6
     )
     parser.add_argument("--limits", type=float, nargs="*", default=[0.8])
-    parser.add_argument("--gradients", action="store_true")
     options = parser.parse_args()
 
     def run(function: Any, *given: Any) -> Any:  # noqa: ANN401
@@ -60,8 +57,6 @@ def main() -> None:
         for way, (nbytes, ms, losses) in ways
     ]
     print_rows(("", "MiB", "of peft's", "ms a step", "of resident int4", "losses"), rows)
-    if options.gradients:
-        print(f"gradients of adapters, largest norm of an error over its norm: {run(_gradient_error):.1e}")
 
 
 def _adapted(options: Namespace, quantized: bool) -> Any:  # noqa: ANN401
@@ -90,49 +85,27 @@ def _peft(options: Namespace) -> tuple[int, float, list[float]]:
     model = _adapted(options, False).to(device)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     batch = {name: tensor.to(device) for name, tensor in _batch(options).items()}
-    losses, taken = [], []
-    for _ in range(options.steps):
-        begun = time.perf_counter()
+
+    def step() -> float:
         loss = model(**batch).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-        taken.append(1e3 * (time.perf_counter() - begun))
+        return loss.item()
+
+    seconds, losses = timed_steps(step)(options.steps)
     nbytes = torch.cuda.max_memory_allocated() if device == "cuda" else _peak() - before
-    return nbytes, statistics.median(taken[1:]), losses
+    return nbytes, 1e3 * statistics.median(seconds[1:]), losses
 
 
 def _ours(options: Namespace, limit: int | None) -> tuple[int, float, list[float]]:
     """Return bytes, ms and losses of torchedge with int4 weights, within a limit."""
     model, batch = _adapted(options, True), _batch(options)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-    losses, taken = [], []
     text = None if limit is None else f"{limit}B"
     with torchedge.Trainer(model, batch, optimizer=optimizer, memory_limit=text) as trainer:
-        for _ in range(options.steps):
-            begun = time.perf_counter()
-            losses.append(float(trainer.step(batch)))
-            taken.append(1e3 * (time.perf_counter() - begun))
-        return trainer.memory.total, statistics.median(taken[1:]), losses
-
-
-def _gradient_error(options: Namespace) -> float:
-    """Return the largest error of an adapter's gradient against float64."""
-    model, batch = _adapted(options, True), _batch(options)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    before = {name: p.detach().clone() for name, p in trained.items()}
-    wide = _adapted(options, True).double()
-    wide(**batch).loss.backward()
-    expected = {name: p.grad for name, p in wide.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.SGD(list(trained.values()), lr=1.0)
-    with torchedge.Trainer(model, batch, optimizer=optimizer) as trainer:
-        trainer.step(batch)
-        trainer.sync()
-    return max(
-        float(((before[name] - p.detach()).double() - expected[name]).norm() / expected[name].norm())
-        for name, p in trained.items()
-    )
+        seconds, losses = timed_steps(lambda: float(trainer.step(batch)))(options.steps)
+        return trainer.memory.total, 1e3 * statistics.median(seconds[1:]), losses
 
 
 def _resident() -> int:

@@ -1,6 +1,6 @@
 """How far lowered training steps are from PyTorch in float64, and whether they repeat bit by bit.
 
-    python benchmarks/lowering_accuracy.py [--double] [--device N] [--steps 50] [--seed 1] [MODEL ...]
+    python benchmarks/lowering_accuracy.py [--device N] [--steps 50] [--seed 1] [MODEL ...]
 
 For each network: every gradient of the first step, every weight after it, the losses of 50 steps (SGD with
 momentum on one batch), and a second run of those steps from the start. Told are the largest norm-wise
@@ -8,7 +8,6 @@ relative errors (of the losses: the largest difference over the largest loss), a
 float32. A gradient that is zero but for rounding (a bias before a batch norm) is held against the largest.
 A rectifier whose input lies within rounding of zero lets its gradient through in one precision and not in the
 other: a step that meets one shows errors near 1e-3, in ours or in PyTorch's float32. MobileNetV2 always does.
-`--double` lowers the same steps in float64 (on devices that have it): what then differs is not rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from harness import options_of
+from harness import options_of, print_rows
 from oracles.step_networks import FSRCNN, without_dropout
 from torch import nn
 
@@ -141,17 +140,22 @@ def drift(found: Run, wanted: Run) -> float:
 def main() -> None:
     """Print the table."""
     known = cases()
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, steps=50, seed=1)
     parser.add_argument("models", nargs="*", default=list(known), metavar="MODEL", help=", ".join(known))
     parser.add_argument("--device", help="OpenCL device: its number or a part of its name")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--double", action="store_true", help="compute in float64")
     given = parser.parse_args()
     if unknown := [name for name in given.models if name not in known]:
         raise SystemExit(f"model {unknown[0]!r} is not known; expected one of {', '.join(known)}")
-    print("| network | gradients | weights | losses | same bits | PyTorch float32: gradients | losses |")
-    print("|---|---|---|---|---|---|---|")
+    titles = (
+        "network",
+        "gradients",
+        "weights",
+        "losses",
+        "same bits",
+        "PyTorch float32: gradients",
+        "losses",
+    )
+    print_rows(titles, [])
     for name in given.models:
         case = known[name]
         torch.manual_seed(given.seed)
@@ -160,17 +164,14 @@ def main() -> None:
         double = y.double() if y.is_floating_point() else y
         wanted = eager(copy.deepcopy(model).double(), case, x.double(), double, given.steps)
         single = eager(copy.deepcopy(model), case, x, y, given.steps)
-        if given.double:
-            model, x, y = model.double(), x.double(), double
         found, again = (lowered(model, case, x, y, given.steps, given.device) for _ in range(2))
-        ours = [worst(found.gradients, wanted.gradients), worst(found.weights, wanted.weights)]
-        theirs = worst(single.gradients, wanted.gradients)
+        ours = worst(found.gradients, wanted.gradients), worst(found.weights, wanted.weights)
+        theirs = worst(single.gradients, wanted.gradients), drift(single, wanted)
         same = "yes" if found.final == again.final else "NO"
-        print(
-            f"| {name} | {ours[0]:.1e} | {ours[1]:.1e} | {drift(found, wanted):.1e} "
-            f"| {same} | {theirs:.1e} | {drift(single, wanted):.1e} |",
-            flush=True,
+        ours, theirs = (
+            [f"{error:.1e}" for error in each] for each in ((*ours, drift(found, wanted)), theirs)
         )
+        print_rows([], [(name, *ours, same, *theirs)])
 
 
 if __name__ == "__main__":

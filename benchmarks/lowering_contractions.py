@@ -12,14 +12,14 @@ whichever is faster. Both: the best of several runs. Every result is held agains
 
 from __future__ import annotations
 
+import itertools
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from harness import options_of
+from harness import options_of, print_rows, taken_ms
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
@@ -52,24 +52,24 @@ class Row:
     theirs: float
     error: float
 
-    def print(self) -> None:
-        """Print it."""
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What the table has."""
         share = f"{100 * self.theirs / self.ours:.0f} %" if self.theirs else "-"
         wrong = "" if self.error <= 1e-4 else " WRONG"
-        gigaflops = f"{self.flops / self.ours / 1e9:,.0f} | {self.flops / self.theirs / 1e9:,.0f}"
-        print(f"| {self.title} | {gigaflops} | {share} | {self.error:.0e}{wrong} |", flush=True)
+        gigaflops = [f"{self.flops / seconds / 1e9:,.0f}" for seconds in (self.ours, self.theirs)]
+        return self.title, *gigaflops, share, f"{self.error:.0e}{wrong}"
 
 
 def torch_seconds(call: Callable[[], object], repeats: int) -> float:
     """Return the best seconds of a call of PyTorch's, after three to warm up."""
-    seconds = []
-    for _ in range(repeats + 3):
-        began = time.perf_counter()
+
+    def ended() -> None:
         call()
         if DEVICE == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds[3:])
+
+    return min(taken_ms(ended, repeats + 3)[3:]) / 1e3
 
 
 def error_of(found: np.ndarray, wanted: torch.Tensor) -> float:
@@ -180,27 +180,20 @@ def _theirs(x: torch.Tensor, layer: torch.nn.Conv2d, repeats: int) -> dict[str, 
 
 def main() -> None:
     """Measure and print."""
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, size=512, batch=1, repeats=15)
     parser.add_argument("--target", default="cpu", help="device class to lower for: cpu, gpu or mobile")
-    parser.add_argument("--size", type=int, default=512, help="of the matrices")
-    parser.add_argument("--batch", type=int, default=1, help="of the convolutions")
-    parser.add_argument("--repeats", type=int, default=15)
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-    print(f"| float32 | torchedge, GFLOP/s | PyTorch ({DEVICE}), GFLOP/s | ours of theirs | error |")
-    print("|---|---|---|---|---|")
-    fine = True
-    for first in "NT":
-        for second in "NT":
-            row = product_row(given.size, first, second, given.target, given.repeats)
-            row.print()
-            fine &= row.error <= 1e-4
-    for layer in LAYERS:
-        for row in layer_rows(layer, given.batch, given.target, given.repeats):
-            row.print()
-            fine &= row.error <= 1e-4
+    titles = ("float32", "torchedge, GFLOP/s", f"PyTorch ({DEVICE}), GFLOP/s", "ours of theirs", "error")
+    print_rows(titles, [])
+    more, fine = (given.target, given.repeats), True
+    products = (product_row(given.size, a, b, *more) for a, b in itertools.product("NT", repeat=2))
+    layers = (row for layer in LAYERS for row in layer_rows(layer, given.batch, *more))
+    for row in itertools.chain(products, layers):
+        print_rows([], [row.cells])
+        fine &= row.error <= 1e-4
     sys.exit(0 if fine else 1)
 
 

@@ -24,7 +24,7 @@ start, stages = time.process_time(), []
 import torch, torchedge
 from torchedge.tracing.vision import import_torchvision
 
-name, device, batch, size, train, onnx, out = json.loads(sys.argv[1])
+name, device, batch, size, onnx, out = json.loads(sys.argv[1])
 torch.manual_seed(0)
 model = import_torchvision().models.get_model(name, weights=None)
 example = torch.randn(batch, 3, size, size)
@@ -34,9 +34,7 @@ def told(stage):
 
 told("import, build")
 told("eager")
-bundle = torchedge.export(
-    model, example, out=out, device=device, mode="train" if train else "infer", onnx=onnx, progress=told
-)
+bundle = torchedge.export(model, example, out=out, device=device, mode="train", onnx=onnx, progress=told)
 told("end")
 memory = bundle.manifest.memory
 rows = [[a, t - s, q - p] for (a, s, p), (_, t, q) in zip(stages[1:], stages[2:])]
@@ -51,10 +49,8 @@ print(json.dumps({
 
 def measure(arguments: argparse.Namespace, out: Path) -> tuple[dict[str, object], float, float, float]:
     """Export in a child; return what it told, seconds of the clock and of processors, and peak MiB."""
-    request = [
-        arguments.model, arguments.device, arguments.batch_size, arguments.size, not arguments.infer,
-        not arguments.no_onnx, str(out),
-    ]  # fmt: skip
+    request = [arguments.model, arguments.device, arguments.batch_size, arguments.size]
+    request += [not arguments.no_onnx, str(out)]
     command = [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(request)]
     start = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -70,17 +66,12 @@ def measure(arguments: argparse.Namespace, out: Path) -> tuple[dict[str, object]
 
 def main() -> None:
     """Print one table a run."""
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, batch_size=1, size=224, runs=3)
     parser.add_argument("--model", default="resnet50", help="a torchvision name (default resnet50)")
     parser.add_argument("--device", default="adreno")
-    parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--size", type=int, default=224, help="pixels of a side")
-    parser.add_argument("--infer", action="store_true", help="an inference instead of a training step")
     parser.add_argument("--no-onnx", action="store_true")
-    parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
-    step = "inference" if arguments.infer else "training step"
-    print(f"{arguments.model}, {step}, batch {arguments.batch_size}, for {arguments.device}")
+    print(f"{arguments.model}, training step, batch {arguments.batch_size}, for {arguments.device}")
     print("the aim: under 20 s and 3 GiB for a training step of resnet50")
     for run in range(arguments.runs):
         with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from harness import Worker, options_of, read_rows
+from harness import Worker, options_of, read_rows, taken_ms
 from oracles.step_networks import FSRCNN, GroupNormUNet, Recurrent, SmallGPT, without_dropout
 from torch import nn
 
@@ -87,7 +87,8 @@ def _steps(kind: type[nn.RNNBase], steps: int) -> Case:
     return Case(Recurrent(kind, 128, 128), (torch.randn(16, steps, 128), torch.randn(16, 128)), _squares)
 
 
-def _vision(name: str, batch: int, side: int) -> Case:
+def vision(name: str, batch: int, side: int) -> Case:
+    """Return a network of torchvision without dropout, and random images."""
     from torchedge.tracing.vision import import_torchvision
 
     sized = {"image_size": side} if name.startswith("vit") else {}
@@ -147,7 +148,7 @@ def cases(*, small: bool) -> dict[str, Callable[[], Case]]:
         "rnn_32": lambda: _steps(nn.RNN, 32),
     }  # fmt: skip
     for name in NETWORKS[:-3]:
-        by_name[name] = lambda name=name: _vision(name, batch, side)
+        by_name[name] = lambda name=name: vision(name, batch, side)
     by_name["unet"] = lambda: _unet(batch, side)
     by_name["fsrcnn"] = lambda: _fsrcnn(batch, side // 2)
     by_name["gpt"] = lambda: _gpt(batch, 32 if small else 256)
@@ -158,16 +159,6 @@ NETWORKS = (
     "resnet18", "mobilenet_v2", "efficientnet_b0", "densenet121", "convnext_tiny", "swin_t", "vit_b_16",
     "unet", "fsrcnn", "gpt",
 )  # fmt: skip
-
-
-def _median(call: Callable[[], object], count: int) -> float:
-    """Return the median milliseconds of a call."""
-    times = []
-    for _ in range(count):
-        began = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times)
 
 
 def _launched(executor: Executor) -> tuple[float, float]:
@@ -317,7 +308,7 @@ def measure_torch(case: Case, exact: Mapping[str, np.ndarray]) -> dict[str, obje
     first = step().item()
     off = gradients_off(gradients_of(model), exact)
     step(), step()
-    ms = _median(step, STEPS + 2)
+    ms = statistics.median(taken_ms(step, STEPS + 2))
     row = {"torch": DEVICE, "torch_loss": first, "torch_gradients_off": off, "torch_ms": ms}
     if DEVICE == "cuda":
         with torch.profiler.profile(record_shapes=True) as profile:

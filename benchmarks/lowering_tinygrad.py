@@ -23,16 +23,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-from harness import options_of
+from harness import options_of, print_rows, timed_steps
+from lowering_steps import Case, vision
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
@@ -40,130 +39,40 @@ from torchedge.lowering.targets import target_for
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
 from torchedge.tracing.steps import capture_step
-from torchedge.tracing.vision import import_torchvision
 
 MODELS = ("resnet18", "mobilenet_v2")
-LEARNING_RATE, MOMENTUM = 0.01, 0.9
 COMPARED, TOLERANCE = 4, 0.02
 """First losses held against PyTorch's, and how far they may be off: later ones drift apart by rounding."""
 ASKED = 2.0
 """tinygrad's time over ours, asked for."""
+RELEASES = {
+    "tinygrad 0.14": ("tinygrad", {"DEV": "CL"}),
+    "tinygrad 0.10.3 image2d": ("tinygrad_old", {"GPU": "1", "IMAGE": "2"}),
+}
+"""The option that gives the interpreter of a release, and the variables that choose OpenCL there."""
 
-Start = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Flavour:
-    """One release of tinygrad, the option that gives its interpreter, and what chooses OpenCL there."""
-
-    title: str
-    option: str
-    variables: dict[str, str]
-
-
-NEW = Flavour("tinygrad 0.14", "--tinygrad", {"DEV": "CL"})
-OLD = Flavour("tinygrad 0.10.3 image2d", "--tinygrad-old", {"GPU": "1", "IMAGE": "2"})
-
-
-class Tinygrad:
-    """Make steps of `benchmarks/tinygrad_models.py` in a process; `start` is its .npz."""
-
-    def __init__(self, flavour: Flavour, python: str, job: str, start: Path) -> None:
-        folder = start.with_name(flavour.option.strip("-"))
-        folder.mkdir()
-        self.log = (folder / "log.txt").open("w+")
-        command = [python, str(Path(__file__).with_name("tinygrad_models.py")), job, str(start)]
-        if library := opencl_library():
-            command += ["--opencl", library]
-        self.process = subprocess.Popen(
-            command,
-            env=_environment(folder, flavour.variables),
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-        )
-
-    def run(self, steps: int) -> tuple[list[float], list[float]]:
-        """Return the seconds of so many steps and their results; raises RuntimeError with its last words."""
-        assert self.process.stdin and self.process.stdout
-        try:
-            print(steps, file=self.process.stdin, flush=True)
-            found = json.loads(self.process.stdout.readline())
-        except (OSError, ValueError) as error:
-            self.process.wait()
-            self.log.seek(0)
-            raise RuntimeError(self.log.read().strip().splitlines()[-1]) from error
-        return found["seconds"], found["results"]
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.communicate()
-        self.log.close()
-
-
-def opencl_library() -> str | None:
-    """Return the libOpenCL that pyopencl brings, or the system's."""
-    import pyopencl
-
-    package = Path(pyopencl.__file__).parent
-    brought = [*package.glob(".libs/libOpenCL*"), *package.parent.glob("pyopencl.libs/libOpenCL*")]
-    return str(brought[0]) if brought else find_library("OpenCL")
-
-
-def _environment(folder: Path, variables: dict[str, str]) -> dict[str, str]:
-    """Return a process's environment, led to pyopencl's PoCL where it names no OpenCL driver."""
-    import pyopencl
-
-    environment = {**os.environ, **variables}
-    brought = list(Path(pyopencl.__file__).parent.glob(".libs/libpocl*"))
-    if "OCL_ICD_VENDORS" not in environment and brought:
-        (folder / "pocl.icd").write_text(f"{brought[0]}\n")
-        environment["OCL_ICD_VENDORS"] = str(folder)
-    return environment
-
-
-class Side(Protocol):
-    """Something that trains: makes steps, returns their seconds and losses."""
-
-    def run(self, steps: int) -> tuple[list[float], list[float]]:
-        """Make steps."""
-
-
-class Stepper:
-    """A side in this process, from a function that makes one step and returns its loss."""
-
-    def __init__(self, step: Callable[[], float]) -> None:
-        self.step = step
-
-    def run(self, steps: int) -> tuple[list[float], list[float]]:
-        """Make steps."""
-        seconds, losses = [], []
-        for _ in range(steps):
-            began = time.perf_counter()
-            losses.append(self.step())
-            seconds.append(time.perf_counter() - began)
-        return seconds, losses
+Steps = Callable[[int], tuple[list[float], list[float]]]
+"""Make so many steps; return the seconds and the loss of each."""
 
 
 @dataclass
-class Run:
+class Side:
     """What one side did: seconds of the timed steps, all losses, why there are none."""
 
     title: str
-    side: Side | None = None
+    run: Steps | None = None
+    reason: str = ""
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    reason: str = ""
 
     def advance(self, steps: int, *, timed: bool) -> None:
         """Make steps; a side that fails is left out from there on."""
-        if self.side is None:
+        if self.run is None:
             return
         try:
-            seconds, losses = self.side.run(steps)
+            seconds, losses = self.run(steps)
         except RuntimeError as error:
-            self.side, self.reason = None, str(error)
+            self.run, self.reason = None, str(error)
             return
         self.seconds += seconds if timed else []
         self.losses += losses
@@ -174,33 +83,59 @@ class Run:
         return 1000 * statistics.median(self.seconds)
 
 
-def build(name: str) -> torch.nn.Module:
-    """Return torchvision's model with fixed weights, without dropout."""
+def tinygrad_steps(python: str, variables: dict[str, str], job: str, folder: Path) -> Steps:
+    """Start `benchmarks/tinygrad_models.py` on the .npz of a folder, with OpenCL as pyopencl has it."""
+    import pyopencl
+
+    own = folder / variables.get("IMAGE", "buffers")
+    own.mkdir()
+    package = Path(pyopencl.__file__).parent
+    libraries = [*package.glob(".libs/libOpenCL*"), *package.parent.glob("pyopencl.libs/libOpenCL*")]
+    library = str(libraries[0]) if libraries else find_library("OpenCL")
+    environment, pocl = {**os.environ, **variables}, [*package.glob(".libs/libpocl*")]
+    if "OCL_ICD_VENDORS" not in environment and pocl:
+        (own / "pocl.icd").write_text(f"{pocl[0]}\n")
+        environment["OCL_ICD_VENDORS"] = str(own)
+    script = str(Path(__file__).with_name("tinygrad_models.py"))
+    words = [python, script, job, str(folder / "start.npz"), *(["--opencl", library] if library else [])]
+    log, pipe = own / "log.txt", subprocess.PIPE
+    with log.open("w") as file:
+        process = subprocess.Popen(words, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=file)
+
+    def run(steps: int) -> tuple[list[float], list[float]]:
+        assert process.stdin and process.stdout
+        try:
+            print(steps, file=process.stdin, flush=True)
+            answer = json.loads(process.stdout.readline())
+        except (OSError, ValueError) as error:
+            process.wait()
+            raise RuntimeError(log.read_text().strip().splitlines()[-1]) from error
+        return answer["seconds"], answer["results"]
+
+    return run
+
+
+def case_of(name: str, given: argparse.Namespace) -> Case:
+    """Return torchvision's model without dropout and a batch, the same ones at each call."""
     torch.manual_seed(0)
-    model: torch.nn.Module = getattr(import_torchvision().models, name)()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model.train()
+    return vision(name, given.batch, given.size)
 
 
-def make_batch(batch: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images (batch 3 size size) and labels."""
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(batch, 3, size, size, generator=generator)
-    return images, torch.randint(0, 1000, (batch,), generator=generator)
+def sgd(model: torch.nn.Module) -> torch.optim.SGD:
+    """Return the optimizer of all sides."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def torch_step(name: str, batch: int, size: int) -> Callable[[], float]:
+def torch_step(case: Case) -> Callable[[], float]:
     """Return PyTorch's step, on CUDA where it is there."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build(name).to(device)
-    images, labels = (tensor.to(device) for tensor in make_batch(batch, size))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    model = case.model.to(device).train()
+    images, labels = (tensor.to(device) for tensor in case.batch)
+    optimizer = sgd(model)
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss = case.loss(model(images), labels)
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -208,17 +143,12 @@ def torch_step(name: str, batch: int, size: int) -> Callable[[], float]:
     return step
 
 
-def torchedge_step(name: str, batch: int, size: int) -> Callable[[], float]:
+def torchedge_step(case: Case) -> Callable[[], float]:
     """Return torchedge's step on pyopencl's first device."""
-    model = build(name)
-    images, labels = make_batch(batch, size)
+    images, labels = case.batch
+    optimizer, keep = sgd(case.model), frozenset(all_rules())
     captured = capture_step(
-        model,
-        images,
-        targets=labels,
-        loss=torch.nn.functional.cross_entropy,
-        optimizer=torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM),
-        keep=frozenset(all_rules()),
+        case.model.train(), images, targets=labels, loss=case.loss, optimizer=optimizer, keep=keep
     )
     device = choose_device()
     executor = Executor(lower(captured.step, target_for(device)), device)
@@ -226,82 +156,69 @@ def torchedge_step(name: str, batch: int, size: int) -> Callable[[], float]:
     return lambda: float(executor.run(images, labels)[0])
 
 
-def save_start(name: str, batch: int, size: int, path: Path) -> None:
-    """Write weights and batch for tinygrad's process."""
-    start: Start = {key: tensor.numpy() for key, tensor in build(name).state_dict().items()}
-    images, labels = make_batch(batch, size)
-    np.savez(path, images=images.numpy(), labels=labels.numpy().astype(np.int32), **start)  # type: ignore[arg-type]
-
-
-def compare(name: str, given: argparse.Namespace, folder: Path) -> list[Run]:
+def compare(name: str, given: argparse.Namespace, folder: Path) -> list[Side]:
     """Train one model on all sides, in rounds."""
-    save_start(name, given.batch, given.size, folder / "start.npz")
-    runs = [Run("torchedge"), Run(NEW.title), Run(OLD.title), Run("PyTorch")]
-    for run, make in ((runs[0], torchedge_step), (runs[3], torch_step)):
-        run.side = Stepper(make(name, given.batch, given.size))
-    started = []
-    for run, flavour, python in ((runs[1], NEW, given.tinygrad), (runs[2], OLD, given.tinygrad_old)):
+    case = case_of(name, given)
+    images, labels = (tensor.numpy() for tensor in case.batch)
+    start = {key: tensor.numpy() for key, tensor in case.model.state_dict().items()}
+    np.savez(folder / "start.npz", images=images, labels=labels.astype(np.int32), **start)  # type: ignore[arg-type]
+    sides = [Side("torchedge", timed_steps(torchedge_step(case_of(name, given))))]
+    for title, (option, variables) in RELEASES.items():
+        side, python = Side(title), getattr(given, option)
+        sides.append(side)
         if python is None:
-            run.reason = f"left out: {flavour.option} PYTHON gives the interpreter"
-            continue
-        run.side = Tinygrad(flavour, python, name, folder / "start.npz")
-        started.append(run.side)
+            side.reason = f"left out: --{option.replace('_', '-')} PYTHON gives the interpreter"
+        else:
+            side.run = tinygrad_steps(python, variables, name, folder)
+    sides.append(Side("PyTorch", timed_steps(torch_step(case_of(name, given)))))
     for round_ in range(given.rounds + 1):
-        for run in runs:
-            print(f"{name}: round {round_} of {given.rounds}, {run.title}", end="   \r", file=sys.stderr)
-            run.advance(given.warmup if round_ == 0 else given.steps, timed=round_ > 0)
-    for side in started:
-        side.close()
-    return runs
+        for side in sides:
+            print(f"{name}: round {round_} of {given.rounds}, {side.title}", end="   \r", file=sys.stderr)
+            side.advance(given.warmup if round_ == 0 else given.steps, timed=round_ > 0)
+    return sides
 
 
-def trains(run: Run, reference: Run) -> str:
+def fault_of(side: Side, reference: Side) -> str:
     """Return what is wrong with a side's losses, or nothing."""
-    pairs = list(zip(run.losses, reference.losses, strict=False))[:COMPARED]
-    off = max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
+    pairs = list(zip(side.losses, reference.losses, strict=False))[:COMPARED]
+    off = max(abs(loss - exact) / abs(exact) for loss, exact in pairs)
     if not off <= TOLERANCE:
-        return f"losses are {off:.1%} off PyTorch's"
-    return "" if run.losses[-1] < run.losses[0] else "the loss does not fall"
+        return f"- {side.title}: losses are {off:.1%} off PyTorch's"
+    return "" if side.losses[-1] < side.losses[0] else f"- {side.title}: the loss does not fall"
 
 
-def print_table(name: str, runs: list[Run]) -> bool:
+def print_table(name: str, sides: list[Side]) -> bool:
     """Print one model's rows; return whether each side that ran trains."""
-    print(f"\n{name}\n\n| side | step, ms | spread, % | loss, first | loss, last | time over torchedge's |")
-    print("|---|---|---|---|---|---|")
-    faults = []
-    for run in runs:
-        if not run.seconds:
-            print(f"| {run.title} | {run.reason} | | | | |")
+    print(f"\n{name}\n")
+    rows, ours = [], sides[0]
+    ran = [side for side in sides if side.seconds]
+    for side in sides:
+        if side not in ran:
+            rows.append([side.title, side.reason, "", "", "", ""])
             continue
-        quarters = statistics.quantiles(run.seconds, n=4)
-        spread = 50 * (quarters[2] - quarters[0]) / statistics.median(run.seconds)
-        ratio = f"{run.milliseconds / runs[0].milliseconds:.2f}" if runs[0].seconds else "-"
-        print(
-            f"| {run.title} | {run.milliseconds:,.1f} | {spread:.0f} | {run.losses[0]:.4f} "
-            f"| {run.losses[-1]:.4f} | {ratio} |"
-        )
-        if fault := trains(run, runs[-1]):
-            faults.append(f"{run.title}: {fault}")
-    print("\n" + "".join(f"- {fault}\n" for fault in faults), end="")
-    for run in runs[1:3]:
-        if run.seconds and runs[0].seconds:
-            ratio = run.milliseconds / runs[0].milliseconds
+        low, middle, high = statistics.quantiles(side.seconds, n=4)
+        losses = [f"{side.losses[place]:.4f}" for place in (0, -1)]
+        ratio = f"{side.milliseconds / ours.milliseconds:.2f}" if ours in ran else "-"
+        spread = f"{50 * (high - low) / middle:.0f}"
+        rows.append([side.title, f"{side.milliseconds:,.1f}", spread, *losses, ratio])
+    titles = ("side", "step, ms", "spread, %", "loss, first", "loss, last", "time over torchedge's")
+    print_rows(titles, rows)
+    faults = [fault for side in ran if (fault := fault_of(side, sides[-1]))]
+    print("", *faults, sep="\n")
+    for side in sides[1:-1]:
+        if side in ran and ours in ran:
+            ratio = side.milliseconds / ours.milliseconds
             verdict = "met" if ratio >= ASKED else "MISSED"
-            print(f"- {run.title} takes {ratio:.2f} x our time; asked for: at least {ASKED:g}: {verdict}")
+            print(f"- {side.title} takes {ratio:.2f} x our time; asked for: at least {ASKED:g}: {verdict}")
     return not faults
 
 
 def main() -> None:
     """Compare the models asked for."""
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, batch=8, size=64, steps=5, rounds=3, warmup=4)
     parser.add_argument("--tinygrad", metavar="PYTHON", help="interpreter with tinygrad 0.14")
     parser.add_argument("--tinygrad-old", metavar="PYTHON", help="interpreter with tinygrad 0.10.3")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--size", type=int, default=64, help="pixels")
-    parser.add_argument("--steps", type=int, default=5, help="a round and side")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warmup", type=int, default=4, help="first steps, not timed")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     print(f"batch {given.batch}, {given.size} x {given.size}, {given.rounds} rounds of {given.steps} steps")

@@ -1,7 +1,6 @@
 """Prints how far the memory simulation is from real eager steps on meta tensors, by network.
 
 python benchmarks/memory_oracle.py [--networks NAME ...] [--batch-sizes 2 16] [--optimizer sgd-momentum]
-[--detail]
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ def main() -> None:
     parser.add_argument("--networks", nargs="*", default=[*NETWORKS, *CHECKPOINTED])
     parser.add_argument("--batch-sizes", nargs="*", type=int, default=[2, 16])
     parser.add_argument("--optimizer", default="sgd-momentum", choices=list(OPTIMIZERS))
-    parser.add_argument("--detail", action="store_true", help="list what is alive at both peaks")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, optimizer {options.optimizer}")
     print(
@@ -40,7 +38,7 @@ def main() -> None:
     errors = []
     for name in options.networks:
         try:
-            errors += compare(name, options.batch_sizes, options.optimizer, options.detail)
+            errors += compare(name, options.batch_sizes, options.optimizer)
         except Exception as error:
             print(f"{name:24s} FAILED {type(error).__name__}: {str(error)[:150]}", flush=True)
             errors.append(np.nan)
@@ -48,7 +46,7 @@ def main() -> None:
     print(f"{np.sum(found <= 1)} of {len(found)} rows within 1 %; largest error {np.nanmax(found):.2f} %")
 
 
-def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> list[float]:
+def compare(name: str, batch_sizes: list[int], optimizer: str) -> list[float]:
     """Print and return the errors of one network in percent."""
     network = CHECKPOINTED[name] if name in CHECKPOINTED else NETWORKS[name]
     maker = OPTIMIZERS[optimizer]
@@ -78,33 +76,7 @@ def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> 
             f"  {seconds:8.1f} {tape_ms:8.1f}",
             flush=True,
         )
-        if detail:
-            print_peaks(tape, oracle, batch)
     return errors
-
-
-def print_peaks(tape, oracle, batch: int) -> None:  # noqa: ANN001
-    """Print the tensors alive at both peaks, those of equal size cancelled."""
-    sizes = tape.bytes_at(np.array([batch]))[:, 0]
-    event = int(tape.live_bytes(np.array([batch]))[:, 0].argmax())
-    mine = sorted(
-        ((tape.labels[i], int(sizes[i])) for i in np.flatnonzero(tape.alive_after(event))),
-        key=lambda e: -e[1],
-    )
-    print(
-        f"  simulated peak at event {event} of {len(tape.events)}, phase {tape.phases[event]}, "
-        f"owner {tape.owners[event]}, "
-        f"{tape.labels[abs(tape.events[event]) - 1]}"
-    )
-    theirs = list(oracle.alive)
-    for entry in list(mine):
-        match = next((o for o in theirs if o[1] == entry[1]), None)
-        if match:
-            theirs.remove(match)
-            mine.remove(entry)
-    for title, rest in (("only simulated", mine), ("only in the oracle", theirs)):
-        for label, size in rest[:25]:
-            print(f"  {title}: {size / MIB:10.3f} MiB  {label}")
 
 
 if __name__ == "__main__":

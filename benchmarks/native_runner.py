@@ -87,15 +87,13 @@ class Library:
 
     def step(self, fed: str, array: np.ndarray, got: str, result: np.ndarray) -> None:
         """Run one batch, from an array to an array."""
-        pointers = [
-            (name.encode(), a.ctypes.data_as(ctypes.c_void_p), a.nbytes)
+        source, target = (
+            (name.encode(), a.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(a.nbytes))
             for name, a in ((fed, array), (got, result))
-        ]
-        self.call(
-            "set_input", self.handle, None, pointers[0][0], pointers[0][1], ctypes.c_size_t(pointers[0][2])
         )
+        self.call("set_input", self.handle, None, *source)
         self.call("step", self.handle, None)
-        self.call("get_output", self.handle, pointers[1][0], pointers[1][1], ctypes.c_size_t(pointers[1][2]))
+        self.call("get_output", self.handle, *target)
 
 
 def compare(program: Path, name: str, rounds: int, steps: int, folder: Path) -> None:
@@ -127,28 +125,15 @@ class Deep(nn.Sequential):
 def stream(program: Path, steps: int, folder: Path) -> None:
     """Print the step of a streaming network, in Python and natively, and the memory of the native process."""
     torch.manual_seed(0)
-    bundle = torchedge.export(
-        Deep().eval(),
-        torch.randn(8, 512),
-        out=folder / "deep",
-        device="local-cpu",
-        onnx=False,
-        memory_limit="8MiB",
-    )
+    settings = {"device": "local-cpu", "onnx": False, "memory_limit": "8MiB"}
+    bundle = torchedge.export(Deep().eval(), torch.randn(8, 512), out=folder / "deep", **settings)
     fed, array = bundle.inputs[0].name, torch.randn(8, 512).numpy()
     write_tensors(folder / "inputs.safetensors", {fed: array})
     device, variables = default_device(folder)
     pairs = steps_of(program, bundle, device, array, steps)
     show("deep, streaming", "step", pairs[steps // 10 :])
-    command = [
-        program,
-        bundle.path,
-        "--device",
-        device,
-        "--inputs",
-        folder / "inputs.safetensors",
-        "--figures",
-    ]
+    fed_file = folder / "inputs.safetensors"
+    command = [program, bundle.path, "--device", device, "--inputs", fed_file, "--figures"]
     for _ in range(2):  # the second takes compiled programs from the cache
         done = subprocess.run(
             [str(word) for word in command], env={**os.environ, **loader(), **variables},
@@ -195,10 +180,8 @@ def show(name: str, what: str, pairs: Sequence[tuple[float, float]]) -> None:
 
 def main() -> None:
     """Compare."""
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, rounds=5, steps=200)
     parser.add_argument("--program", type=Path, default=CHECKOUT / "build" / "runner" / "torchedge-run")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--streaming", action="store_true", help="Measure streaming and memory alone.")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -30,21 +30,11 @@ from torchedge.profiling.campaigns.recording import CampaignJournal
 from torchedge.profiling.remote_runs import scratch_bundle
 
 KNOWN = (
-    "resnet18",
-    "mobilenet_v2",
-    "squeezenet1_1",
-    "mnasnet1_0",
-    "shufflenet_v2_x1_0",
-    "efficientnet_b0",
+    *("resnet18", "mobilenet_v2", "squeezenet1_1", "mnasnet1_0", "shufflenet_v2_x1_0", "efficientnet_b0"),
     "vgg11",
 )
 OTHER = (
-    "resnet34",
-    "regnet_y_400mf",
-    "mobilenet_v3_small",
-    "densenet121",
-    "alexnet",
-    "googlenet",
+    *("resnet34", "regnet_y_400mf", "mobilenet_v3_small", "densenet121", "alexnet", "googlenet"),
     "mnasnet0_5",
 )
 MOBILE = '{{name = "mobilenet_v2", label = "{0}", kwargs = {{num_classes = 10, {1}}}}}'
@@ -148,11 +138,10 @@ def compare(folders: list[Path], device: Device) -> None:
 
 def main() -> None:
     """Measure, fit, measure others, compare."""
-    options = options_of(__doc__)
+    options = options_of(__doc__, rounds=1)
     options.add_argument("--runner", type=Path, required=True)
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--opencl", default="", help="part of the OpenCL device's name")
-    options.add_argument("--rounds", type=int, default=1)
     options.add_argument("--small", action="store_true")
     options.add_argument("--nice", type=int, default=0, help="niceness of the fake phone; below 0 needs root")
     options.add_argument("--real", action="store_true")
@@ -162,13 +151,8 @@ def main() -> None:
         pretend(chosen.out, chosen.nice)
     known, other = (SMALL_KNOWN, SMALL_OTHER) if chosen.small else (KNOWN, OTHER)
     side, batches = (32, ([4, 8, 32], [6])) if chosen.small else (64, ([2, 8, 16], [4, 12]))
-    words = [
-        "--over",
-        "adb",
-        "--runner",
-        chosen.runner,
-        *(["--opencl", chosen.opencl] if chosen.opencl else []),
-    ]
+    device = ["--opencl", chosen.opencl] if chosen.opencl else []
+    words = ["--over", "adb", "--runner", chosen.runner, *device]
     folders = [chosen.out / "known", *(chosen.out / f"other-{number}" for number in range(chosen.rounds))]
     for folder in folders:
         text = chosen.out / f"{folder.name}.toml"

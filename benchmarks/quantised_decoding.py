@@ -1,6 +1,6 @@
 """Time of one row times a matrix by the format of its weights: float32, int8, int4. No GPU is needed.
 
-    python benchmarks/quantised_decoding.py [--sizes 2048 5632] [--rounds 20]
+    python benchmarks/quantised_decoding.py [--inner 2048] [--outer 5632] [--rounds 20]
 
 The formats run in turns; the least time of each counts.
 """
@@ -8,11 +8,10 @@ The formats run in turns; the least time of each counts.
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 
 import torch
-from harness import options_of
+from harness import options_of, taken_ms
 
 import torchedge
 
@@ -21,12 +20,9 @@ FORMATS = {"float32": None, "int8": None, "int4": 32}
 
 def main() -> None:
     """Print a line for each format."""
-    parser = options_of(__doc__)
-    parser.add_argument("--sizes", type=int, nargs=2, default=(2048, 5632))
-    parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args()
+    options = options_of(__doc__, inner=2048, outer=5632, rounds=20).parse_args()
     torch.manual_seed(0)
-    inner, outer = options.sizes
+    inner, outer = options.inner, options.outer
     model = torch.nn.Sequential(torch.nn.Linear(inner, outer, bias=False)).eval()
     x = torch.randn(1, inner)
     with tempfile.TemporaryDirectory() as folder:
@@ -38,14 +34,11 @@ def main() -> None:
         best = dict.fromkeys(bundles, float("inf"))
         for _ in range(options.rounds):
             for name, bundle in bundles.items():
-                for _ in range(3):
-                    start = time.perf_counter()
-                    bundle.run(x.numpy())
-                    best[name] = min(best[name], time.perf_counter() - start)
-        for name, seconds in best.items():
+                best[name] = min(best[name], *taken_ms(lambda bundle=bundle: bundle.run(x.numpy()), 3))
+        for name, ms in best.items():
             size = (bundles[name].path / "weights.safetensors").stat().st_size
-            ratio = best["float32"] / seconds
-            print(f"{name:8} {1e3 * seconds:7.2f} ms  {ratio:5.2f} times float32's speed  {size:>10,} bytes")
+            ratio = best["float32"] / ms
+            print(f"{name:8} {ms:7.2f} ms  {ratio:5.2f} times float32's speed  {size:>10,} bytes")
 
 
 if __name__ == "__main__":

@@ -118,11 +118,8 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def main() -> None:
     """Search, then work out random candidates; print a table."""
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, workers=2, iterations=500, random=10_000)
     parser.add_argument("--device", default="jetson-tx2")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--iterations", type=int, default=500)
-    parser.add_argument("--random", type=int, default=10_000, help="random candidates worked out in full")
     arguments = parser.parse_args()
 
     import torchedge

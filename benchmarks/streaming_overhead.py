@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from harness import options_of
+from harness import options_of, print_rows
 from oracles.faulty_files import write_file
 from oracles.small_programs import pointwise, program, tensor
 from oracles.streaming_programs import data_of, instance_of, packed_data
@@ -35,34 +35,27 @@ from torchedge.textures.layouts import PAGE_BYTES
 
 KIB = 2**10
 FLOAT = 4
+PLACES = 6
+"""Reads for which the staging pool has room."""
 
 
 def main() -> None:
     """Measure and print."""
-    parser = options_of(__doc__)
+    parser = options_of(__doc__, launches=200, rounds=15)
     parser.add_argument("--device", help="OpenCL device, as in `torchedge devices --opencl`")
-    parser.add_argument("--launches", type=int, default=200)
     parser.add_argument("--kib", type=int, nargs="+", default=[4, 16, 64, 256], help="sizes of weights")
-    parser.add_argument("--places", type=int, default=6, help="reads for which the staging pool has room")
     parser.add_argument("--loading", choices=["copy", "kernel"], default="copy")
-    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    print(
-        "| weight, KiB | reads | copies | preloaded, ms | streamed, ms | ratio | us more a transfer | "
-        "us of the launching thread |"
-    )
-    print("|" + "---|" * 8)
+    titles = ("weight, KiB", "reads", "copies", "preloaded, ms", "streamed, ms", "ratio")
+    print_rows([*titles, "us more a transfer", "us of the launching thread"], [])
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for kib in options.kib:
             rows.append(measure(kib, options, Path(folder)))
             preloaded, streamed, transfers, _, reads, busy = rows[-1]
-            more = (streamed - preloaded) / transfers
-            print(
-                f"| {kib} | {reads} | {transfers} | {preloaded * 1e3:.2f} | {streamed * 1e3:.2f} | "
-                f"{preloaded / streamed:.2f} | {more * 1e6:.1f} | {busy / transfers * 1e6:.1f} |",
-                flush=True,
-            )
+            ms = f"{preloaded * 1e3:.2f}", f"{streamed * 1e3:.2f}", f"{preloaded / streamed:.2f}"
+            more = [f"{seconds / transfers * 1e6:.1f}" for seconds in (streamed - preloaded, busy)]
+            print_rows([], [(kib, reads, transfers, *ms, *more)])
     extra = np.array([streamed - preloaded for preloaded, streamed, *_ in rows])
     terms = np.array([[transfers, nbytes] for _, _, transfers, nbytes, *_ in rows], np.float64)
     (each, byte), *_ = np.linalg.lstsq(terms, extra, rcond=None)
@@ -93,7 +86,7 @@ def measure(kib: int, options: argparse.Namespace, folder: Path) -> tuple[float,
     path = folder / f"{kib}.bin"
     places = write_file(path, packed_data(chain, data_of(chain)))
     x = np.zeros(64, np.float32)
-    staging = options.places * max(kib * KIB, 3 * PAGE_BYTES)
+    staging = PLACES * max(kib * KIB, 3 * PAGE_BYTES)
     staging = -(-staging // PAGE_BYTES) * PAGE_BYTES
     executors = [
         Executor(

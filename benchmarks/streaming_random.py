@@ -105,9 +105,7 @@ def run(draw: Callable[[int], Instance], seeds: range) -> bool:
 
 def main() -> None:
     """Draw, plan, verify, compare, count."""
-    parser = options_of(__doc__)
-    parser.add_argument("--count", type=int, default=1000, help="instances (default 1000)")
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser = options_of(__doc__, count=1000, first_seed=0)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--any-size", action="store_true", help="draw instances of all sizes, not tiny ones")
     kind.add_argument("--tight", action="store_true", help="draw instances with little room in flight")

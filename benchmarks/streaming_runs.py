@@ -19,14 +19,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import apart, options_of, read_rows, write_rows
+from harness import apart, options_of, print_rows, read_rows, write_rows
 from llamas import filled, uninitialised
 
 import torchedge
@@ -77,17 +77,9 @@ def whisper_tiny() -> tuple[torch.nn.Module, Any]:
     prepare_torchvision()
     import transformers
 
-    config = transformers.WhisperConfig(
-        d_model=384,
-        encoder_layers=4,
-        decoder_layers=4,
-        encoder_attention_heads=6,
-        decoder_attention_heads=6,
-        encoder_ffn_dim=1536,
-        decoder_ffn_dim=1536,
-        use_cache=False,
-        attn_implementation="eager",
-    )
+    halves = {"layers": 4, "attention_heads": 6, "ffn_dim": 1536}
+    sizes = {f"{half}_{name}": size for half in ("encoder", "decoder") for name, size in halves.items()}
+    config = transformers.WhisperConfig(d_model=384, use_cache=False, attn_implementation="eager", **sizes)
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     example = {"input_features": torch.empty(1, 80, 3000), "decoder_input_ids": tokens}
     return transformers.WhisperForConditionalGeneration(config), example
@@ -153,8 +145,9 @@ def run(
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Place a bundle, run it once, and return outputs and figures."""
     start = time.perf_counter()
+    schedules = {"infer": plan.schedule}
     with Runner(
-        bundle, options.opencl, schedule=plan.schedule, reads=reads, loading=options.loading, profile=True
+        bundle, options.opencl, schedules=schedules, reads=reads, loading=options.loading, profile=True
     ) as runner:
         outputs = runner.step(*inputs)
         wall = 1000 * (time.perf_counter() - start)
@@ -193,6 +186,21 @@ def exported(
     return Bundle.open(folder), inputs, {"building_s": building, "exporting_s": exporting}
 
 
+def planned(
+    bundle: Bundle,
+    device: Device,
+    nbytes: float,
+    **settings: Any,  # noqa: ANN401
+) -> tuple[StreamingPlan, int]:
+    """Return a plan within so many bytes, or, where they are too little, within what works; and the limit."""
+    limit = int(nbytes)
+    try:
+        return plan_program(bundle.program, device, memory_limit=with_unit(limit), **settings), limit
+    except LimitError as error:  # inputs, outputs and intermediates are most of the memory
+        limit = int(ROOM * (error.works_bytes or 0))
+    return plan_program(bundle.program, device, memory_limit=with_unit(limit), **settings), limit
+
+
 def bits(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return whether a model streamed gives the same bits as preloaded, and what that took."""
     device = find_device(options.device)
@@ -203,13 +211,8 @@ def bits(name: str, options: argparse.Namespace) -> dict[str, Any]:
     compile_kernels(open_context(options.opencl), kernels)
     compiling = time.perf_counter() - begun
     whole = plan_program(bundle.program, known, strategy=STRATEGIES[PRELOADED])
-    limit = int(options.share * whole.schedule.memory.total_bytes)
     begun = time.perf_counter()
-    try:
-        plan = plan_program(bundle.program, known, memory_limit=with_unit(limit))
-    except LimitError as error:
-        limit = int(ROOM * (error.works_bytes or 0))
-        plan = plan_program(bundle.program, known, memory_limit=with_unit(limit))
+    plan, limit = planned(bundle, known, options.share * whole.schedule.memory.total_bytes)
     planning = time.perf_counter() - begun
     for _ in range(2):  # drivers compile in the first run
         reference, preloaded = run(bundle, whole, "plain", options, inputs)
@@ -240,28 +243,31 @@ def memory_text(allocated: float, driver: float | None) -> str:
     return f"{allocated:,.1f}" + ("" if driver is None else f" ({driver:,.1f})")
 
 
-def bits_table(rows: list[dict[str, Any]]) -> str:
-    """Return the figures of `bits` as a table."""
-    lines = [
-        "| model | weights, MiB | launches | kernels | weights streamed | same bits | memory, MiB: preloaded "
-        "| streamed | first run, ms: preloaded | streamed | building, s | exporting, s | kernels, s | "
-        "planning, s |",
-        "|" + "---|" * 14,
-    ]
-    for row in rows:
-        if "error" in row:
-            lines.append(f"| {row['model']} | {row['error'][:300]} |")
-            continue
-        same = ("yes" if row["same_bits"] else "NO") + ("" if row["finite"] else ", not finite")
-        memory = [memory_text(*sizes) for sizes in zip(row["memory_mib"], row["driver_mib"], strict=True)]
-        latency = row["latency_ms"]
-        lines.append(
-            f"| {row['model']} | {row['weights_mib']:,.0f} | {row['launches']} | {row['kernels']} | "
-            f"{row['streamed_weights']} | {same} | {memory[0]} | {memory[1]} | {latency[0]:,.0f} | "
-            f"{latency[1]:,.0f} | {row['building_s']:.0f} | {row['exporting_s']:.0f} | "
-            f"{row['compiling_s']:.0f} | {row['planning_s']:.1f} |"
-        )
-    return "\n".join(lines)
+BITS = (
+    *("model", "weights, MiB", "launches", "kernels", "weights streamed", "same bits"),
+    *("memory, MiB: preloaded", "streamed", "first run, ms: preloaded", "streamed", "building, s"),
+    *("exporting, s", "kernels, s", "planning, s"),
+)
+
+
+def print_bits(rows: list[dict[str, Any]]) -> None:
+    """Print the figures of `bits` as a table."""
+    print_rows(BITS, [cells(row, bits_cells) for row in rows])
+
+
+def bits_cells(row: dict[str, Any]) -> list[object]:
+    """Return a row of that table."""
+    same = ("yes" if row["same_bits"] else "NO") + ("" if row["finite"] else ", not finite")
+    memory = [memory_text(*sizes) for sizes in zip(row["memory_mib"], row["driver_mib"], strict=True)]
+    figures = [row["model"], f"{row['weights_mib']:,.0f}", row["launches"], row["kernels"]]
+    figures += [row["streamed_weights"], same, *memory, *(f"{ms:,.0f}" for ms in row["latency_ms"])]
+    seconds = [f"{row[f'{stage}_s']:.0f}" for stage in ("building", "exporting", "compiling")]
+    return [*figures, *seconds, f"{row['planning_s']:.1f}"]
+
+
+def cells(row: dict[str, Any], of: Callable[[dict[str, Any]], list[object]]) -> list[object]:
+    """Return a row of a table; of a model that failed, why."""
+    return [row["model"], row["error"][:300]] if "error" in row else of(row)
 
 
 def reading_rate(figures: Mapping[str, Any]) -> float:
@@ -279,7 +285,6 @@ def copying_rate(figures: Mapping[str, Any]) -> float:
 def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one model."""
     device = find_device(options.device)
-    title = name
     bundle, inputs, _ = exported(name, device, options)
     nominal = measured_device(device, {"disk_read_gb_s": NOMINAL_GB_S})
     probe = plan_program(bundle.program, nominal, strategy=STRATEGIES[PRELOADED])
@@ -292,14 +297,9 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
     host = host_us(open_context(options.opencl))
     known = measured_device(device, rates, host)
-    limit = int(options.share * probe.schedule.memory.total_bytes)
     settings: dict[str, Any] = {"launch_ms": launch_ms, "m_peak": None}
     started = time.perf_counter()
-    try:
-        ours = plan_program(bundle.program, known, memory_limit=with_unit(limit), **settings)
-    except LimitError as error:  # inputs, outputs and intermediates are most of the memory
-        limit = int(ROOM * (error.works_bytes or 0))
-        ours = plan_program(bundle.program, known, memory_limit=with_unit(limit), **settings)
+    ours, limit = planned(bundle, known, options.share * probe.schedule.memory.total_bytes, **settings)
     plans = {STREAMED: ours}
     planning = time.perf_counter() - started
     for strategy, solve in STRATEGIES.items():
@@ -310,7 +310,7 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 bundle.program, known, memory_limit=with_unit(total), **settings
             )
     row: dict[str, Any] = {
-        "model": title,
+        "model": name,
         "launches": len(bundle.program.launches),
         "weights_mib": bundle.manifest.files["weights.safetensors"].nbytes / MIB,
         "kernels_ms": sum(launch_ms),
@@ -347,44 +347,51 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the figures as a table, and geometric means of the ratios."""
-    lines = [
-        "| model | weights | same bits | memory, MiB: preloaded | streamed | ratio | predicted | "
-        "direct, ms: preloaded | streamed | ratio | always-next | same-type | predicted, ms | "
-        "warm, ms: preloaded | streamed | ratio |",
-        "|" + "---|" * 16,
+RUNS = (
+    *("model", "weights", "same bits", "memory, MiB: preloaded", "streamed", "ratio", "predicted"),
+    *("direct, ms: preloaded", "streamed", "ratio", "always-next", "same-type", "predicted, ms"),
+    *("warm, ms: preloaded", "streamed", "ratio"),
+)
+
+
+def ratios_of(row: dict[str, Any]) -> dict[str, float]:
+    """Return preloading's figures over those of streaming, and naive plans' latencies over ours."""
+    plans = row["plans"]
+    full, ours = plans[PRELOADED], plans[STREAMED]
+    ratios = {"memory": full["direct"]["allocated_mib"] / ours["direct"]["allocated_mib"]}
+    for key, reads in (("direct", "direct"), ("warm", "plain")):
+        ratios[key] = full[reads]["latency_ms"] / ours[reads]["latency_ms"]
+    for key in ("always-next", "same-type"):
+        ratios[key] = plans[key]["direct"]["latency_ms"] / plans[f"as {key}"]["direct"]["latency_ms"]
+    return ratios
+
+
+def run_cells(row: dict[str, Any]) -> list[object]:
+    """Return a row of the table of runs."""
+    full, ours = row["plans"][PRELOADED], row["plans"][STREAMED]
+    ratios = {key: f"{ratio:.2f}" for key, ratio in ratios_of(row).items()}
+    driver = [plan["direct"].get("driver_mib") for plan in (full, ours)]
+    memory = [
+        memory_text(plan["direct"]["allocated_mib"], grown)
+        for plan, grown in zip((full, ours), driver, strict=True)
     ]
-    ratios: dict[str, list[float]] = {"memory": [], "direct": [], "warm": [], "next": [], "type": []}
-    for row in rows:
-        if "error" in row:
-            lines.append(f"| {row['model']} | {row['error'][:300]} |")
-            continue
-        plans = row["plans"]
-        full, ours = plans[PRELOADED], plans[STREAMED]
-        memory = full["direct"]["allocated_mib"] / ours["direct"]["allocated_mib"]
-        cold, warm = (full[reads]["latency_ms"] / ours[reads]["latency_ms"] for reads in ("direct", "plain"))
-        allocated = [
-            memory_text(plan["direct"]["allocated_mib"], plan["direct"].get("driver_mib"))
-            for plan in (full, ours)
-        ]
-        naive = [
-            plans[strategy]["direct"]["latency_ms"] / plans[f"as {strategy}"]["direct"]["latency_ms"]
-            for strategy in ("always-next", "same-type")
-        ]
-        for key, ratio in zip(ratios, (memory, cold, warm, *naive), strict=True):
-            ratios[key].append(ratio)
-        lines.append(
-            f"| {row['model']} | {row['weights_mib']:,.0f} | {'yes' if ours['same_bits'] else 'NO'} | "
-            f"{allocated[0]} | {allocated[1]} | "
-            f"{memory:.2f} | {ours['predicted_mib']:,.1f} | {full['direct']['latency_ms']:,.0f} | "
-            f"{ours['direct']['latency_ms']:,.0f} | {cold:.2f} | {naive[0]:.2f} | {naive[1]:.2f} | "
-            f"{ours['predicted_ms']:,.0f} of {ours['direct']['latency_ms']:,.0f} | "
-            f"{full['plain']['latency_ms']:,.0f} | {ours['plain']['latency_ms']:,.0f} | {warm:.2f} |"
-        )
-    means = {key: statistics.geometric_mean(found) for key, found in ratios.items() if found}
-    lines.append("geometric means: " + ", ".join(f"{key} {mean:.2f}" for key, mean in means.items()))
-    return "\n".join(lines)
+    direct, warm = ([f"{plan[r]['latency_ms']:,.0f}" for plan in (full, ours)] for r in ("direct", "plain"))
+    figures = [row["model"], f"{row['weights_mib']:,.0f}", "yes" if ours["same_bits"] else "NO", *memory]
+    figures += [ratios["memory"], f"{ours['predicted_mib']:,.1f}", *direct, ratios["direct"]]
+    predicted = f"{ours['predicted_ms']:,.0f} of {direct[1]}"
+    return [*figures, ratios["always-next"], ratios["same-type"], predicted, *warm, ratios["warm"]]
+
+
+def print_runs(rows: list[dict[str, Any]]) -> None:
+    """Print the figures as a table, and geometric means of the ratios."""
+    print_rows(RUNS, [cells(row, run_cells) for row in rows])
+    ratios = [ratios_of(row) for row in rows if "error" not in row]
+    means = (
+        {key: statistics.geometric_mean([each[key] for each in ratios]) for key in ratios[0]}
+        if ratios
+        else {}
+    )
+    print("geometric means: " + ", ".join(f"{key} {mean:.2f}" for key, mean in means.items()))
 
 
 def main() -> None:
@@ -404,7 +411,7 @@ def main() -> None:
     options = parser.parse_args()
     options.json = options.json or f"streaming_{'bits' if options.bits else 'runs'}.jsonl"
     Path(options.folder).mkdir(parents=True, exist_ok=True)
-    file, shown = Path(options.json), bits_table if options.bits else table
+    file, shown = Path(options.json), print_bits if options.bits else print_runs
     rows = read_rows(file)
     for name in options.models:
         if any(row["model"] == name and "error" not in row for row in rows):
@@ -413,8 +420,8 @@ def main() -> None:
         row = {"model": name, "error": row} if isinstance(row, str) else row
         rows = [*[r for r in rows if r["model"] != name], row]
         write_rows(file, rows)
-        print(shown([row]), flush=True)
-    print(shown(rows))
+        shown([row])
+    shown(rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How well this machine's own profile predicts networks that it has never seen: docs/accuracy-limits.md.
 
     torchedge profile --quick
-    python benchmarks/this_processor.py [--fresh] [--seconds 2] [--json FILE]
+    python benchmarks/this_processor.py [--fresh] [--seconds 2]
 
 Training steps (SGD with momentum) and inferences of networks of torchvision, of transformers (random weights)
 and of written ones, in float32 and under autocast in bfloat16, on all threads. None of them, and no network
@@ -16,13 +16,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from harness import apart, options_of, print_rows, write_rows
+from harness import apart, options_of, print_rows, taken_ms
 from oracles.step_networks import Recurrent
 from torch import nn
 
@@ -163,12 +162,10 @@ def run_of(step: Step, mode: str, amp: str | None) -> Callable[[], object]:
 
 def median_ms(run: Callable[[], object], seconds: float) -> float:
     """Return the median time of a call, ms."""
-    times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < WARM_UP + FEWEST or time.perf_counter() < end:
-        begun = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - begun))
+    times = taken_ms(run, WARM_UP + FEWEST)
+    while time.perf_counter() < end:
+        times += taken_ms(run, 1)
     return statistics.median(times[WARM_UP:])
 
 
@@ -177,8 +174,6 @@ def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="time for one step")
     parser.add_argument("--fresh", action="store_true", help="networks that no choice was made on")
-    parser.add_argument("--only", default="", help="a part of a network's name")
-    parser.add_argument("--json", type=Path, help="file that receives the rows")
     parser.add_argument("--device", default="local-cpu")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -193,8 +188,6 @@ def main() -> None:
     rows: list[Row] = []
     print_rows(["network", "mode", "precision", "predicted", "interval", "measured, ms", "error, %"], [])
     for step in fresh_steps() if arguments.fresh else steps():
-        if arguments.only not in step.name:
-            continue
         times = apart(measure, step.name, arguments.seconds)
         if isinstance(times, str):
             raise SystemExit(f"{step.name} was not measured: {times}")
@@ -221,8 +214,6 @@ def main() -> None:
         worst = errors[np.abs(errors).argmax()]
         figures = (f"{np.abs(errors).mean():.1f}", f"{errors.mean():+.1f}", f"{worst:+.0f}", f"{inside:.0f}")
         print_rows([], [(mode, amp or "float32", len(some), *figures)])
-    if arguments.json is not None:
-        write_rows(arguments.json, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ import ctypes.util
 import json
 import os
 import sys
-import time
 
 import numpy as np
+from harness import timed_steps
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 INVERTED = (  # expansion, channels, blocks, stride of the first: table 2 of the MobileNetV2 paper
@@ -59,7 +59,6 @@ class Residual:
     """Two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-
         self.conv1, self.bn1 = convolution(inputs, outputs, 3, stride), normalization(outputs)
         self.conv2, self.bn2 = convolution(outputs, outputs, 3), normalization(outputs)
         changes = stride != 1 or inputs != outputs
@@ -96,7 +95,6 @@ class Inverted:
     """Inverted residual: widen, filter each channel, narrow."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
-
         wide = inputs * expansion
         self.adds = stride == 1 and inputs == outputs
         widen = [[convolution(inputs, wide, 1), normalization(wide)]] if expansion != 1 else []
@@ -139,10 +137,15 @@ MODELS = {"resnet18": ResNet18, "mobilenet_v2": MobileNetV2}
 
 
 def training(name: str, start: dict[str, np.ndarray]):  # noqa: ANN201
-    """Return a function that makes one training step and returns its loss."""
+    """Return a function that makes one training step, with the batch's statistics, and returns its loss."""
     from tinygrad import Tensor, TinyJit, nn
 
-    turn_training_on()
+    if hasattr(Tensor, "train"):  # 0.10
+        Tensor.training = True
+    else:
+        from tinygrad.helpers import TRAINING
+
+        TRAINING.value = 1
     classes = next(array for key, array in start.items() if key in ("fc.bias", "classifier.1.bias"))
     model = MODELS[name](len(classes))
     state = nn.state.get_state_dict(model)
@@ -165,31 +168,8 @@ def training(name: str, start: dict[str, np.ndarray]):  # noqa: ANN201
     return lambda: step(images, labels).item()
 
 
-def turn_training_on() -> None:
-    """Have batch norm use the batch's statistics, and let optimizers step."""
-    from tinygrad import Tensor
-
-    if hasattr(Tensor, "train"):  # 0.10
-        Tensor.training = True
-    else:
-        from tinygrad.helpers import TRAINING
-
-        TRAINING.value = 1
-
-
-def serve(step) -> None:  # noqa: ANN001
-    """Make as many steps as each line of the standard input asks for; write what they took."""
-    for line in sys.stdin:
-        seconds, results = [], []
-        for _ in range(int(line)):
-            began = time.perf_counter()
-            results.append(step())
-            seconds.append(time.perf_counter() - began)
-        print(json.dumps({"seconds": seconds, "results": results}), flush=True)
-
-
 def main() -> None:
-    """Build what is asked for and serve."""
+    """Build what is asked for; make as many steps as each line of the input says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job", choices=MODELS)
     parser.add_argument("start", help=".npz with parameters, buffers, images, labels")
@@ -198,7 +178,10 @@ def main() -> None:
     point_to_opencl(arguments.opencl)
     with np.load(arguments.start, allow_pickle=False) as arrays:
         start = dict(arrays)
-    serve(training(arguments.job, start))
+    run = timed_steps(training(arguments.job, start))
+    for line in sys.stdin:
+        seconds, results = run(int(line))
+        print(json.dumps({"seconds": seconds, "results": results}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 import grimp
 import networkx
 import pytest
+from oracles.children import python
 
 import torchedge
 
@@ -77,11 +78,7 @@ def module_names() -> dict[str, str]:
 def loaded_after(statement: str) -> frozenset[str]:
     """Top-level names in sys.modules of a fresh interpreter after one statement."""
     code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return frozenset(result.stdout.split())
+    return frozenset(python("-c", code).stdout.split())
 
 
 def test_no_module_bears_the_name_of_a_public_function():

@@ -340,30 +340,97 @@ INPUTS = {
         lambda: torchedge.Trainer.step(None, X, Y, Y),
         "expected Trainer.step(inputs, targets)",
     ),
+    "a batch without targets": (
+        lambda: step(X),
+        "the batch is float32[2, 3, 8, 8]; expected float32[2, 3, 8, 8], int64[2], as in the Trainer's",
+    ),
+    "a batch swapped": (lambda: step(Y, X), "pass inputs, then targets"),
+    "a batch of names": (lambda: step({"x": X}, Y), "dict"),
+    "no batch to step": (lambda: step(), "missing"),
+    "a plan for a network": (
+        lambda: torchedge.plan_lm(NET, device=TX2, max_length=64),
+        "expected a causal model",
+    ),
+    "a plan of no length": (
+        lambda: torchedge.plan_lm(NET, device=TX2),
+        "missing the required argument: 'max_length'",
+    ),
+    "text of a network": (
+        lambda: torchedge.export_lm(NET, device=TX2, out="e", max_length=64),
+        "expected a causal model",
+    ),
+    "weights from a text": (lambda: torchedge.load_gguf(NET, "notes.txt"), "expected"),
+    "weights for a file": (lambda: torchedge.load_gguf("x.gguf", NET), "expected a causal model"),
+    "a name to quantize": (lambda: torchedge.quantize("resnet18"), "expected a torch.nn.Module"),
+    "a fit of a text": (lambda: torchedge.fit(), "missing the required argument"),
+    "a watch of a model": (lambda: torchedge.watch(NET), "expected"),
+    "a list to report": (
+        lambda: torchedge.report([NET], 8, device=TX2, example=X, out="x.html"),
+        "expected a torch.nn.Module",
+    ),
+    "a batch in words to simulate": (
+        lambda: torchedge.simulate(NET, "8", example=X),
+        "batch_size is '8'; expected a whole number",
+    ),
+    "advice within words": (
+        lambda: torchedge.advise(NET, 8, device=TX2, example=X, memory_limit="big"),
+        "'big'; expected",
+    ),
+    "a list to capture": (lambda: torchedge.capture([NET], X), "expected a torch.nn.Module"),
+    "a ninth dimension": (lambda: torchedge.capture(NET, X, batch_dim=9), "expected 0 to 3"),
+    "a constraint alone": (lambda: search(constraints=4000), "expected"),
+    "a constraint of no name": (lambda: search(constraints={"memory": 4}), "expected some of"),
+    "a prediction of nothing": (lambda: torchedge.Predictor(TX2).predict(), "missing"),
+    "a step for a model": (lambda: torchedge.TrainingStep(NET), "expected"),
+    "checkpoints in words": (lambda: predict(checkpointing="yes"), "expected True or False"),
+    "a compiler's name": (lambda: predict(compile="fast"), "expected"),
+    "a host's number": (lambda: predict(on_host=3), "expected"),
+    "a limit in a list": (lambda: predict().fits([1]), "expected"),
+}
+
+CAPTURES = {
+    "a size with a batch": (lambda: predict(input_size=(2, 3, 8, 8)), "without the batch"),
+    "other channels": (lambda: predict(input_size=(5, 8, 8)), "Check that input_size=(5, 8, 8)"),
+    "a sample": (lambda: predict(example=X[0]), "batch included: float32[3, 8, 8]"),
+    "whole numbers": (lambda: predict(example=X.long()), "batch included: int64[2, 3, 8, 8]"),
+    "a value read": (lambda: predict(Reads(array=False)), "use torch.where, or make the choice"),
+    "an array read": (lambda: predict(Reads(array=True)), "use torch.where, or make the choice"),
+    "a loss of many": (lambda: predict(loss=lambda y: y), "expected a scalar"),
+    "a branch on values": (lambda: predict(branch(), mode="infer"), "use torch.where, or make"),
+    "training by arrays": (
+        lambda: train(net := Reads(array=True), optimizer=sgd(net)),
+        "leaves PyTorch by .numpy()",
+    ),
+    "an attribute of a weight": (
+        lambda: train(net := Marked(), optimizer=sgd(net)),
+        "reads 'gain', an attribute of a parameter or buffer, which a capture does not follow",
+    ),
+    "a model that opens a file": (
+        lambda: predict(Opens(), example=X),
+        "No such file or directory: 'labels.txt': correct the model",
+    ),
+    "elements by a mask": (
+        lambda: predict(Masked(), example=X),
+        "so that sizes depend on data; expected sizes that do not: use torch.where",
+    ),
+    "a name that no call defines": (
+        lambda: predict(Undefined(), example=X),
+        "NameError: name 'undefined' is not defined: correct the model",
+    ),
+    "classes as floats": (
+        lambda: predict(example=X, loss=cross_entropy, targets=Y.float()),
+        "the loss cross_entropy raised RuntimeError: gather(): Expected dtype",
+    ),
+    "classes as an array": (
+        lambda: predict(example=X, loss=cross_entropy, targets=Y.numpy()),
+        "Check that loss= and targets= suit each other",
+    ),
+    "no step to watch": (watch, "expected a training step"),
+    "a step to come": (lambda: torchedge.watch(device=TX2).prediction, "expected a block"),
 }
 
 OTHERS = {
     "an unknown device": (lambda: predict(device="jetson-tx3"), DeviceError, "did you mean jetson-tx2"),
-    "a size with a batch": (lambda: predict(input_size=(2, 3, 8, 8)), CaptureError, "without the batch"),
-    "other channels": (
-        lambda: predict(input_size=(5, 8, 8)),
-        CaptureError,
-        "Check that input_size=(5, 8, 8)",
-    ),
-    "a sample": (lambda: predict(example=X[0]), CaptureError, "batch included: float32[3, 8, 8]"),
-    "whole numbers": (lambda: predict(example=X.long()), CaptureError, "batch included: int64[2, 3, 8, 8]"),
-    "a value read": (
-        lambda: predict(Reads(array=False)),
-        CaptureError,
-        "use torch.where, or make the choice",
-    ),
-    "an array read": (
-        lambda: predict(Reads(array=True)),
-        CaptureError,
-        "use torch.where, or make the choice",
-    ),
-    "a loss of many": (lambda: predict(loss=lambda y: y), CaptureError, "expected a scalar"),
-    "a branch on values": (lambda: predict(branch(), mode="infer"), CaptureError, "use torch.where, or make"),
     "a report to nowhere": (
         lambda: torchedge.report(NET, 8, device=TX2, example=X, out="nowhere/x.html"),
         ProfileError,
@@ -374,112 +441,23 @@ OTHERS = {
         LimitError,
         "smallest memory limit that works",
     ),
-    "training by arrays": (
-        lambda: train(net := Reads(array=True), optimizer=sgd(net)),
-        CaptureError,
-        "leaves PyTorch by .numpy()",
-    ),
     "a class beyond": (lambda: train(y=Y + 5), torchedge.TorchedgeError, "5"),
     "training within autocast": (autocast, LoweringError, "leave out torch.autocast of another dtype"),
-    "a batch without targets": (
-        lambda: step(X),
-        InputError,
-        "the batch is float32[2, 3, 8, 8]; expected float32[2, 3, 8, 8], int64[2], as in the Trainer's",
-    ),
-    "a batch swapped": (lambda: step(Y, X), InputError, "pass inputs, then targets"),
-    "a batch of names": (lambda: step({"x": X}, Y), InputError, "dict"),
     "a batch of other channels": (lambda: step(torch.zeros(2, 5, 8, 8), Y), torchedge.TorchedgeError, "5"),
-    "no batch to step": (lambda: step(), InputError, "missing"),
-    "a plan for a network": (
-        lambda: torchedge.plan_lm(NET, device=TX2, max_length=64),
-        InputError,
-        "expected a causal model",
-    ),
-    "a plan of no length": (
-        lambda: torchedge.plan_lm(NET, device=TX2),
-        InputError,
-        "missing the required argument: 'max_length'",
-    ),
-    "text of a network": (
-        lambda: torchedge.export_lm(NET, device=TX2, out="e", max_length=64),
-        InputError,
-        "expected a causal model",
-    ),
-    "weights from a text": (lambda: torchedge.load_gguf(NET, "notes.txt"), InputError, "expected"),
-    "weights for a file": (lambda: torchedge.load_gguf("x.gguf", NET), InputError, "expected a causal model"),
-    "a name to quantize": (lambda: torchedge.quantize("resnet18"), InputError, "expected a torch.nn.Module"),
-    "a fit of a text": (lambda: torchedge.fit(), InputError, "missing the required argument"),
-    "a watch of a model": (lambda: torchedge.watch(NET), InputError, "expected"),
     "a watch elsewhere": (lambda: torchedge.watch(device="tx9").__enter__(), DeviceError, "expected"),
-    "a list to report": (
-        lambda: torchedge.report([NET], 8, device=TX2, example=X, out="x.html"),
-        InputError,
-        "expected a torch.nn.Module",
-    ),
-    "a batch in words to simulate": (
-        lambda: torchedge.simulate(NET, "8", example=X),
-        InputError,
-        "batch_size is '8'; expected a whole number",
-    ),
-    "advice within words": (
-        lambda: torchedge.advise(NET, 8, device=TX2, example=X, memory_limit="big"),
-        InputError,
-        "'big'; expected",
-    ),
-    "a list to capture": (lambda: torchedge.capture([NET], X), InputError, "expected a torch.nn.Module"),
-    "a ninth dimension": (lambda: torchedge.capture(NET, X, batch_dim=9), InputError, "expected 0 to 3"),
     "a function of a name": (lambda: torchedge.measure_operator_us("relu"), DeviceError, "expected a device"),
-    "a constraint alone": (lambda: search(constraints=4000), InputError, "expected"),
-    "a constraint of no name": (lambda: search(constraints={"memory": 4}), InputError, "expected some of"),
-    "a prediction of nothing": (lambda: torchedge.Predictor(TX2).predict(), InputError, "missing"),
-    "a step for a model": (lambda: torchedge.TrainingStep(NET), InputError, "expected"),
-    "checkpoints in words": (lambda: predict(checkpointing="yes"), InputError, "expected True or False"),
-    "a compiler's name": (lambda: predict(compile="fast"), InputError, "expected"),
-    "a host's number": (lambda: predict(on_host=3), InputError, "expected"),
-    "a limit in a list": (lambda: predict().fits([1]), InputError, "expected"),
     "training within a byte": (lambda: train(memory_limit="1B"), LimitError, "limit that works is"),
     "training elsewhere": (lambda: train(device="tx9"), torchedge.TorchedgeError, "expected"),
-    "an attribute of a weight": (
-        lambda: train(net := Marked(), optimizer=sgd(net)),
-        CaptureError,
-        "reads 'gain', an attribute of a parameter or buffer, which a capture does not follow",
-    ),
     "an unknown board": (lambda: torchedge.find_device("tx3"), DeviceError, "did you mean jetson-tx2"),
-    "a model that opens a file": (
-        lambda: predict(Opens(), example=X),
-        CaptureError,
-        "No such file or directory: 'labels.txt': correct the model",
-    ),
-    "elements by a mask": (
-        lambda: predict(Masked(), example=X),
-        CaptureError,
-        "so that sizes depend on data; expected sizes that do not: use torch.where",
-    ),
     "training in bfloat16": (
         lambda: train(net := copy.deepcopy(NET).bfloat16(), X.bfloat16(), optimizer=sgd(net)),
         LoweringError,
         "holds tensors of bfloat16; expected float32",
     ),
-    "a name that no call defines": (
-        lambda: predict(Undefined(), example=X),
-        CaptureError,
-        "NameError: name 'undefined' is not defined: correct the model",
-    ),
-    "classes as floats": (
-        lambda: predict(example=X, loss=cross_entropy, targets=Y.float()),
-        CaptureError,
-        "the loss cross_entropy raised RuntimeError: gather(): Expected dtype",
-    ),
-    "classes as an array": (
-        lambda: predict(example=X, loss=cross_entropy, targets=Y.numpy()),
-        CaptureError,
-        "Check that loss= and targets= suit each other",
-    ),
-    "no step to watch": (watch, CaptureError, "expected a training step"),
-    "a step to come": (lambda: torchedge.watch(device=TX2).prediction, CaptureError, "expected a block"),
 }
 
-WRONG = {name: (call, InputError, words) for name, (call, words) in INPUTS.items()} | OTHERS
+WRONG = {name: (call, InputError, words) for name, (call, words) in INPUTS.items()}
+WRONG |= {name: (call, CaptureError, words) for name, (call, words) in CAPTURES.items()} | OTHERS
 
 
 COMPILED = {"training another", "training without targets", "a class beyond"}

@@ -626,11 +626,12 @@ def export_lm(
     of a prompt and its continuation, which caches on the device hold. chunk: tokens of a prompt that run at
     once. batch: prompts that `generate` takes together. cache_dtype: "float16" halves the caches.
     The bundle has methods over the same weights and caches: "prefill" (a chunk), "decode" (one token), and
-    from 128 tokens on "decode_64" and the like, which read the first places of the caches alone. An
-    encoder-decoder (T5, Whisper) has "prefill", "decode" and "encode", and takes one prompt at a time, of at
-    most encoder_length tokens, by default max_length, or features of the model's own length; max_length is
-    then that of its decoder. quantize: "int8" (a scale a row) or "int4" (a scale for 32 weights of a row) of
-    linear layers and embeddings; for other groups and zero points pass a model of `torchedge.quantize`.
+    from 128 tokens on "decode_64" and the like, from 1,024 on "prefill_256", which read the first places of
+    the caches alone. An encoder-decoder (T5, Whisper) has "prefill", "decode" and "encode", and takes one
+    prompt at a time, of at most encoder_length tokens, by default max_length, or features of the model's own
+    length; max_length is then that of its decoder. quantize: "int8" (a scale a row) or "int4" (a scale for 32
+    weights of a row) of linear layers and embeddings; for other groups and zero points pass a model of
+    `torchedge.quantize`.
     memory_limit: of all that generation allocates; weights beyond it are read for every token and chunk. The
     other arguments and errors are those of `export`; CaptureError also for a model whose attention takes no
     caches.

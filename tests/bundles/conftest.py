@@ -9,6 +9,7 @@ from oracles.sealing import seal
 from torch import nn
 
 import torchedge
+from torchedge.bundles.manifests import digest_of
 
 
 class Small(nn.Sequential):
@@ -53,6 +54,19 @@ def training(model, batch, tmp_path_factory):
 def copied(tmp_path, inference):
     """A copy to damage."""
     return shutil.copytree(inference, tmp_path / "bundle")
+
+
+@pytest.fixture
+def manifest():
+    """Change the manifest of a folder by a function of its document, and its own hash with it."""
+
+    def change(folder, function):
+        path = folder / "manifest.json"
+        document = json.loads(path.read_text())
+        function(document)
+        path.write_text(json.dumps({**document, "sha256": digest_of(document)}))
+
+    return change
 
 
 @pytest.fixture

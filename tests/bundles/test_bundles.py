@@ -2,13 +2,12 @@
 
 import copy
 import json
-import subprocess
-import sys
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
+from oracles.children import python
 from oracles.crews import THREADS, together
 from torch import nn
 
@@ -262,7 +261,7 @@ def test_running_a_bundle_loads_no_torch(inference, tmp_path):
         "import sys, numpy, torchedge; bundle = torchedge.load_bundle(sys.argv[1]); "
         "bundle.run(numpy.zeros((2, 3, 8, 8), 'f4')); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, str(inference)], check=True)
+    python("-c", code, inference)
 
 
 def test_a_bundle_tells_what_it_is(inference, training):

@@ -2,12 +2,11 @@
 
 import copy
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from oracles.children import python
 
 import torchedge
 from torchedge.errors import CaptureError, IndexRangeError, InputError
@@ -155,9 +154,7 @@ def test_another_process_draws_the_same_tokens(bundle):
         "bundle.generate([5, 9, 30], 6)]))\n"
         "assert 'transformers' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, bundle.path], capture_output=True, text=True, check=True
-    )
+    done = python("-c", code, bundle.path)
     told = []
     drawn = bundle.generate(ids, 9, stream=told.append, **settings)
     assert told == drawn

@@ -251,42 +251,37 @@ def test_lstms_with_projections_are_steps_in_onnx(tmp_path):
     assert "LSTM" not in {node.op_type for node in graph.node}  # it has no input for the projection
 
 
-@pytest.mark.slow
-def test_an_onnx_model_that_onnxruntime_cannot_run_is_refused(model, batch, tmp_path, monkeypatch):
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-
-    def refuse(*_, **__):
-        raise RuntimeError("no kernel for it")
-
-    monkeypatch.setattr(runtime, "InferenceSession", refuse)
-    with pytest.raises(
-        CaptureError, match=r"onnxruntime cannot run model.onnx of Small \(RuntimeError: no k"
-    ):
-        torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
-    assert not list(tmp_path.iterdir())
+def refuse(*_, **__):
+    raise RuntimeError("\nno such operator\nsecond line")
 
 
-@pytest.mark.slow
-def test_an_onnx_model_that_computes_something_else_is_refused(model, batch, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("target", "instead", "message"),
+    [
+        pytest.param(
+            "onnxruntime.InferenceSession", refuse,
+            r"onnxruntime cannot run model.onnx of Small \(RuntimeError: no such op", marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "torchedge.bundles.exporting.eager_outputs", lambda *a: [torch.ones(2, 10)],
+            "computes something else than PyTorch", marks=pytest.mark.slow,
+        ),
+        (
+            "torch.onnx.export", refuse,
+            "PyTorch cannot export Small to ONNX .RuntimeError: no such operator.; pass onnx=False",
+        ),
+    ],
+    ids=["not run", "another result", "not written"],
+)  # fmt: skip
+def test_a_model_without_a_right_onnx_form_is_refused(
+    model, batch, tmp_path, monkeypatch, target, instead, message
+):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    monkeypatch.setattr(exporting, "eager_outputs", lambda *a: [torch.ones(2, 10)])
-    with pytest.raises(CaptureError, match="computes something else than PyTorch"):
-        torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_model_without_onnx_form_is_told(model, batch, tmp_path, monkeypatch):
-    pytest.importorskip("onnxscript")
-
-    def refuse(*_, **__):
-        raise RuntimeError("\nno such operator\nsecond line")
-
-    monkeypatch.setattr(torch.onnx, "export", refuse)
-    message = r"PyTorch cannot export Small to ONNX .RuntimeError: no such operator.; pass onnx=False"
+    monkeypatch.setattr(target, instead)
     with pytest.raises(CaptureError, match=message):
         torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])

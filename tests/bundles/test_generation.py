@@ -148,6 +148,22 @@ def test_early_tokens_read_a_part_of_long_caches(tmp_path):
 
 
 @pytest.mark.slow
+def test_early_chunks_read_a_part_of_long_caches(llama, tmp_path):
+    sizes = {"max_length": 1024, "chunk": 96}
+    bundle = torchedge.export_lm(llama, "local-cpu", out=tmp_path / "lm", **sizes)
+    assert {name for name in bundle.methods if name.startswith("prefill")} == {"prefill", "prefill_256"}
+    calls, step = [], bundle.runner.step
+    bundle.runner.step = lambda *arrays, method: calls.append(method) or step(*arrays, method=method)
+    ids = prompt(250)
+    wanted = llama.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert bundle.generate(ids[0], 6) == wanted[0, 250:].tolist()
+    assert calls[:3] == ["prefill_256", "prefill_256", "prefill"]  # places 192 to 287
+    plan = torchedge.plan_lm(llama, "local-cpu", **sizes, prompt=250, new_tokens=6)
+    times = [plan.runs[name].latency.value for name in calls[:3]]
+    assert plan.first_token.value == pytest.approx(sum(times)) and times[0] < times[2]
+
+
+@pytest.mark.slow
 def test_a_kept_prefix_changes_nothing_and_is_not_computed_again(bundle, folder):
     ids = prompt(21)[0].tolist()
     first = bundle.generate(ids, 6)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import torchedge
-from torchedge.bundles.manifests import MANIFESTS, digest_of
+from torchedge.bundles.manifests import MANIFEST, MANIFESTS, digest_of
 from torchedge.bundles.sources import Source
 from torchedge.errors import InputError, ProfileError
 from torchedge.storage.codecs import Codec
+from torchedge.storage.documents import read_json
 from torchedge.storage.tensors import read_tensors, write_tensors
 from torchedge.textures.coefficients import DEFAULTS, KernelCoefficients
 
@@ -23,19 +24,6 @@ def refused(folder, message):
     with pytest.raises(REFUSED, match=message) as caught:
         torchedge.load_bundle(folder)
     assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def manifest(copied):
-    """Change the manifest of the copy by a function of its document."""
-
-    def change(function):
-        path = copied / "manifest.json"
-        document = json.loads(path.read_text())
-        function(document)
-        path.write_text(json.dumps({**document, "sha256": digest_of(document)}))
-
-    return change
 
 
 def files_of(folder):
@@ -120,7 +108,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
 def test_what_is_wrong_in_a_manifest_is_named(copied, manifest, change, message):
-    manifest(change)
+    manifest(copied, change)
     refused(copied, message)
 
 
@@ -322,9 +310,6 @@ def test_a_proof_is_noted_and_bound_to_every_byte(copied, reseal, tmp_path, monk
 
 
 def test_texts_of_kernels_have_a_limit_together(copied):
-    from torchedge.bundles.manifests import MANIFEST, digest_of
-    from torchedge.storage.documents import read_json
-
     manifest = read_json(copied / MANIFEST)
     name = next(name for name in manifest["files"] if name.startswith("kernels/"))
     manifest["files"] |= {f"kernels/k{n}.cl": {**manifest["files"][name], "bytes": 2**20} for n in range(65)}

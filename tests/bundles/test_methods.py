@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.bundles.manifests import digest_of
 from torchedge.errors import InputError, LimitError
 
 pytest.importorskip("pyopencl")
@@ -235,12 +234,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
-def test_what_is_wrong_in_methods_is_named(exported, tmp_path, change, message):
+def test_what_is_wrong_in_methods_is_named(exported, tmp_path, manifest, change, message):
     folder = shutil.copytree(exported, tmp_path / "bundle")
-    path = folder / "manifest.json"
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps({**document, "sha256": digest_of(document)}))
+    manifest(folder, change)
     with pytest.raises(InputError, match=message) as caught:
         torchedge.load_bundle(folder, trust=True)
     assert "\n" not in str(caught.value)

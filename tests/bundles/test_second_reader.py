@@ -1,13 +1,11 @@
 """A reader written from docs/bundle-format.md alone gets the executor's bits."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from oracles.children import python
 from torch import nn
 
 pytest.importorskip("pyopencl")
@@ -25,12 +23,9 @@ NETWORKS = {"cnn": "adreno-740", "graph": "mali-g715", "gpt": "local-cpu"}
 def read_again(folder, steps, tmp_path):
     """Return the arrays that the reader writes after steps of inputs by name."""
     device, variables = default_device(tmp_path)
-    environment = {**os.environ, **variables, "PYOPENCL_NO_CACHE": "1"}
     fed, got = tmp_path / "inputs.npz", tmp_path / "outputs.npz"
     np.savez(fed, **{f"{k}.{name}": array for k, step in enumerate(steps) for name, array in step.items()})
-    command = [sys.executable, READER, folder, fed, got, device]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python(READER, folder, fed, got, device, PYOPENCL_NO_CACHE="1", **variables)
     with np.load(got) as arrays:
         return dict(arrays)
 

@@ -5,12 +5,11 @@ import json
 import operator
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from oracles.children import python
 from torch import nn
 
 import torchedge
@@ -250,8 +249,7 @@ def test_a_process_that_only_runs_a_bundle_plans_in_another_one(preloading):
         "except LimitError as error:\n    print(error.works_bytes)\n"
         "print(*{'torch', 'scipy'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    total, works, *heavy = done.stdout.split()
+    total, works, *heavy = python("-c", code).stdout.split()
     assert int(total) == preloading.schedules_within(LIMIT)["infer"].memory.total_bytes and heavy == []
     with pytest.raises(LimitError) as error:
         preloading.schedules_within("4KiB")

@@ -52,24 +52,16 @@ def test_the_transfer_predicts_like_the_device(small_dataset, fitted, tmp_path, 
 
 
 @pytest.mark.slow
-def test_the_same_words_give_the_same_bytes(small_dataset, fitted, tmp_path):
-    for name in ("a", "b"):
+def test_the_same_words_give_the_same_bytes_and_another_seed_other_points(small_dataset, fitted, tmp_path):
+    contents, chosen = [], []
+    for name, seed in (("a", ()), ("b", ()), ("c", ("--seed", "1"))):
         (tmp_path / name).mkdir()
-        assert adapt(small_dataset, fitted, tmp_path / name / "mine", "--points", "5") == 0
-    files = sorted(path.name for path in (tmp_path / "a" / "mine").iterdir())
-    assert {"device.toml", "training-forests.safetensors", "training.safetensors"} <= set(files)
-    for name in files:
-        assert (tmp_path / "a/mine" / name).read_bytes() == (tmp_path / "b/mine" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_another_seed_chooses_other_points(small_dataset, fitted, tmp_path):
-    chosen = []
-    for seed in ("0", "1"):
-        out = tmp_path / seed
-        assert adapt(small_dataset, fitted, out, "--points", "6", "--seed", seed) == 0
+        out = tmp_path / name / "mine"
+        assert adapt(small_dataset, fitted, out, "--points", "6", *seed) == 0
+        contents.append({path.name: path.read_bytes() for path in out.iterdir()})
         chosen.append(find_device(out).profile["training"]["used"])
-    assert chosen[0] != chosen[1]
+    assert {"device.toml", "training-forests.safetensors", "training.safetensors"} <= contents[0].keys()
+    assert contents[0] == contents[1] and chosen[0] != chosen[2]
 
 
 def test_a_device_nobody_knows_is_described_from_what_its_probe_saw(small_dataset, fitted, tmp_path):

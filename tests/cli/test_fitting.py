@@ -144,10 +144,9 @@ def test_one_mode_of_a_dataset(made, small_dataset, tmp_path, monkeypatch, capsy
     assert not (tmp_path / "none").exists()
 
 
-def test_a_file_is_not_a_dataset(small_dataset, tmp_path, capsys):
-    file = small_dataset / "measurements.csv"
-    assert main(["fit", "all", str(file), "--out", str(tmp_path / "mine")]) == 2
-    assert "`torchedge fit loads`" in capsys.readouterr().err
+def test_a_file_is_not_a_dataset(small_dataset, tmp_path, refused):
+    words = ("fit", "all", str(small_dataset / "measurements.csv"), "--out", str(tmp_path / "mine"))
+    assert "`torchedge fit loads`" in refused(*words)
 
 
 def test_an_unusable_figure_is_written_only_when_forced(made, small_dataset, tmp_path, monkeypatch, capsys):

@@ -3,11 +3,11 @@
 import inspect
 import os
 import shlex
-import subprocess
 import sys
 
 import click
 import pytest
+from oracles.children import python
 from oracles.messages import judged
 
 from torchedge import cli
@@ -162,8 +162,7 @@ def test_help_imports_nothing_heavy(words):
         f"with contextlib.redirect_stdout(io.StringIO()):\n    main({words})\n"
         "print(*{'torch', 'numpy', 'sklearn', 'torchvision'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert python("-c", code).stdout.split() == []
 
 
 def test_completion(run):

@@ -51,15 +51,11 @@ def test_an_isolated_error_is_told_once(tmp_path, capfd):
     assert capfd.readouterr().err.count("is no bundle") == 1
 
 
-def test_a_time_limit_is_a_number_of_seconds(tmp_path, capsys):
+def test_a_time_limit_is_a_number_of_seconds_and_a_path_is_not_empty(tmp_path, refused):
     for limit in ("0", "-1", "inf", "nan"):
-        assert main(["run", str(tmp_path), "--isolated", "--time-limit", limit]) == 2
-        assert "expected a number of seconds above 0" in capsys.readouterr().err
-
-
-def test_an_empty_path_is_refused(capsys):
-    assert main(["export", "net", "--out", ""]) == 2
-    assert "the path is empty; expected a path" in capsys.readouterr().err
+        line = refused("run", str(tmp_path), "--isolated", "--time-limit", limit)
+        assert "expected a number of seconds above 0" in line
+    assert "the path is empty; expected a path" in refused("export", "net", "--out", "")
 
 
 CODES = [

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from oracles.step_networks import FSRCNN, GroupNormUNet, SmallCNN, SmallGPT, SmallViT
+from oracles.step_networks import FSRCNN, GroupNormUNet, Recurrent, SmallCNN, SmallGPT, SmallViT
 from torch import nn
 from torch.nn import functional as F
 
@@ -211,17 +211,6 @@ class Scan(nn.Module):
         return x + self.last(torch.stack(made, 1) * F.silu(gate))
 
 
-class Recurrent(nn.Module):
-    """A recurrent layer and a classifier of its last step."""
-
-    def __init__(self, layer: nn.RNNBase, width: int) -> None:
-        super().__init__()
-        self.layer, self.head = layer, nn.Linear(width, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layer(x)[0][:, -1])
-
-
 def _images(batch: int = 2, side: int = 32, channels: int = 3) -> torch.Tensor:
     return torch.randn(batch, channels, side, side)
 
@@ -329,10 +318,10 @@ OTHERS: dict[str, Callable[[], Case]] = {
     "cnn": lambda: _classified(SmallCNN(), _images(side=8)),
     "mobilenet_v3": _mobilenet_v3,
     "lstm": lambda: _classified(
-        Recurrent(nn.LSTM(5, 12, 2, batch_first=True), 12), torch.randn(3, size(6, 2), 5), of=3
+        Recurrent(nn.LSTM, 5, 12, 3, layers=2), torch.randn(3, size(6, 2), 5), of=3
     ),
     "gru": lambda: _classified(
-        Recurrent(nn.GRU(5, 9, batch_first=True), 9), torch.randn(3, size(6, 3), 5), of=3
+        Recurrent(nn.GRU, 5, 9, 3), torch.randn(3, size(6, 3), 5), of=3
     ),
     "wave": lambda: Case(Wave(), (torch.randn(2, 1, size(40, 12)),), torch.randn(2, 1, size(40, 12))),
     "video": lambda: _classified(Video(), torch.randn(2, 2, size(4, 2), *[size(10, 6)] * 2), of=3),

@@ -3,12 +3,12 @@
 import ast
 import importlib.util
 import json
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from oracles.children import python
 
 from torchedge.profiling.campaigns.plans import OPTIMIZERS
 
@@ -55,9 +55,7 @@ def rows(request, tmp_path_factory):
     (folder / "jobs.jsonl").write_text("".join(json.dumps(j) + "\n" for j in jobs) + "\n")
     out = folder / "rows.jsonl"
     words = [STAND_IN, HOOKS / "training_probe.py", folder / "jobs.jsonl", "--out", out, "--device", "cpu"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+    assert python(*words).stdout == ""
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 

@@ -2,13 +2,12 @@
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oracles.children import python
 
 from torchedge.errors import DeviceError, DeviceLostError, DeviceMemoryError, OpenCLError
 from torchedge.opencl import compile_kernels, contexts, open_context
@@ -56,9 +55,8 @@ def test_a_driver_whose_times_are_wrong_measures_nothing(monkeypatch):
 FORKS = """
 import os, sys
 from torchedge.errors import OpenCLError
-sys.path.insert(0, sys.argv[1])
-from test_contexts import seven
-if sys.argv[2] == "used":
+from opencl.test_contexts import seven
+if sys.argv[1] == "used":
     seven()
 child = os.fork()
 if not child:
@@ -76,11 +74,7 @@ os.waitpid(child, 0)
     ("before", "printed"), [("unused", "[7, 7, 7, 7]"), ("used", "OpenCL was used by process")]
 )
 def test_a_fork_works_unless_its_parent_has_used_opencl(before, printed):
-    folder = os.path.dirname(__file__)
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, folder, before], capture_output=True, text=True, timeout=120
-    )
-    assert printed in done.stdout, done.stderr
+    assert printed in python("-c", FORKS, before).stdout
 
 
 def test_too_large_an_allocation_says_what_was_asked_and_what_there_is():

@@ -1,11 +1,10 @@
 """Choosing an OpenCL device, and what is known of those that are here."""
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+from oracles.children import python
 from oracles.opencl_devices import GPU, PHONE
 
 from torchedge.errors import DeviceError, MissingExtraError
@@ -71,15 +70,11 @@ def test_a_loader_without_platforms_says_what_to_install(tmp_path):
         "from torchedge.errors import DeviceError\nfrom torchedge.opencl import list_opencl_devices\n"
         "try:\n    list_opencl_devices()\nexcept DeviceError as error:\n    print(error)\n"
     )
-    environment = {**os.environ, "OCL_ICD_VENDORS": str(tmp_path / "none")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    done = python("-c", code, OCL_ICD_VENDORS=str(tmp_path / "none"))
     assert done.stdout.startswith("OpenCL finds no device (")
     assert f"unset OCL_ICD_VENDORS, whose folder {tmp_path / 'none'} does not exist" in done.stdout
 
 
 def test_importing_the_room_loads_no_driver():
     code = "import sys, torchedge.opencl\nprint('pyopencl' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert python("-c", code).stdout.strip() == "False"

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.children import python
 from oracles.opencl_devices import GPU, PHONE
 from oracles.spoiled_drivers import spoiled
 
@@ -162,11 +162,4 @@ print(probes.fault_of(device) or probes.remark_of(device) or "works")
 def test_a_driver_that_fails_leaves_this_process_alone(how, fault, tmp_path):
     environment = spoiled(how, tmp_path)
     for seconds in ("4", "0") if how == "hang" else ("60", "0"):  # the second verdict is the first one's
-        done = subprocess.run(
-            [sys.executable, "-c", FAULTS, seconds],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert fault in done.stdout
+        assert fault in python("-c", FAULTS, seconds, **environment).stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,7 +13,7 @@ from torchedge.opencl.drivers import installed_runtime
 
 
 def spoiled(how: str, folder: Path) -> dict[str, str]:
-    """Build the driver into a folder, and return the environment in which it is the only one.
+    """Build the driver into a folder, and return variables with which it is the only one.
 
     how: a word of spoiled_driver.c. A machine without a C compiler or a driver from PyPI skips the test.
     """
@@ -27,9 +26,7 @@ def spoiled(how: str, folder: Path) -> dict[str, str]:
     library, source = folder / "spoiled.so", Path(__file__).with_name("spoiled_driver.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     (folder / "spoiled.icd").write_text(f"{library}\n")
-    environment = {
-        **os.environ, "SPOILED_DRIVER": str(libraries[0]), "SPOILED": how,
-        "OCL_ICD_VENDORS": str(folder / "spoiled.icd"), "TORCHEDGE_CACHE": str(folder / "cache"),
+    return {
+        "SPOILED_DRIVER": str(libraries[0]), "SPOILED": how, "OCL_ICD_VENDORS": str(folder / "spoiled.icd"),
+        "TORCHEDGE_CACHE": str(folder / "cache"), "TORCHEDGE_OPENCL_DEVICE": "",
     }  # fmt: skip
-    environment.pop("TORCHEDGE_OPENCL_DEVICE", None)
-    return environment

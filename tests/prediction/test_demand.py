@@ -9,6 +9,7 @@ from torchedge.prediction.analysis import analyse
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.peaks import peaks_mib
 from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
 
 MOST = 40
@@ -63,11 +64,12 @@ def test_bounds_of_the_search_for_the_largest_batch_size():
 def test_batch_sizes_replayed_together_are_each_replayed():
     device = torchedge.Predictor("nvidia-h200").device
     settings = device_settings(device, StepSettings())
-    tape = analyse(random_net(1)).tape(settings)
-    assert tape.first is not None and tape.scratch is not None
+    graph = random_net(1)
+    tape, start = analyse(graph).tape(settings), write_tape(graph, settings, first=True)
+    assert tape.from_start is not None and tape.scratch is not None
     sizes = np.array([1, 5, 6, 33])
     allocated, reserved = peaks_mib(tape, sizes)
-    runs = [replay(tape, int(n), first=tape.first, steps=1)[-1] for n in sizes]
+    runs = [replay(tape, int(n), first=start, steps=1)[-1] for n in sizes]
     assert allocated.tolist() == [run.allocated_mib for run in runs]
     assert reserved.tolist() == [run.reserved_mib for run in runs]
 

@@ -150,10 +150,12 @@ def test_tokens_are_those_of_python(native, language, tmp_path):
     assert any(name.startswith("keys.") for name in read_tensors(saved[1])[0])
 
 
-def test_early_tokens_read_a_part_of_long_caches_as_in_python(native, tmp_path):
-    bundle = torchedge.export_lm(network("Llama"), "local-cpu", out=tmp_path / "lm", max_length=128, chunk=16)
-    assert "decode_64" in bundle.methods
-    ids, settings = prompt(60)[0].tolist(), DRAWN | {"seed": 2}
+@pytest.mark.parametrize(("length", "chunk", "tokens"), [(128, 16, 60), (1024, 96, 250)])
+def test_early_places_read_a_part_of_long_caches_as_in_python(native, length, chunk, tokens, tmp_path):
+    sizes = {"max_length": length, "chunk": chunk}
+    bundle = torchedge.export_lm(network("Llama"), "local-cpu", out=tmp_path / "lm", **sizes)
+    assert "decode_64" in bundle.methods and (length < 1024 or "prefill_256" in bundle.methods)
+    ids, settings = prompt(tokens)[0].tolist(), DRAWN | {"seed": 2}
     line = words(prompt_ids=",".join(map(str, ids)), max_new_tokens=9, **settings)
     done = native.start(bundle.path, "--device", native.device, *line)
     assert done.returncode == 0, done.stderr

@@ -120,7 +120,7 @@ def test_methods_stream_in_one_arena_with_the_executor_s_bits(native, methods, t
 
 LARGER = {
     "Llama": {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4},
-    "GPT2": {"n_embd": 64, "n_layer": 4},
+    "GPT2": {"n_embd": 64, "n_layer": 4, "n_positions": 128, "max_position_embeddings": 128},
 }
 FORMATS = [
     ("Llama", None, "local-cpu"),

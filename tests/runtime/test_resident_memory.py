@@ -1,11 +1,9 @@
 """What a streaming run allocates against the resident memory of its process, on PoCL: the device's memory."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from oracles.children import python
 from oracles.streaming_programs import data_of, packed_data, weighted_chain
 
 pytest.importorskip("pyopencl")
@@ -42,9 +40,7 @@ with Executor(schedule, source=FileSource(path, places), profile=True) as execut
 """
 
 
-def test_the_resident_set_grows_by_what_is_allocated(tmp_path, checkout):
-    folders = [str(checkout / "tests"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+def test_the_resident_set_grows_by_what_is_allocated(tmp_path):
     made = weighted_chain(SIZES, count=2)
     path, places, content = tmp_path / "weights.bin", {}, 0
     with path.open("wb") as file:
@@ -54,14 +50,7 @@ def test_the_resident_set_grows_by_what_is_allocated(tmp_path, checkout):
     grown, driver, allocated, outputs = {}, {}, {}, {}
     for strategy in ("preload-all", "always-next"):
         argument = json.dumps([strategy, str(path), places, SIZES])
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, argument],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=environment,
-        )
-        figures = json.loads(done.stdout.splitlines()[-1])
+        figures = json.loads(python("-c", SCRIPT, argument).stdout.splitlines()[-1])
         grown[strategy], driver[strategy], allocated[strategy], outputs[strategy] = figures
     assert outputs["preload-all"] == outputs["always-next"]
     for strategy, nbytes in allocated.items():

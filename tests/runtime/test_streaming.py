@@ -3,12 +3,11 @@
 import errno
 import mmap
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from oracles.children import python
 from oracles.faulty_files import FaultyFile, preloaded_outputs, write_file
 from oracles.streaming_programs import data_of, instance_of, packed_data, weighted_chain
 
@@ -236,7 +235,7 @@ def test_an_executor_that_is_only_dropped_ends_and_closes_its_file(chain, faulty
 
 
 @pytest.mark.parametrize("loading", ["copy", "kernel"])
-def test_an_executor_that_the_end_of_the_process_finds_open_says_nothing(loading, checkout):
+def test_an_executor_that_the_end_of_the_process_finds_open_says_nothing(loading):
     script = f"""
 import numpy as np
 from oracles.streaming_programs import data_of, instance_of, packed_data, weighted_chain
@@ -251,9 +250,5 @@ source = ArraysSource(packed_data(made, data_of(made)))
 executor = Executor(schedule, source=source, loading={loading!r})
 executor.run(np.ones(64, np.float32))
 """
-    folders = [str(checkout / "tests"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
-    )
+    done = python("-c", script)
     assert "Exception" not in done.stderr and "Error" not in done.stderr

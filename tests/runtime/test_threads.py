@@ -1,7 +1,6 @@
 """Threads that share a trainer, an executor or a bundle, and forks of a process that uses OpenCL."""
 
 import os
-import subprocess
 import sys
 import warnings
 from itertools import chain
@@ -11,6 +10,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
+from oracles.children import python
 from oracles.crews import THREADS, together
 from oracles.spoiled_drivers import spoiled
 from torch import nn
@@ -129,7 +129,6 @@ def test_builds_leave_the_filters_of_warnings():
 
 FORK = """
 import os, sys
-sys.path[:0] = sys.argv[1:3]
 from torchedge.errors import OpenCLError
 from runtime.test_threads import trainer_of
 trainer, model, batch = trainer_of()
@@ -154,20 +153,14 @@ print("the parent goes on")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_fork_is_refused_what_the_parent_has_open(checkout):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK, str(checkout), str(checkout / "tests")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def test_a_fork_is_refused_what_the_parent_has_open():
+    done = python("-W", "ignore", "-c", FORK)
     assert done.stdout.count("OpenCL was used by process") == 4, done.stderr
     assert "the parent goes on" in done.stdout, done.stderr
 
 
 FORK_THAT_ENDS = """
 import ctypes, gc, os, sys, weakref
-sys.path[:0] = sys.argv[1:]
 import numpy as np
 process = ctypes.CDLL(None)
 # A driver's end of the process that must not run.
@@ -189,21 +182,15 @@ os._exit(0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="on_exit of glibc")
-def test_a_fork_ends_without_the_driver(checkout):
+def test_a_fork_ends_without_the_driver():
     """Intel's runtime waited there for threads of the parent that launched at the moment of the fork."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK_THAT_ENDS, str(checkout), str(checkout / "tests")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python("-W", "ignore", "-c", FORK_THAT_ENDS)
     assert done.stdout == "7\n", done.stderr
     assert "leak" not in done.stderr
 
 
 FORK_THAT_CLEARS = """
 import gc, os, sys
-sys.path[:0] = sys.argv[1:]
 import torch
 from oracles.small_programs import vector_add
 from runtime.test_threads import trainer_of
@@ -227,15 +214,9 @@ os._exit(0)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the loader of another system")
-def test_a_fork_releases_nothing_of_the_driver(checkout, tmp_path):
+def test_a_fork_releases_nothing_of_the_driver(tmp_path):
     """PoCL waited there for the lock of an event that another thread of the parent had."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK_THAT_CLEARS, str(checkout), str(checkout / "tests")],
-        env=spoiled("fork", tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python("-W", "ignore", "-c", FORK_THAT_CLEARS, **spoiled("fork", tmp_path))
     assert done.stdout == "7\n", done.stderr
 
 
@@ -274,10 +255,7 @@ os._exit(0)
 @pytest.mark.parametrize("function", ["_replace", "_amounts"])
 def test_a_fork_predicts_whatever_another_thread_was_in(function):
     """_replace: PyTorch's answers about devices are exchanged. _amounts: a property that is computed once."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK_OF_CAPTURES, function], capture_output=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    python("-W", "ignore", "-c", FORK_OF_CAPTURES, function)
 
 
 def test_arrays_of_one_executor_are_its_callers_own():

@@ -20,26 +20,22 @@ def test_an_unknown_data_folder_is_refused():
         data_folder("../etc")  # type: ignore[arg-type]
 
 
-def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("TORCHEDGE_CACHE")
-    assert cache_folder() == Path("/elsewhere/torchedge")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+@pytest.mark.parametrize(
+    ("folder", "own", "shared", "default"),
+    [
+        (cache_folder, "TORCHEDGE_CACHE", "XDG_CACHE_HOME", ".cache"),
+        (user_folder, "TORCHEDGE_HOME", "XDG_DATA_HOME", ".local/share"),
+    ],
+)
+def test_folders_follow_the_environment(monkeypatch, tmp_path, folder, own, shared, default):
+    monkeypatch.setenv(own, str(tmp_path))
+    monkeypatch.setenv(shared, "/elsewhere")
+    assert folder() == tmp_path
+    monkeypatch.delenv(own)
+    assert folder() == Path("/elsewhere/torchedge")
+    monkeypatch.setenv(shared, "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache/torchedge"
-
-
-def test_the_user_folder_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_HOME", "/elsewhere")
-    assert user_folder() == tmp_path
-    monkeypatch.delenv("TORCHEDGE_HOME")
-    assert user_folder() == Path("/elsewhere/torchedge")
-    monkeypatch.setenv("XDG_DATA_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_folder() == tmp_path / ".local/share/torchedge"
+    assert folder() == tmp_path / default / "torchedge"
 
 
 @pytest.mark.parametrize(

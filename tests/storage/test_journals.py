@@ -11,15 +11,24 @@ from torchedge.storage.journals import Journal, read_rows
 ROWS = [{"kind": "header"}, {"value": 1.5, "text": "Γ\n"}, {"list": [1, None]}]
 
 
-def written(path, rows=ROWS):
+@pytest.fixture
+def path(tmp_path):
+    """A place for a journal."""
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def data(path):
+    """The bytes of a journal of `ROWS` at that place."""
     with Journal(path) as journal:
-        places = [journal.append(row) for row in rows]
-    return places
+        for row in ROWS:
+            journal.append(row)
+    return path.read_bytes()
 
 
-def test_rows_come_back_with_their_places(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    places = written(path)
+def test_rows_come_back_with_their_places(path):
+    with Journal(path) as journal:
+        places = [journal.append(row) for row in ROWS]
     with Journal(path) as journal:
         assert list(journal.rows()) == list(zip(places, ROWS, strict=True))
         last = journal.append({"kind": "more"})
@@ -27,10 +36,7 @@ def test_rows_come_back_with_their_places(tmp_path):
         assert [row for _, row in journal.rows()] == [*ROWS, {"kind": "more"}]
 
 
-def test_a_line_torn_at_any_byte_is_cut_off(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    written(path)
-    data = path.read_bytes()
+def test_a_line_torn_at_any_byte_is_cut_off(path, data):
     for cut in range(len(data)):
         path.write_bytes(data[:cut])
         with Journal(path) as journal:
@@ -41,20 +47,14 @@ def test_a_line_torn_at_any_byte_is_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"[]", b"\x00", b"", b'{"a":NaN}', b'{"a":1}'])
-def test_damage_is_named(tmp_path, line):
-    path = tmp_path / "journal.jsonl"
-    written(path)
-    data = path.read_bytes()
+def test_damage_is_named(path, data, line):
     path.write_bytes(data + line + b"\n" + data)
     with pytest.raises(ProfileError, match="line 4"), Journal(path) as journal:
         list(journal.rows())
 
 
 @pytest.mark.parametrize("zeros", [b"\0", b"\0" * 20, b'{"a":\0\0\0\n', b"\0\0\n"])
-def test_bytes_that_a_loss_of_power_zeroed_are_cut_off(tmp_path, zeros):
-    path = tmp_path / "journal.jsonl"
-    written(path)
-    data = path.read_bytes()
+def test_bytes_that_a_loss_of_power_zeroed_are_cut_off(path, data, zeros):
     path.write_bytes(data + zeros)
     assert list(read_rows(path)) == ROWS
     with Journal(path) as journal:
@@ -62,10 +62,7 @@ def test_bytes_that_a_loss_of_power_zeroed_are_cut_off(tmp_path, zeros):
     assert path.read_bytes() == data
 
 
-def test_a_changed_byte_is_named_or_changes_nothing(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    written(path)
-    data = path.read_bytes()
+def test_a_changed_byte_is_named_or_changes_nothing(path, data):
     refused = 0
     for place in range(len(data) - 1):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
@@ -79,8 +76,7 @@ def test_a_changed_byte_is_named_or_changes_nothing(tmp_path):
     assert refused == len(data) - 1 - len("crc32")
 
 
-def test_journals_of_earlier_versions_go_on(tmp_path):
-    path = tmp_path / "journal.jsonl"
+def test_journals_of_earlier_versions_go_on(path):
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     with Journal(path) as journal:
         assert [row for _, row in journal.rows()] == ROWS
@@ -91,9 +87,8 @@ def test_journals_of_earlier_versions_go_on(tmp_path):
         list(read_rows(path))
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_one_process_at_a_time(path):
     pytest.importorskip("fcntl")
-    path = tmp_path / "journal.jsonl"
     with Journal(path), pytest.raises(ProfileError, match="another torchedge"), Journal(path):
         pass
     with Journal(path):
@@ -105,8 +100,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         Journal(tmp_path / "missing" / "journal.jsonl", error=InputError).__enter__()
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
-    path = tmp_path / "journal.jsonl"
+def test_a_full_disk_leaves_whole_lines(path, monkeypatch):
     with Journal(path) as journal:
         journal.append(ROWS[0])
 
@@ -121,8 +115,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
         assert [row for _, row in journal.rows()] == [ROWS[0], ROWS[2]]
 
 
-def test_rows_are_read_while_another_writes(tmp_path):
-    path = tmp_path / "journal.jsonl"
+def test_rows_are_read_while_another_writes(path):
     assert list(read_rows(path)) == []
     with Journal(path) as journal:
         journal.append(ROWS[0])

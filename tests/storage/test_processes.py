@@ -2,23 +2,20 @@
 
 import os
 
+import pytest
+
 from torchedge.storage.processes import child_environment, variable_set
 
 _NAME = "TORCHEDGE_TEST_VARIABLE"
 
 
-def test_a_variable_is_back_after_the_block(monkeypatch):
-    monkeypatch.setenv(_NAME, "before")
+@pytest.mark.parametrize("before", ["before", None])
+def test_a_variable_is_after_the_block_as_it_was_before(monkeypatch, before):
+    monkeypatch.setenv(_NAME, "other")
+    monkeypatch.delenv(_NAME) if before is None else monkeypatch.setenv(_NAME, before)
     with variable_set(_NAME, "inside"):
         assert os.environ[_NAME] == "inside"
-    assert os.environ[_NAME] == "before"
-
-
-def test_a_variable_that_was_not_set_is_gone_after_the_block(monkeypatch):
-    monkeypatch.delenv(_NAME, raising=False)
-    with variable_set(_NAME, "inside"):
-        assert os.environ[_NAME] == "inside"
-    assert _NAME not in os.environ
+    assert os.environ.get(_NAME) == before
 
 
 def test_children_find_the_packages_of_this_process():

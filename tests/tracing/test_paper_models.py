@@ -1,11 +1,11 @@
 """The models of FlashMem's evaluation: found by name, of the right size, captured with what they are fed."""
 
-import subprocess
 import sys
 from math import prod
 
 import pytest
 import torch
+from oracles.children import python
 
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.tracing.capturing import capture
@@ -146,10 +146,7 @@ SMALLER = {"gpt-neo-small", "gpt-neo-1.3b", "vit", "depth-anything-small", "llam
 @pytest.mark.parametrize("name", [name for name in PAPER_MODELS if name not in SMALLER])
 def test_every_model_can_be_lowered_in_little_memory(name):
     pytest.importorskip(PACKAGES.get(name, "transformers"))
-    run = subprocess.run(
-        [sys.executable, "-c", CAPTURED, name], capture_output=True, text=True, check=True, timeout=300
-    )
-    launches, nbytes, peak = map(int, run.stdout.split()[-3:])
+    launches, nbytes, peak = map(int, python("-c", CAPTURED, name).stdout.split()[-3:])
     assert launches > 40
     # Few weights are not read, and of position tables the rows that are; some buffers are read too.
     assert 3.9 * SIZES[name] <= nbytes < 4.1 * SIZES[name]

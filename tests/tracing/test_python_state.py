@@ -8,13 +8,13 @@ import gc
 import logging
 import math
 import os
-import subprocess
 import sys
 import threading
 import types
 
 import pytest
 import torch
+from oracles.children import python
 from torch import nn
 from torch.nn import functional as F
 
@@ -235,17 +235,8 @@ def test_other_processes_have_the_same_text():
         "text = identity_of(model, {'a', 'b', 'c'}, torch.nn.functional.l1_loss); "
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(texts) == 1
+    first, second = (python("-c", code, PYTHONHASHSEED=seed).stdout for seed in ("1", "2"))
+    assert first == second
 
 
 def test_a_variable_that_code_fills_later_is_a_change():

@@ -1,7 +1,8 @@
 """Generation of text by the methods "prefill" (a chunk of tokens) and "decode" (one) of a bundle.
 
 A third one, "encode", runs the encoder of an encoder-decoder before them. Methods "decode_64" and the like
-are "decode" for tokens at the first 64 places: their attention reads no more of the caches.
+are "decode" for tokens at the first 64 places: their attention reads no more of the caches; "prefill_256" is
+"prefill" for chunks at the first 256.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torchedge.bundles.manifests import Port
 from torchedge.errors import InputError, check_function, check_whole, described
 
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
-_SPAN = re.compile(rf"{DECODE}_([1-9][0-9]{{0,8}})")
+_SPAN = re.compile(rf"({PREFILL}|{DECODE})_([1-9][0-9]{{0,8}})")
 CACHES = ("keys.", "values.")
 """How names of caches begin; they are [texts, heads, tokens, width]."""
 Column = tuple[int | None, ...]
@@ -107,15 +108,15 @@ class Stepping(Protocol):
 class Windows:
     """chunk: tokens of a text that a prefill takes; length: those that the caches hold; texts: at once.
 
-    source: the tokens or features that the encoder takes; None where the model has no encoder. decoding: the
-    methods that take one token.
+    source: the tokens or features that the encoder takes; None where the model has no encoder. methods: those
+    that take a chunk or one token.
     """
 
     chunk: int
     length: int
     texts: int = 1
     source: Port | None = None
-    decoding: tuple[str, ...] = (DECODE,)
+    methods: tuple[str, ...] = (PREFILL, DECODE)
 
     @classmethod
     def of(cls, methods: Mapping[str, Ports], states: Iterable[Port]) -> Windows:
@@ -139,7 +140,9 @@ class Windows:
             held, length = sizes.pop()
             source, fits = _source(methods.get(ENCODE))
             if held == texts and 0 < chunk <= length and fits:
-                alike = tuple([name for name, ports in methods.items() if ports == methods[DECODE]])
+                alike = tuple(
+                    [n for n, ports in methods.items() if ports == methods.get(n.partition("_")[0])]
+                )
                 return cls(chunk, length, texts, source, alike)
         raise InputError(
             f"a bundle with the methods {', '.join(methods)} generates no text; expected one of "
@@ -149,8 +152,14 @@ class Windows:
 
 def decoding(methods: Iterable[str], position: int) -> str:
     """Return the method that runs a token at a position: the one that reads least of the caches."""
-    spans = [(int(match[1]), match[0]) for match in map(_SPAN.fullmatch, methods) if match]
-    return min([item for item in spans if item[0] > position], default=(0, DECODE))[1]
+    return shortest(DECODE, methods, position + 1)
+
+
+def shortest(method: str, methods: Iterable[str], end: int) -> str:
+    """Return the method like "prefill" or "decode" that reads least of the caches, for places below `end`."""
+    matches = [match for match in map(_SPAN.fullmatch, methods) if match and match[1] == method]
+    spans = [(int(match[2]), match[0]) for match in matches if int(match[2]) >= end]
+    return min(spans, default=(0, method))[1]
 
 
 def _source(encode: Ports | None) -> tuple[Port | None, bool]:
@@ -220,7 +229,8 @@ def generate(
         """
         padded = np.zeros((windows.texts, tokens), np.int64)
         padded[:, : len(part)] = np.array([[token or 0 for token in column] for column in part]).T
-        method, kept = PREFILL if tokens > 1 else decoding(windows.decoding, begin), runner.kept
+        method = shortest(PREFILL if tokens > 1 else DECODE, windows.methods, begin + tokens)
+        kept = runner.kept
         places = np.array([begin]), np.array([len(part) - 1])
         (logits,) = runner.step(padded, *places, *[begins][: windows.texts - 1], method=method)
         runner.kept = kept

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from torchedge.bundles.exporting import Lowering, Request, check_memory, lower_request, within_limit
-from torchedge.bundles.generation import DECODE, ENCODE, PREFILL, decoding
+from torchedge.bundles.generation import DECODE, ENCODE, PREFILL, decoding, shortest
 from torchedge.devices import Device, Provenance, weakest
 from torchedge.errors import DeviceError, InputError, LimitError, check_whole, needed
 from torchedge.graphs import WEIGHT_ROLES
@@ -116,7 +116,11 @@ class LanguagePlan:
         first = self.runs[PREFILL].latency
         if ENCODE in self.runs:
             return _sum([(first, 1), (self.runs[ENCODE].latency, 1)])
-        return _sum([(first, -(-self.settings.prompt // min(self.settings.chunk, self.settings.max_length)))])
+        length, prompt = self.settings.max_length, self.settings.prompt
+        chunk = min(self.settings.chunk, length)
+        ends = [min(begin + chunk, length) for begin in range(0, prompt, chunk)]
+        often = Counter(shortest(PREFILL, self.runs, end) for end in ends)
+        return _sum([(self.runs[method].latency, times) for method, times in often.items()])
 
     @property
     def token(self) -> Estimate | None:

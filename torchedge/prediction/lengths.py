@@ -168,7 +168,7 @@ def _through(samples: Sequence[T], lengths: Sequence[int]) -> Callable[[int], T]
                 if any(not np.allclose(curve(n), p, off, 0) for n, p in zip(lengths, parts, strict=True)):
                     return None
                 functions[name] = curve
-        elif hasattr(parts[0], "__dataclass_fields__") and name in ("first", "scratch"):
+        elif hasattr(parts[0], "__dataclass_fields__") and name in ("from_start", "scratch"):
             function = _through(parts, lengths)
             if function is None:
                 return None

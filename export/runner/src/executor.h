@@ -125,7 +125,7 @@ class Executor {
   Status run(const Placed& placed);
   Status feed(const Placed& placed, size_t port, const void* array);
   Status run_on(const Placed& placed, const std::vector<const int64_t*>& arrays, void* output);
-  size_t decoding(size_t decode, size_t place) const;
+  size_t shortest(size_t number, size_t end) const;
   Status run_tokens(const std::vector<Column>& columns, size_t begin, size_t chunk, const std::vector<int64_t>& begins, std::vector<float>& logits);
 
   Bundle bundle_;

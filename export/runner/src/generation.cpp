@@ -78,14 +78,15 @@ Status Executor::run_on(const Placed& placed, const std::vector<const int64_t*>&
   return read(placed.program->tensors[made], placed.memory[made], output);
 }
 
-/// The method that runs a token at a place and reads least of the caches: "decode_64" serves the first 64 places.
-size_t Executor::decoding(size_t decode, size_t place) const {
-  size_t best = decode, least = SIZE_MAX;
-  for (size_t number = 0; number < bundle_.methods.size(); ++number) {
-    const Method &method = bundle_.methods[number], &whole = bundle_.methods[decode];
-    const size_t span = method.name.rfind("decode_", 0) == 0 ? std::strtoul(method.name.c_str() + 7, nullptr, 10) : 0;
-    if (span <= place || span >= least || method.name != "decode_" + std::to_string(span)) continue;
-    if (method.inputs == whole.inputs && method.outputs == whole.outputs) best = number, least = span;
+/// The method like this one that reads least of the caches, for places below `end`: "decode_64" serves the first 64.
+size_t Executor::shortest(size_t number, size_t end) const {
+  const Method& whole = bundle_.methods[number];
+  size_t best = number, least = SIZE_MAX;
+  for (size_t other = 0; other < bundle_.methods.size(); ++other) {
+    const Method& method = bundle_.methods[other];
+    const bool alike = method.name.rfind(whole.name + "_", 0) == 0 && method.inputs == whole.inputs && method.outputs == whole.outputs;
+    const size_t span = alike ? std::strtoul(method.name.c_str() + whole.name.size() + 1, nullptr, 10) : 0;
+    if (span >= end && span < least && method.name == whole.name + "_" + std::to_string(span)) best = other, least = span;
   }
   return best;
 }
@@ -93,7 +94,7 @@ size_t Executor::decoding(size_t decode, size_t place) const {
 /// Run a chunk of columns at most, from one on, and take the logits behind the last. What fills it up is overwritten before it is read.
 Status Executor::run_tokens(const std::vector<Column>& columns, size_t begin, size_t chunk, const std::vector<int64_t>& begins, std::vector<float>& logits) {
   TE_TRY(number, find(chunk > 1 ? "prefill" : "decode"));
-  const Placed& placed = placed_[chunk > 1 ? number : decoding(number, begin)];
+  const Placed& placed = placed_[shortest(number, begin + chunk)];
   const size_t texts = begins.size(), count = std::min(chunk, columns.size() - begin);
   std::vector<int64_t> padded(texts * chunk);
   for (size_t k = 0; k < padded.size(); ++k) {

@@ -2,9 +2,18 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
-from oracles.rule_checks import check
+from oracles.nodes import compute
+from oracles.rule_checks import apply, check
+
+from torchedge.errors import LoweringError
+from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored, nodes_below
+from torchedge.lowering.rules import all_rules
+from torchedge.lowering.rules.registry import Result, apply_rule
+from torchedge.lowering.translation import translate
+from torchedge.tracing.steps import capture_step
 
 aten = torch.ops.aten
 INF, NAN = float("inf"), float("nan")
@@ -164,3 +173,101 @@ def test_rare_arguments(case):
     target, *args = case
     more = args.pop() if isinstance(args[-1], dict) else {}
     check(target, *args, **{"rtol": 1e-9, "atol": 1e-9, **more})
+
+
+DTYPES = [torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("new", DTYPES, ids=str)
+@pytest.mark.parametrize("old", DTYPES, ids=str)
+def test_conversions(old, new):
+    x = torch.tensor([[0, 1, 3, 100]]).to(old)
+    check(aten._to_copy.default, x, dtype=new)
+
+
+def test_fractions_become_whole_numbers():
+    x = torch.tensor([0.0, 0.9, 1.5, -0.9, -1.5, 300.7], dtype=torch.float64)
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.bool):
+        check(aten._to_copy.default, x, dtype=dtype)
+
+
+def test_copies():
+    x = torch.randn(2, 3, dtype=torch.float64)
+    check(aten.clone.default, x)
+    check(aten.copy.default, x, torch.tensor([1, 2, 3]))
+    check(aten.copy.default, x, torch.randn(2, 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [1, 5, 32, 33, 64, 65, 1100])
+def test_blocks(size):
+    x = torch.randn(2, size, 2, dtype=torch.float64)
+    check(aten.cumsum.default, x, 1)
+    check(aten.cumprod.default, 1 + x / size, -2, rtol=1e-9)
+    check(aten.cummax.default, x, 1)
+    check(aten.cummin.default, x, -2)
+    check(aten.logcumsumexp.default, x * 100, 1)
+
+
+CLASSES = 5
+WEIGHT = torch.rand(CLASSES, dtype=torch.float64)
+
+
+def test_ignored_samples_need_no_class():
+    x, target = torch.randn(3, CLASSES, dtype=torch.float64), torch.tensor([1, -100, 4])
+    check(aten.nll_loss_forward.default, x, target, WEIGHT, 1, -100)
+    total = aten.nll_loss_forward(x, target, WEIGHT, 1, -100)[1]
+    check(aten.nll_loss_backward.default, torch.tensor(2.0).double(), x, target, WEIGHT, 1, -100, total)
+
+
+def test_what_is_no_class_gives_nan():
+    x, target = torch.randn(3, CLASSES, dtype=torch.float64), torch.tensor([1, CLASSES, -7])
+    scalar = torch.tensor(0.0, dtype=torch.float64)
+    nodes, data = apply(aten.nll_loss_forward.default, (x, target, None, 0, -100), {}, [x[:, 0], scalar])
+    assert np.isnan(compute(nodes[0], data)).tolist() == [False, True, True]
+
+
+def tensor(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_windows_that_fit_evenly_need_no_guard():
+    nodes = check(aten._adaptive_avg_pool2d.default, tensor(1, 2, 6, 8), (3, 2))
+    (rows,) = [n for n in nodes_below(nodes) if isinstance(n, Rows)]
+    assert [a.extent for a in rows.inner] == [2, 4]
+    assert type(rows.stages[0].body).__name__ == "Read"
+
+
+def test_single_precision_is_said():
+    with pytest.raises(LoweringError, match="single precision"):
+        apply_rule("erfinv", Result(((3,),), ("float64",)), {"input": Stored((3,), "float64", "x", 0)})
+
+
+def test_a_bias_is_element_wise_on_top_of_a_contraction():
+    (node,) = check(aten.addmm.default, tensor(5), tensor(3, 4), tensor(4, 5))
+    assert isinstance(node, Pointwise)
+    (product,) = [n for n in node.operands if isinstance(n, Contraction)]
+    assert product.roles == ("row", "col") and product.flops == 2 * 3 * 4 * 5
+
+
+@pytest.mark.parametrize("shape", [(1, 48, 70), (70, 48, 1)])
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_product_with_one_vector_is_a_reduction_of_rows(shape, moved):
+    rows, inner, cols = shape
+    a, b = tensor(rows, inner), tensor(inner, cols)
+    if moved:  # the other order in memory
+        a, b = a.T.contiguous().T, b.T.contiguous().T
+    (node,) = check(aten.mm.default, a, b, device=True)
+    assert isinstance(node, RowsResult)
+    short = check(aten.mm.default, a[:, :8], b[:8])
+    assert isinstance(short[0], Contraction)
+
+
+def test_linear_layer_of_a_vector():
+    layer = torch.nn.Linear(4, 5)
+    captured = capture_step(layer, tensor(4).float(), keep=frozenset(all_rules()))
+    translation = translate(captured.step)
+    data = {name: t.detach().double().numpy() for name, t in captured.tensors.items()}
+    x = tensor(4)
+    data[captured.step.values[captured.step.inputs[0]].name] = x.numpy()
+    expected = layer.double()(x).detach()
+    np.testing.assert_allclose(compute(translation.outputs[0], data, {}), expected, rtol=1e-10)

@@ -4,12 +4,14 @@ Long rows, odd rows, rows that lie across memory; kernels for a CPU and those fo
 a work-group. Held against PyTorch in float64, norm-wise.
 """
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.device_checks import run_on_device
 
 pytest.importorskip("pyopencl")
-
-from oracles.device_checks import run_on_device
 
 aten = torch.ops.aten
 G = torch.Generator().manual_seed(11)
@@ -125,3 +127,91 @@ def test_one_pass_is_accurate_far_from_zero_and_beside_an_odd_corner(device_clas
         aten.var_mean.correction, (x, [0, 2, 3]), {"correction": 0}, made, device_class
     )
     torch.testing.assert_close(torch.from_numpy(variance.copy()).double(), made[0], rtol=1e-5, atol=0)
+
+
+NAN = float("nan")
+X = torch.tensor([-1e10, -1e4, -1000, -30, -10, -1, -1e-3, 0, 1e-3, 1, 10, 30, 1000, 1e4, 1e10, NAN]).double()
+
+
+def on_device(target, *args, **kwargs):
+    made = target(*args, **kwargs)
+    return run_on_device(target, args, kwargs, [made])[0], made.numpy()
+
+
+@pytest.mark.parametrize("target", [aten.gelu, aten.gelu_backward], ids=str)
+def test_approximate_gelu_vanishes_far_below_zero(target):
+    tensors = (torch.ones_like(X), X) if target is aten.gelu_backward else (X,)
+    found, exact = on_device(target.default, *tensors, approximate="tanh")
+    np.testing.assert_allclose(found, exact, rtol=2e-5, atol=1e-6)
+
+
+def test_the_gradient_of_mish_stays_within_its_bounds():
+    found, exact = on_device(aten.mish_backward.default, torch.ones_like(X), X)
+    np.testing.assert_allclose(found, exact, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_the_gradient_of_smooth_l1_keeps_nan(reduction):
+    grad = torch.ones_like(X) if reduction == 0 else torch.tensor(1.0).double()
+    target = aten.smooth_l1_loss_backward.default
+    found, exact = on_device(target, grad, X, torch.zeros_like(X), reduction, 0.5)
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_angles_of_every_size_in_one_vector(name):
+    x = torch.tensor([1e-3] * 7 + [1e7] + [0.5, -1e5, 3e38, 1e-30, -2.0, 1e9, 0.0, NAN]).float().double()
+    found, exact = on_device(getattr(aten, name).default, x)
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+def test_the_smallest_whole_number_by_minus_one_stops_no_device(dtype, mode):
+    a = torch.tensor([torch.iinfo(dtype).min, 7, -7, 6], dtype=dtype)
+    divisors = torch.tensor([-1, -1, 2, -1], dtype=dtype)
+    wanted = [torch.iinfo(dtype).min, -7, -3 if mode == "trunc" else -4, -6]
+    made = torch.tensor(wanted, dtype=dtype)
+    found = run_on_device(aten.div.Tensor_mode, (a, divisors), {"rounding_mode": mode}, [made])[0]
+    assert found.tolist() == wanted
+
+
+side = st.integers(1, 40)
+shapes = st.tuples(st.integers(1, 5), st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 8]), side, side)
+
+
+def held(operator, args, device):
+    """Assert that kernels make what PyTorch makes, to within single precision of its largest number."""
+    wanted = [t for t in operator(*args) if t is not None]
+    for found, want in zip(run_on_device(operator, args, {}, wanted, device), wanted, strict=True):
+        exact = want.numpy()
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=3e-5 * np.abs(exact).max(initial=1e-3))
+
+
+@pytest.mark.parametrize(
+    "device", ["gpu", *[pytest.param(d, marks=pytest.mark.slow) for d in ("cpu", "mobile")]]
+)
+def test_few_long_groups(device):
+    shapes_hold((2, 3, 4, 33, 50), device)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(shapes, st.sampled_from(["cpu", "gpu", "mobile"]))
+def test_any_shape(shape, device):
+    shapes_hold(shape, device)
+
+
+def shapes_hold(shape, device):
+    """Assert it of both directions."""
+    count, groups, each, height, width = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(count, groups * each, height, width, generator=generator).double() * 3 + 1
+    grad = torch.randn(x.shape, generator=generator).double()
+    weight, bias = (torch.randn(groups * each, generator=generator).double() for _ in range(2))
+    sizes = (count, groups * each, height * width, groups)
+    held(aten.native_group_norm.default, (x, weight, bias, *sizes, 1e-5), device)
+    _, mean, rstd = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
+    if each * height * width > 1:  # the gradient of one element alone is rounding
+        saved = (grad, x, mean, rstd, weight, *sizes, [True] * 3)
+        held(aten.native_group_norm_backward.default, saved, device)

@@ -122,13 +122,6 @@ class Experts(torch.nn.Module):
         return y[back].view(len(x), 2, -1).sum(1)
 
 
-def test_peak_of_a_mixture_of_experts():
-    def feed(batch):
-        return (torch.empty(batch, 64, 32, dtype=torch.bfloat16, device="meta"),), {}
-
-    check(Network("experts", Experts, feed))
-
-
 class Votes(torch.nn.Module):
     """A product whose result is a view of what PyTorch multiplied: of no argument."""
 
@@ -138,10 +131,6 @@ class Votes(torch.nn.Module):
 
     def forward(self, x):
         return torch.einsum("oi,bdi->bdo", self.weight, x.relu()).square().mean(1)
-
-
-def test_peak_with_the_result_of_an_einsum_that_is_saved():
-    check(Network("votes", Votes, lambda batch: ((torch.empty(batch, 400, 16, device="meta"),), {})))
 
 
 class TalkingHeads(torch.nn.Module):
@@ -154,10 +143,6 @@ class TalkingHeads(torch.nn.Module):
     def forward(self, x):
         scores = self.before((x @ x.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1)
         return (self.after(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) @ x).mean((1, 2))
-
-
-def test_peak_with_tensors_in_another_order():
-    check(Network("heads", TalkingHeads, lambda n: ((torch.empty(n, 4, 128, 64, device="meta"),), {})))
 
 
 class Branches(torch.nn.Module):
@@ -184,15 +169,6 @@ class Written(torch.nn.Module):
         for place, part in enumerate(self.parts):
             filled[..., 128 * place : 128 * (place + 1)] = part(x).tanh()
         return filled.sigmoid()
-
-
-@pytest.mark.parametrize(
-    "build",
-    [lambda: Branches(torch.detach), lambda: Branches(lambda y: y.data), Written],
-    ids=["detach", "data", "slices"],
-)
-def test_peak_with_values_that_gradients_pass_by(build):
-    check(Network("values", build, lambda batch: ((torch.empty(batch, 400, 64, device="meta"),), {})))
 
 
 HALF = 128
@@ -229,14 +205,6 @@ class Writing(torch.nn.Module):
         return self.function(self.first(x), self.second(x)).mean(1)
 
 
-@pytest.mark.parametrize("function", [scaled_in_half, masked_in_half, added, rectified])
-def test_peak_of_writing_into_views(function):
-    def feed(batch):
-        return (torch.empty(batch, 256, 64, device="meta"),), {}
-
-    check(Network(function.__name__, lambda: Writing(function), feed))
-
-
 class Remembering(torch.nn.Module):
     """A layer whose result stays in an attribute until the next step."""
 
@@ -251,11 +219,6 @@ class Remembering(torch.nn.Module):
 
 def spectral():
     return torch.nn.Sequential(*[torch.nn.utils.spectral_norm(torch.nn.Linear(512, 512)) for _ in range(2)])
-
-
-@pytest.mark.parametrize(("build", "size"), [(Remembering, (64, 64)), (spectral, (512,))])
-def test_peak_with_tensors_in_attributes(build, size):
-    check(Network(build.__name__, build, lambda batch: ((torch.empty(batch, *size, device="meta"),), {})))
 
 
 class Unrolled(torch.nn.Module):
@@ -274,14 +237,6 @@ class Unrolled(torch.nn.Module):
         return self.head(torch.stack(outputs, 1)).mean(1)
 
 
-@pytest.mark.parametrize("cell", [torch.nn.GRUCell, torch.nn.LSTMCell])
-def test_peak_of_recurrent_cells(cell):
-    def feed(batch):
-        return (torch.empty(batch, 16, 64, device="meta"),), {}
-
-    check(Network(cell.__name__, lambda: Unrolled(cell), feed))
-
-
 class Einsums(torch.nn.Module):
     """Weights whose gradients arrive in another order of dimensions than theirs: parameters copy them."""
 
@@ -294,23 +249,29 @@ class Einsums(torch.nn.Module):
         return torch.einsum(self.equation, *operands).flatten(1)
 
 
-@pytest.mark.parametrize(
-    ("equation", "shape"),
-    [("bi,oik->bok", (256, 64, 16)), ("oi,bi->bo", (4096, 64)), ("io,bi->bo", (64, 4096))],
-)
-def test_peak_of_weights_in_einsum(equation, shape):
-    def feed(batch):
-        return (torch.empty(batch, 64, device="meta"),), {}
+class Chain(torch.nn.Module):
+    """A product of three operands, and a norm that the CPU runs as several operators."""
 
-    check(Network(equation, lambda: Einsums(equation, *shape), feed), "sgd")
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.empty(64, 64), torch.empty(64, 256)])
+        self.norm = torch.nn.RMSNorm(256)
+
+    def forward(self, x):
+        return self.norm(torch.einsum("bti,ij,jk->btk", x, *self.weights)).mean(1)
 
 
-def test_peak_of_a_layer_in_place_behind_an_instance_norm():
-    def build():
-        layers = torch.nn.Conv2d(3, 16, 1), torch.nn.InstanceNorm2d(16), torch.nn.LeakyReLU(inplace=True)
-        return torch.nn.Sequential(*layers, torch.nn.AvgPool2d(32), torch.nn.Flatten())
+class Transposed(torch.nn.Module):
+    """Linear layers whose input's rows do not lie one behind the other."""
 
-    check(Network("norm", build, lambda batch: ((torch.empty(batch, 3, 32, 32, device="meta"),), {})))
+    def __init__(self, bias):
+        super().__init__()
+        self.before = torch.nn.Linear(16, 64)
+        self.query, self.key = (torch.nn.Linear(64, 64, bias=bias) for _ in range(2))
+
+    def forward(self, x):
+        h = self.before(x).transpose(0, 1)
+        return (self.query(h) * self.key(h)).transpose(0, 1)
 
 
 class Own(torch.nn.Module):
@@ -335,6 +296,49 @@ class Own(torch.nn.Module):
         return self.function(layer(x))
 
 
+def behind_a_norm():
+    layers = torch.nn.Conv2d(3, 16, 1), torch.nn.InstanceNorm2d(16), torch.nn.LeakyReLU(inplace=True)
+    return torch.nn.Sequential(*layers, torch.nn.AvgPool2d(32), torch.nn.Flatten())
+
+
+def written(build, shape, dtype=torch.float32):
+    """Return a network of a module and the shape of its samples."""
+    return Network("", build, lambda batch: ((torch.empty(batch, *shape, dtype=dtype, device="meta"),), {}))
+
+
+MODULES = {
+    "a mixture of experts": written(Experts, (64, 32), torch.bfloat16),
+    "a result of einsum that is saved": written(Votes, (400, 16)),
+    "tensors in another order": written(TalkingHeads, (4, 128, 64)),
+    "a value that is detached": written(lambda: Branches(torch.detach), (400, 64)),
+    "a value's data": written(lambda: Branches(lambda y: y.data), (400, 64)),
+    "slices that are written": written(Written, (400, 64)),
+    **{
+        f.__name__: written(lambda f=f: Writing(f), (256, 64))
+        for f in (scaled_in_half, masked_in_half, added, rectified)
+    },
+    "a result in an attribute": written(Remembering, (64, 64)),
+    "a spectral norm": written(spectral, (512,)),
+    "GRU cells": written(lambda: Unrolled(torch.nn.GRUCell), (16, 64)),
+    "LSTM cells": written(lambda: Unrolled(torch.nn.LSTMCell), (16, 64)),
+    "a layer in place behind an instance norm": written(behind_a_norm, (3, 32, 32)),
+    "a product of three and a norm": written(Chain, (64, 64)),
+    "linear layers that copy their input": written(lambda: Transposed(True), (50, 16)),
+    "the same without biases": written(lambda: Transposed(False), (50, 16)),
+}
+EINSUMS = {"bi,oik->bok": (256, 64, 16), "oi,bi->bo": (4096, 64), "io,bi->bo": (64, 4096)}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_peak_of_a_module(name):
+    check(MODULES[name])
+
+
+@pytest.mark.parametrize("equation", EINSUMS)
+def test_peak_of_weights_in_einsum(equation):
+    check(written(lambda: Einsums(equation, *EINSUMS[equation]), (64,)), "sgd")
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_peak_with_a_custom_function(name):
     check_function(name, "sgd", "")
@@ -348,47 +352,7 @@ def test_peak_with_a_custom_function_in_checkpoints_and_under_autocast(name):
 
 
 def check_function(name, recipe, checkpointed):
-    def feed(batch):
-        return (torch.empty(batch, 512, 64, device="meta"),), {}
-
-    check(Network(name, lambda: Own(FUNCTIONS[name], checkpointed), feed), recipe)
-
-
-class Chain(torch.nn.Module):
-    """A product of three operands, and a norm that the CPU runs as several operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.weights = torch.nn.ParameterList([torch.empty(64, 64), torch.empty(64, 256)])
-        self.norm = torch.nn.RMSNorm(256)
-
-    def forward(self, x):
-        return self.norm(torch.einsum("bti,ij,jk->btk", x, *self.weights)).mean(1)
-
-
-def test_peak_of_a_product_of_three_and_a_norm():
-    check(Network("chain", Chain, lambda batch: ((torch.empty(batch, 64, 64, device="meta"),), {})))
-
-
-class Transposed(torch.nn.Module):
-    """Linear layers whose input's rows do not lie one behind the other."""
-
-    def __init__(self, bias):
-        super().__init__()
-        self.before = torch.nn.Linear(16, 64)
-        self.query, self.key = (torch.nn.Linear(64, 64, bias=bias) for _ in range(2))
-
-    def forward(self, x):
-        h = self.before(x).transpose(0, 1)
-        return (self.query(h) * self.key(h)).transpose(0, 1)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_peak_of_linear_layers_that_copy_their_input(bias):
-    def feed(batch):
-        return (torch.empty(batch, 50, 16, device="meta"),), {}
-
-    check(Network("transposed", lambda: Transposed(bias), feed))
+    check(written(lambda: Own(FUNCTIONS[name], checkpointed), (512, 64)), recipe)
 
 
 def test_tokens_of_an_image_that_lies_channels_last_are_not_copied():

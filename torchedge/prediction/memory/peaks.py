@@ -21,8 +21,8 @@ from torchedge.graphs.sizes import Amount, Amounts, Poly, Size
 from torchedge.prediction.memory.caching_allocator import ReplayRows
 from torchedge.prediction.memory.compiled_replay import replay_all
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.step_tapes import multiplies, write_step
-from torchedge.prediction.memory.tape import ALIGNMENT, Tape, TapeWriter
+from torchedge.prediction.memory.step_tapes import multiplies, written
+from torchedge.prediction.memory.tape import ALIGNMENT, Tape
 from torchedge.prediction.memory.workspaces import known_bytes
 
 FloatArray = npt.NDArray[np.float64]
@@ -94,7 +94,7 @@ def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, Flo
 
 
 def _event_peaks(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    if tape.scratch is not None or tape.first is not None:  # workspaces leap with the batch size
+    if tape.scratch is not None or tape.from_start is not None:  # workspaces leap with the batch size
         pairs = _replayed(tape, batch.tolist()) / _MIB
         return pairs[:, 0], pairs[:, 1]
     live = tape.peak_bytes(batch) / _MIB
@@ -127,13 +127,9 @@ def _replayed(tape: Tape, batches: Sequence[int]) -> IntArray:
 
 def step_rows(tape: Tape, batches: npt.NDArray[np.int64]) -> ReplayRows:
     """Return the rows to replay for batch sizes (B,): the first step, if there is one, and a steady one."""
-    units = (tape.bytes_at(batches) // ALIGNMENT).T
-    first = tape.first
-    if first is None or tape.since_first is None:
-        return ReplayRows(tape.events, tape.persistent, units)
-    before = (first.bytes_at(batches) // ALIGNMENT).T
-    sizes = np.concatenate([before, units], axis=1)
-    return ReplayRows(tape.since_first, first.persistent, sizes, len(first.events))
+    run = tape if tape.from_start is None else tape.from_start
+    units = (run.bytes_at(batches) // ALIGNMENT).T
+    return ReplayRows(run.events, run.persistent, units, run.counted_from)
 
 
 def _ratios(tape: Tape, batches: Sequence[int]) -> list[tuple[float, float]]:
@@ -171,7 +167,9 @@ class FamilyTape:
     """
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
-        program = _Program(family, settings)
+        program, _ = written(family.template, settings, first=False)
+        if settings.workspaces is not None and program.scratch and family.template.loss is not None:
+            program = program.after(*written(family.template, settings, first=True))
         self.events = np.array(program.events, dtype=np.int32)
         self.persistent = np.array(program.persistent, dtype=np.int32)
         self.counted_from = program.counted_from
@@ -236,33 +234,6 @@ class FamilyTape:
         changes = units[np.abs(self.events) - 1] * self.signs
         rise = np.cumsum(changes, axis=0).max(axis=0, initial=0)
         return np.asarray(rise + units[self.persistent].sum(axis=0))
-
-
-class _Program:
-    """Events of a steady step, or of the first step and a steady one after it."""
-
-    def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
-        steady, _ = _written(family, settings, first=False)
-        self.events, self.persistent, self.counted_from = steady.events, steady.persistent, 0
-        self.sizes, self.scratch = steady.sizes, steady.scratch
-        if settings.workspaces is None or not steady.scratch or family.template.loss is None:
-            return
-        before, left = _written(family, settings, first=True)
-        offset = len(before.sizes)
-        place = dict(zip(steady.persistent, left, strict=True))
-        moved = [place.get(storage, storage + offset) for storage in range(len(steady.sizes))]
-        after = [moved[e - 1] + 1 if e > 0 else -moved[-e - 1] - 1 for e in steady.events]
-        self.counted_from = len(before.events)
-        self.events, self.persistent = [*before.events, *after], before.persistent
-        self.sizes = [*before.sizes, *steady.sizes]
-        self.scratch = [*before.scratch, *((moved[s], name, entries) for s, name, entries in steady.scratch)]
-
-
-def _written(family: GraphFamily, settings: StepSettings, *, first: bool) -> tuple[TapeWriter, list[int]]:
-    step = write_step(family.template, settings, first)
-    left = step.remaining()
-    step.tape.close(left)
-    return step.tape, left
 
 
 @lru_cache(maxsize=16)

@@ -54,7 +54,17 @@ def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     tape = step.tape.finish(step.remaining(), operators, settings.workspaces)
     if settings.workspaces is None or first or graph.loss is None:
         return tape
-    return tape.after(write_tape(graph, settings, first=True))
+    before, left = written(graph, settings, first=True)
+    whole = step.tape.after(before, left).finish([], (), settings.workspaces)
+    return replace(tape, from_start=whole)
+
+
+def written(graph: ForwardGraph, settings: StepSettings, *, first: bool) -> tuple[TapeWriter, list[int]]:
+    """Return the closed writer of a step's tape, and the storages that are alive at its end."""
+    step = write_step(graph, settings, first)
+    left = step.remaining()
+    step.tape.close(left)
+    return step.tape, left
 
 
 def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False) -> StepWriter:

@@ -38,9 +38,9 @@ class Tape:
     backward, 2 optimizer. operators: kind and module path of each operator an event may belong to.
     persistent: storages alive before the first event. remaining: storages alive after the last, in the order
     in which the next steady-state step lists them as persistent. scratch: storages whose size follows from
-    the device's library instead of `sizes`. first: the very first step, where this step's peaks depend on it;
-    since_first: its events and then this one's, whose storages come after those of the first. scales: the
-    allocated and the reserved peak of the step as it runs over those of these events (`compiled_steps`).
+    the device's library instead of `sizes`. from_start: the very first step and then this one, where this
+    step's peaks depend on it; counted_from: the event from which on its peaks count. scales: the allocated
+    and the reserved peak of the step as it runs over those of these events (`compiled_steps`).
     """
 
     sizes: npt.NDArray[np.int64]
@@ -53,16 +53,9 @@ class Tape:
     remaining: npt.NDArray[np.int32]
     operators: tuple[tuple[str, str], ...] = ()
     scratch: Scratch | None = None
-    first: Tape | None = None
-    since_first: npt.NDArray[np.int32] | None = None
+    from_start: Tape | None = None
+    counted_from: int = 0
     scales: tuple[float, float] = (1.0, 1.0)
-
-    def after(self, first: Tape) -> Tape:
-        """Return the tape as that of a step after the very first one."""
-        place = np.arange(len(self.sizes), dtype=np.int32) + len(first.sizes)
-        place[self.persistent] = first.remaining
-        later = np.sign(self.events) * (place[self._storages] + 1)
-        return replace(self, first=first, since_first=np.concatenate([first.events, later.astype(np.int32)]))
 
     def bytes_at(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (S, B) int64: each storage's size, rounded up as the allocator does, per batch size."""
@@ -186,6 +179,7 @@ class TapeWriter:
         self.phases: list[int] = []
         self.persistent: list[int] = []
         self.scratch: list[tuple[int, int, tuple[Poly, ...]]] = []
+        self.counted_from = 0
         self.owner = 0
         self.phase = 0
 
@@ -238,6 +232,22 @@ class TapeWriter:
                 self.counts[storage] = 1
                 self.drop(storage)
 
+    def after(self, first: TapeWriter, left: list[int]) -> TapeWriter:
+        """Return what a first step wrote, and then this one; left: storages of the first that it begins with.
+
+        Both are closed.
+        """
+        places = dict(zip(self.persistent, left, strict=True))
+        moved = [places.get(storage, storage + len(first.sizes)) for storage in range(len(self.sizes))]
+        whole = TapeWriter()
+        for name in ("sizes", "category", "labels", "owners", "phases"):
+            setattr(whole, name, getattr(first, name) + getattr(self, name))
+        later = [moved[event - 1] + 1 if event > 0 else -moved[-event - 1] - 1 for event in self.events]
+        whole.events, whole.counted_from = first.events + later, len(first.events)
+        whole.persistent = first.persistent
+        whole.scratch = first.scratch + [(moved[s], name, entries) for s, name, entries in self.scratch]
+        return whole
+
     def finish(
         self,
         remaining: list[int],
@@ -263,4 +273,5 @@ class TapeWriter:
             np.array(remaining, dtype=np.int32),
             operators,
             scratch,
+            counted_from=self.counted_from,
         )
