@@ -8,7 +8,7 @@ measured after that. blind: 9 more, measured after the model of times was fixed;
 times are from their profiles.
 
 For each step: allocated and reserved memory and the time, measured, and the errors of the predictions in
-percent; beside them those of eager PyTorch's allocated memory. Times are predicted for the profile's host,
+percent; beside them those of eager PyTorch's allocated memory. Times are predicted for the median host,
 and for that of the row, by the time of its tiny steps (`operator_us`). Then, for both hosts: the error
 of the eager step's own prediction, and of a flat 0.81 of it. The half-widths in log within which nine of ten
 further steps lie are conformal. At the end, measured figures of compiled steps over those of eager ones;

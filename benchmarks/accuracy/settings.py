@@ -1,6 +1,6 @@
 """Hold predictions against the campaigns over settings: transformers and CNNs as people train them today.
 
-    python benchmarks/accuracy/settings.py [--device nvidia-h100] [--fresh] [--narrow]
+    python benchmarks/accuracy/settings.py [--device nvidia-h100] [--fresh|--eager] [--narrow]
         [--hosts [point|median]] [--joined] [--only WORD] [--by setting|network|point]
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step, of all
@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="settings whose name holds this word")
     parser.add_argument("--without", default=None, help="leave out networks whose name holds this word")
     parser.add_argument("--fresh", action="store_true", help="networks of families that no fit has seen")
+    parser.add_argument("--eager", action="store_true", help="transformers with eager attention in float32")
     parser.add_argument(
         "--device",
         choices=("nvidia-h200", "nvidia-h100"),
@@ -56,7 +57,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     device = find_device(arguments.device)
-    name = "settings-fresh" if arguments.fresh else "settings"
+    name = "eager" if arguments.eager else "settings-fresh" if arguments.fresh else "settings"
     folder = device.folder / "campaign" / ("fine-tuning" if arguments.device == "nvidia-h100" else name)
     dataset = read_dataset(folder)
     assert dataset.launch_us is not None
@@ -87,7 +88,7 @@ def main() -> int:
         assert network.job is not None
         mode = "" if dataset.mode[place] == "train" else ", inference"
         group = {"setting": network.setting + mode, "network": network.job["network"]}
-        group["point"] = f"{label}@{batch_size}"
+        group["point"] = f"{label}@{batch_size}{mode}"
         measured = [float(dataset[name][place]) for name in (*FIGURES, "latency")]
         predicted = [*(getattr(prediction, name).value for name in FIGURES), unknown]
         same = {k: v for k, v in network.job.items() if k not in ("id", "host")}

@@ -1,16 +1,17 @@
 """Latency on GPUs that nobody measured, scaled from the H200's: the figures of docs/unseen-gpus.md.
 
-    python benchmarks/accuracy/unseen_gpus.py kernels|sweeps|share|products|transformers|networks DATA
-        [--rows N] [--every N] [--peaks]
+    python benchmarks/accuracy/unseen_gpus.py kernels|sweeps|share|products|transformers|eager|networks
+        DATA [--rows N] [--every N] [--peaks]
 
 DATA is the folder that holds gpu-kernels, pytorch-gpu-benchmark and rtx3090-train. `kernels` predicts single
 kernels of five GPUs in float32. `sweeps` prints what kernels over large tensors reach of the bandwidth.
 `share` and `products` fit the constants of `rates` to their convolutions and linear layers, each GPU left out
-in turn. `transformers` predicts whole transformers with
-constants chosen without the GPU, and holds them against the times of similar single kernels. `networks`
-predicts whole training steps of seven GPUs, none of which anything was fitted to. `--peaks` shows rates in
-the ratio of peaks, and one set of coefficients for all steps. `--write` puts the interval of `networks` into
-the relative's profile. Each takes one to six minutes.
+in turn; those of products to GPUs from Volta on. `transformers` predicts whole transformers with constants
+chosen without the GPU, and holds them against the times of similar single kernels. `eager` predicts steps of
+the H200 as those of a GPU that nobody measured. `networks` predicts whole training steps of seven GPUs, none
+of which anything was fitted to. `--peaks` shows rates in the ratio of peaks, and one set of coefficients for
+all steps. `--write` puts the interval of `networks` into the relative's profile. Each takes one to six
+minutes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tables import options_of
 from torchedge import capture, find_device
 from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, usual_host, write_device
 from torchedge.graphs import Mode
+from torchedge.prediction import profiles
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.intervals import weighted_quantiles
 from torchedge.prediction.latency import rates
@@ -49,6 +51,7 @@ from torchedge.prediction.profiles import (
     read_relative,
     under_precision,
 )
+from torchedge.profiling.datasets import read_dataset
 from torchedge.profiling.latency_fitting import one_thread
 from torchedge.storage import read_toml
 from torchedge.tracing.sources import load_model
@@ -99,6 +102,10 @@ LAWS: Mapping[str, tuple[str, str | None, Sequence[Constants]]] = {
     ),
 }
 """The operator and kind of steps that each law is fitted to, and the constants to choose from."""
+
+OLDEST: Mapping[str, float] = {"share": 0.0, "products": 7.0}
+"""The least compute capability of the GPUs that a law is fitted to: on Pascal PyTorch's library multiplies
+matrices by kernels that were made for Maxwell."""
 
 LAYERS = (256, 16384)
 """Linear layers count whose rows are not fewer and whose sides lie within, as those of networks."""
@@ -273,7 +280,13 @@ def fit_law(data: Path, law: str, rows: int) -> dict[str | None, Fit]:
         biases[gpu] = np.array(errors)  # (1 + choices, modes)
     fits: dict[str | None, Fit] = {}
     for gpu in (*biases, None):
-        others = np.stack([b[1:] for name, b in biases.items() if name != gpu])
+        others = np.stack(
+            [
+                b[1:]
+                for name, b in biases.items()
+                if name != gpu and CARDS[name]["compute_capability"] >= OLDEST[law]
+            ]
+        )
         best = int(np.abs(others).mean(axis=(0, 2)).argmin())
         own = others.mean(axis=0) if gpu is None else biases[gpu][1:]
         fits[gpu] = Fit(choices[best], own[best], own[0] if gpu is None else biases[gpu][0])
@@ -320,6 +333,36 @@ def print_transformers(data: Path, rows: int) -> None:
             before = np.array(logs[gpu, mode, True])
             mean, bias = np.mean(np.abs(np.exp(before) - 1)), np.exp(np.median(before)) - 1
             print_errors(f"{gpu}, {mode}", np.array(errors), f"   {100 * mean:.1f}, {100 * bias:+.1f}")
+
+
+def print_eager(overlaps: Sequence[float] = (0.25, 0.5, 1.0, 1.5, 2.0)) -> None:
+    """Print errors of the H200's steps with eager attention, predicted as those of an unmeasured GPU.
+
+    By `MATRIX_OVERLAP`, of the networks that it is chosen by, and of those in `kernel_sums`.
+    """
+    device = find_device("nvidia-h200")
+    measured, rows = device.measured_operator_us, read_dataset(device.folder / "campaign" / "eager")
+    assert measured is not None and rows.launch_us is not None
+    unseen = replace(device, profile={"relative": device.name}, fingerprint="as unseen")
+    print(f"{'overlap, mode, networks':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}")
+    for overlap in overlaps:
+        logs: dict[str, list[float]] = {}
+        shipped, profiles.MATRIX_OVERLAP = profiles.MATRIX_OVERLAP, overlap
+        models = {mode: scaled(unseen, mode, MATRICES) for mode in ("train", "infer")}
+        profiles.MATRIX_OVERLAP = shipped
+        for row, label in enumerate(rows.id.tolist()):
+            mode: Mode = "train" if rows.mode[row] == "train" else "infer"
+            network = rows.networks[label]
+            work = [analyse(rows.graph_of(label, mode)).work_under(network.settings)]
+            model = replace(models[mode], host=float(rows.launch_us[row]) / measured)
+            value = model.predict(work, np.zeros(1, dtype=int), rows.batch[row : row + 1].astype(float)).value
+            assert network.job is not None
+            which = "of kernel_sums" if network.job["network"] in NETWORKS else "others"
+            logs.setdefault(f"{overlap}, {mode}, {which}", []).append(
+                float(np.log(value[0] / rows["latency"][row]))
+            )
+        for name, errors in sorted(logs.items()):
+            print_errors(name, np.array(errors))
 
 
 # whole networks ---------------------------------------------------------------------------------------------
@@ -436,7 +479,7 @@ def _predict(
 def main() -> None:
     """Run one of the commands."""
     parser = options_of(__doc__)
-    parser.add_argument("what", choices=("kernels", "sweeps", *LAWS, "transformers", "networks"))
+    parser.add_argument("what", choices=("kernels", "sweeps", *LAWS, "transformers", "eager", "networks"))
     parser.add_argument("data", type=Path)
     parser.add_argument("--rows", type=int, default=8000, help="single kernels an operator, of all GPUs")
     parser.add_argument("--every", type=int, default=4, help="take one in so many networks of rtx3090-train")
@@ -449,6 +492,8 @@ def main() -> None:
             kernels(arguments.data, arguments.rows, arguments.peaks)
         elif arguments.what == "sweeps":
             sweeps(arguments.data)
+        elif arguments.what == "eager":
+            print_eager()
         elif arguments.what in LAWS:
             print_law(arguments.data, arguments.what, arguments.rows)
         elif arguments.what == "transformers":

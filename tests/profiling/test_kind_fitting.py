@@ -16,7 +16,7 @@ from torchedge.errors import ProfileError
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.intervals import assumed_errors
 from torchedge.prediction.latency.model import LatencyModel
-from torchedge.prediction.latency.roofline import prior_mean
+from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, PHASES, prior_mean
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.profiles import MATRICES, load_models
 from torchedge.profiling.kind_fitting import fit_kinds, read_kind_rows
@@ -40,7 +40,9 @@ def test_other_precisions_follow_from_the_measured_one(written):
         load_models(written, "train", precision).latency.matrices for precision in (None, "bfloat16")
     )
     assert full.amp is None and half.amp == "bfloat16"
-    assert load_models(written, "infer").latency.matrices is None
+    products = [COEFFICIENT_NAMES.index(f"rate_{phase}") for phase in PHASES]
+    inferred = load_models(written, "infer").latency.matrices  # its products are those of training
+    assert inferred.coefficients[products] == pytest.approx(full.coefficients[products])
 
 
 def test_convolutions_in_channels_last_have_their_own_times(written, tmp_path):
@@ -155,4 +157,4 @@ def test_the_slowness_of_a_host_that_jobs_name_is_fitted(tmp_path):
         fit = fit_kinds(measured, tmp_path / "out")
         errors[named] = fit.described["accuracy"]["matrices float32"]["mean"]
     assert errors[True] < 0.25 * errors[False]
-    assert fit.described["operator_us"] == pytest.approx(5.473 / 1.8, rel=0.1)  # of the other host
+    assert fit.described["operator_us"] == pytest.approx(5.473 / 1.8, rel=0.15)  # of the other host

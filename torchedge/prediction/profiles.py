@@ -26,7 +26,7 @@ from torchedge.ops import COMPILED_PACE
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors, joined_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
-from torchedge.prediction.latency.rates import REFERENCE_GB_S, SWEPT, CompiledRates, figure_of
+from torchedge.prediction.latency.rates import MATRIX_OVERLAP, REFERENCE_GB_S, SWEPT, CompiledRates, figure_of
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
 from torchedge.prediction.latency.workload import FORWARD_SHARE
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
@@ -135,7 +135,7 @@ def _loaded(
     fitted, derived = read_models(device, mode), read_models(device, other)
     relative = read_relative(device, mode)
     models = complete_models(device, mode, fitted, derived, relative)
-    kinds = read_kinds(device, mode)
+    kinds = _kinds(device, mode, None if fitted is None else fitted.latency)
     word = models.latency_provenance
     if kinds:
         word = _provenance(device, KINDS_TABLE)
@@ -547,13 +547,10 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
     for models in (read_models(source, mode), read_models(source, other)):
         if models is not None and models.latency is not None:
             kinds = {
-                kind: _even(model) if kind[0] == MATRICES else model
-                for kind, model in read_kinds(source).items()
+                kind: _swept(_even(model), source, mode) if kind[0] == MATRICES else model
+                for kind, model in _kinds(source, mode, models.latency).items()
                 if kind[1] is None
             }
-            if mode == "infer":
-                kinds = {k: _inferred(m, models.latency) for k, m in kinds.items() if k[0] == MATRICES}
-            kinds = {k: _swept(m, source, mode) if k[0] == MATRICES else m for k, m in kinds.items()}
             libraries, context = (0.0, 0.0), source.figures.get("context_mib")
             if models.memory is not None and context is not None:
                 without, with_linear = models.memory.process.beside
@@ -563,6 +560,30 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
         f"{device.folder / 'device.toml'}: profile.relative is {str(name)[:40]!r}, whose latency was not "
         "measured; name a device with a fitted latency"
     )
+
+
+def _kinds(device: Device, mode: Mode, latency: LatencyModel | None) -> Mapping[Kind, LatencyModel]:
+    """Return the latency of kinds of steps; of matrices in inference, where not measured, by training's.
+
+    latency: that of the device in this mode.
+    """
+    kinds, plain = dict(read_kinds(device, mode)), (MATRICES, None)
+    if mode == "train" and plain in kinds and device.kind == "gpu":
+        kinds[plain] = _sharp(kinds[plain])
+    if mode == "train" or latency is None:
+        return kinds
+    trained = {kind: model for kind, model in read_kinds(device).items() if kind[0] == MATRICES}
+    return {k: _swept(_inferred(m, latency), device, mode) for k, m in trained.items()} | kinds
+
+
+def _sharp(kind: LatencyModel) -> LatencyModel:
+    """Return a kind in which the longer of host and device decides at least as sharply as `MATRIX_OVERLAP`.
+
+    Fits to steps that wait for their host, measured once each, take its unevenness for a soft maximum.
+    """
+    coefficients, overlap = kind.coefficients.copy(), COEFFICIENT_NAMES.index("overlap")
+    coefficients[overlap] = max(coefficients[overlap], MATRIX_OVERLAP)
+    return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
 
 
 def _even(kind: LatencyModel) -> LatencyModel:
@@ -578,7 +599,7 @@ def _inferred(kind: LatencyModel, inference: LatencyModel) -> LatencyModel:
     for place, name in enumerate(COEFFICIENT_NAMES):
         if name.startswith(("launch_", "pass_")) or name in ("step", "overlap"):
             coefficients[place] = inference.coefficients[place]
-    return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
+    return replace(kind, coefficients=coefficients, calls=inference.calls, known=WeakKeyDictionary())
 
 
 def _swept(kind: LatencyModel, device: Device, mode: Mode) -> LatencyModel:
