@@ -7,7 +7,7 @@ from torchedge.errors import InputError
 from torchedge.expressions.dialect import Site, literal
 from torchedge.expressions.indices import Axis, Fetched, constant, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Position, Read, apply, cast, guarded, where
+from torchedge.expressions.scalars import Position, Read, apply, cast, factored, guarded, substitute, where
 from torchedge.expressions.sizes import as_literals
 from torchedge.textures.layouts import Layout, row_major
 
@@ -121,6 +121,21 @@ def test_a_product_with_zero_is_none():
     for product in (x * 0, apply("mul", 0, x)):
         assert " * 0" not in rendered(product).split("\n", 1)[1] and "copysign" in rendered(product)
     assert "copysign" not in rendered(load("i", of(N)) * 0)
+
+
+def test_factors_that_all_products_of_a_sum_share_are_taken_out():
+    x, y, scale = load("x", of(N), of(C)), load("w", of(N), of(C)), load("b", of(C))
+    assert factored(x * scale + y * (scale * 2)) == (x + y * 2) * scale
+    for total in (x * scale, x * scale + y, x + y):
+        assert factored(total) is total
+
+
+@pytest.mark.parametrize(("place", "text"), [(0, "i[n]"), (1, "(v1 >> 4L)")])
+def test_numbers_that_substitution_makes_known_are_computed(place, text):
+    low = apply("maximum", Position(of(C) * 4, "int64"), 0)
+    shift = where(low < 0, apply("minimum", low, 63), low)
+    shifted = substitute(apply("shift_right", load("i", of(N)), shift), {C: constant(place)})
+    assert text in rendered(shifted) and "max" not in rendered(shifted)
 
 
 def test_no_text_contains_a_fused_multiply_add_by_name():

@@ -247,3 +247,19 @@ def test_only_indices_that_may_be_out_of_range_are_checked():
     checked = [next(op for op in step.ops if value in op.outputs) for value in index_ranges(step)]
     assert [op.kind for op in checked] == ["add", "argmin"]
     assert {(r.low, r.high) for r in index_ranges(step).values()} == {(0, 5)}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_place_to_which_a_run_is_added_is_checked_before_the_step(count):
+    class Window(nn.Module):
+        def forward(self, x, place):
+            return x[place + torch.arange(count)]
+
+    x, place = torch.randn(8, 2), torch.tensor([2])
+    step = capture_inference_step(Window(), (x, place), {}).step
+    (bound,) = index_ranges(step).values()
+    assert (bound.low, bound.high) == (-8, 9 - count)
+    compiled = torch.compile(Window(), backend="torchedge")
+    torch.testing.assert_close(compiled(x, place), Window()(x, place))
+    with pytest.raises(IndexRangeError):
+        compiled(x, torch.tensor([9 - count]))

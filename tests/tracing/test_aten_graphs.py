@@ -207,3 +207,15 @@ def test_large_constants_stay_operators():
     assert "arange" in [op.kind for op in captured.step.ops] and not captured.tensors
     (found,) = Interpreter({}).run(captured.step, x)
     torch.testing.assert_close(found, Wide()(x))
+
+
+def test_runs_of_whole_numbers_stay_operators():
+    class Shifted(nn.Module):
+        def forward(self, x):
+            return (x.unsqueeze(-1) >> torch.arange(0, 8, 4, dtype=torch.int32)) + torch.tensor([5, 2])
+
+    x = torch.randint(0, 256, (3,), dtype=torch.int32)
+    captured = capture_step(Shifted(), x)
+    assert [op.kind for op in captured.step.ops].count("arange") == 2 and not captured.tensors
+    (found,) = Interpreter({}).run(captured.step, x)
+    torch.testing.assert_close(found, Shifted()(x))

@@ -33,6 +33,8 @@ FEW = 64
 """With so few rows, or half as many inner points, memory is the limit: whole lines are copied."""
 DEPTH_OF_A_SLICE = 384
 """Smallest number of inner points with which a slice on a GPU is worth its cost."""
+WORTH_SLICES = 2048
+"""Fewest inner points of a CPU's product with few rows whose slices cost less than narrower columns."""
 PAD = 4
 """Elements between the lines of a block that is written across: lanes then use different banks."""
 SHORT = 16
@@ -358,7 +360,7 @@ def _panels(extents: ContractionExtents, target: Target) -> ContractionSchedule:
     slices = 1
     while slices * _tasks(extents, block_rows, block_cols) < 3 * target.work_items // 4:
         deep = extents.inner // (slices + 1) >= DEPTH
-        if deep and few:
+        if deep and few and extents.inner >= WORTH_SLICES:
             slices += 1
         elif block_rows > 64 and 2 * block_rows >= block_cols:
             block_rows = multiple(block_rows // 2, tile_rows)
