@@ -3,7 +3,8 @@
     python benchmarks/decoding_bandwidth.py --device local-cpu [--layers 2] [--hidden 512] [--format int4]
 
 A Llama with random weights continues a prompt. Bytes of a token are those of the weights that its launches
-read and of the caches, each once. With --kernels the launches of one token follow, summed by kernel.
+read and of the caches, each once. With --kernels the launches of each method follow, and those of one token
+by kernel.
 """
 
 from __future__ import annotations
@@ -103,25 +104,39 @@ def _copy_rate(nbytes: int) -> float:
     return float(2e9 * nbytes / min(times))
 
 
+def _shortest(runner: Any, program: Any, method: str, position: int) -> list[Any]:  # noqa: ANN401
+    """Return the shortest of some times of each launch of a method, for tokens from a position on."""
+    tokens = next(t.shape[-1] for t in program.tensors if t.name == "ids" and t.role == "input")
+    rounds = []
+    for _ in range(3 * ROUNDS):
+        runner.step(
+            np.ones((1, tokens), np.int64), np.array([position]), np.array([tokens - 1]), method=method
+        )
+        rounds.append(runner.timings())
+    return [min(alike, key=lambda entry: entry.ns) for alike in zip(*rounds, strict=True)]
+
+
 def _print_kernels(bundle: Any, position: int) -> None:  # noqa: ANN401
-    """Print the launches of one token by kernel, the longest first: shortest times of some rounds."""
+    """Print the time of each method's launches, then those of one token by kernel, the longest first."""
     method = decoding(bundle.methods, position)
     program = bundle.programs[method]
     with bundle.place(profile=True) as runner:
-        rounds = []
-        for _ in range(3 * ROUNDS):
-            runner.step(np.ones((1, 1), np.int64), np.array([position]), np.array([0]), method=method)
-            rounds.append(runner.timings())
-    times = [min(alike, key=lambda entry: entry.ns) for alike in zip(*rounds, strict=True)]
+        known = {
+            name: _shortest(runner, bundle.programs[name], name, position if name == method else 0)
+            for name in bundle.methods
+        }
+    print_rows(
+        ("method", "launches", "ms in kernels"),
+        [(n, len(t), f"{sum(entry.ns for entry in t) / 1e6:.3f}") for n, t in known.items()],
+    )
+    times = known[method]
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for entry in times:
         launch, row = program.launches[entry.launch], sums[entry.kernel]
         row[0] += 1
         row[1] += entry.ns
         row[2] += sum(program.tensors[i].nbytes for i in {*launch.tensors})
-    print(
-        f"launches of a token: {len(times)}, {sum(row[1] for row in sums.values()) / 1e6:.3f} ms in kernels"
-    )
+    print(f"launches of {method}:")
     ordered = sorted(sums.items(), key=lambda item: -item[1][1])[:14]
     print_rows(
         ("kernel", "launches", "us", "GB/s"),

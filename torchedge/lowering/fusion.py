@@ -107,7 +107,7 @@ def _dequantised(order: Sequence[Node]) -> set[Node]:
     for node in order:
         if isinstance(node, Stored) and node.frozen:
             below[node] = frozenset([node]), 0
-        elif isinstance(node, Pointwise) and node.operands and all(n in below for n in node.operands):
+        elif isinstance(node, Pointwise) and all(n in below for n in node.operands):
             stored = frozenset[Node]().union(*[below[n][0] for n in node.operands])
             work = sum(cost_of(s.function) for s in walk(node.body) if isinstance(s, Apply))
             below[node] = stored, work + sum(below[n][1] for n in node.operands)
