@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from harness import options_of, print_rows, taken_ms
+from oracles.targets import target_here
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
@@ -96,7 +97,7 @@ def started(
     captured: CapturedStep, target: str, inputs: list[torch.Tensor]
 ) -> tuple[Executor, list[np.ndarray]]:
     """Return an executor that has run once, and what that returned."""
-    executor = Executor(lower(captured.step, target), profile=True)
+    executor = Executor(lower(captured.step, target_here(target)), profile=True)
     executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
     return executor, executor.run(*[t.numpy() for t in inputs])
 

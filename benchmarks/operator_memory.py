@@ -46,6 +46,8 @@ def main() -> None:
             cpu = "-" if row.allocated is None else f"{row.allocated / 2**20:.3f}"
             counts = f"{row.counted / 2**20:11.3f} {cpu:>10s} {row.simulated / 2**20:10.3f}"
             print(f"{name:42s} {counts} {errors[-1]:8.1f}", flush=True)
+    if not errors:
+        parser.error("no operator was compared; expected names of op_db, such as nn.functional.relu")
     off = np.abs(np.asarray(errors))
     print(f"{np.sum(off <= 2)} of {len(off)} operators within 2 %; largest error {off.max():.1f} %")
     print(f"{len(failed)} not compared (no sample runs on meta tensors as one training step)")
