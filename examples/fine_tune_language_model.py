@@ -17,6 +17,7 @@ import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 
 import torch
 from torch import nn
@@ -136,7 +137,7 @@ def main() -> None:
     model = transformers.LlamaForCausalLM(config)
     english, code = texts()
     before = pretrain(model, english, arguments.length, arguments.pretraining)
-    print(f"English: {before[0]:.2f} in the first step, {sum(before[-10:]) / 10:.2f} in the last ones")
+    print(f"English: {mean(before[:10]):.2f} in the first ten steps, {mean(before[-10:]):.2f} in the last")
 
     weights = sum(p.numel() for p in model.parameters())
     whole = 16 * weights  # weights, gradients and AdamW's two averages, without activations
@@ -149,7 +150,7 @@ def main() -> None:
     ) as trainer:
         after = [trainer.step(batch) for batch in steps]
         held = trainer.memory
-    print(f"Python:  {after[0]:.2f} in the first step, {sum(after[-10:]) / 10:.2f} in the last ones")
+    print(f"Python:  {mean(after[:10]):.2f} in the first ten steps, {mean(after[-10:]):.2f} in the last")
     print(
         f"{weights:,} weights would train in {whole / 2**20:.1f} MiB and activations; the limit is "
         f"{limit / 2**20:.1f} MiB, {held.total / 2**20:.1f} are held with activations: {held}"

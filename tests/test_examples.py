@@ -165,7 +165,7 @@ def test_a_language_model_learns_within_a_third_of_its_memory(run, tmp_path, mon
     monkeypatch.setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")  # most of the time is compilation
     for variable in ("POCL_CACHE_DIR", "TORCHEDGE_CACHE"):
         monkeypatch.setenv(variable, str(tmp_path))
-    words = ("--layers", "1", "--length", "32", "--pretraining", "30", "--steps", "30")
+    words = ("--layers", "1", "--length", "32", "--pretraining", "30", "--steps", "150")
     status, out, err = run("fine_tune_language_model.py", *words)
     assert status == 0, err
     first, last = map(
