@@ -389,6 +389,8 @@ def _steps_of(tensor: torch.Tensor) -> dict[str, int] | None:
         return None
     start, second = tensor[:2].tolist()
     step = second - start
+    if max(abs(start), abs(start + step * len(tensor))) >= 1 << 31:
+        return None
     if not bool((tensor == torch.arange(len(tensor), device=tensor.device) * step + start).all()):
         return None
     return {"start": start, "end": start + step * len(tensor), "step": step}
