@@ -23,7 +23,7 @@ from harness import options_of, print_rows
 from llamas import llama, stamps_of
 
 import torchedge
-from torchedge.bundles.generation import Sampling, decoding
+from torchedge.bundles.generation import DECODE, Sampling, shortest
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.opencl import open_context
 
@@ -72,7 +72,7 @@ def main() -> None:
                 prompts.append(stamps[1] - stamps[0])
                 tokens += [after - before for before, after in pairwise(stamps[1:])]
             device = runner.executor.context.device.name
-        program = bundle.programs[decoding(bundle.methods, len(ids))]
+        program = bundle.programs[shortest(DECODE, bundle.methods, len(ids) + 1)]
         used = {index for launch in program.launches for index in launch.tensors}
         read = sum(program.tensors[i].nbytes for i in used if program.tensors[i].role in RESIDENT_ROLES)
         copied = _copy_rate(options.copy * 2**20)
@@ -118,7 +118,7 @@ def _shortest(runner: Any, program: Any, method: str, position: int) -> list[Any
 
 def _print_kernels(bundle: Any, position: int) -> None:  # noqa: ANN401
     """Print the time of each method's launches, then those of one token by kernel, the longest first."""
-    method = decoding(bundle.methods, position)
+    method = shortest(DECODE, bundle.methods, position + 1)
     program = bundle.programs[method]
     with bundle.place(profile=True) as runner:
         known = {

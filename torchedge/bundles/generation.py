@@ -150,11 +150,6 @@ class Windows:
         )
 
 
-def decoding(methods: Iterable[str], position: int) -> str:
-    """Return the method that runs a token at a position: the one that reads least of the caches."""
-    return shortest(DECODE, methods, position + 1)
-
-
 def shortest(method: str, methods: Iterable[str], end: int) -> str:
     """Return the method like "prefill" or "decode" that reads least of the caches, for places below `end`."""
     matches = [match for match in map(_SPAN.fullmatch, methods) if match and match[1] == method]

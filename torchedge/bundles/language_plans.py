@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from torchedge.bundles.exporting import Lowering, Request, check_memory, lower_request, within_limit
-from torchedge.bundles.generation import DECODE, ENCODE, PREFILL, decoding, shortest
+from torchedge.bundles.generation import DECODE, ENCODE, PREFILL, shortest
 from torchedge.devices import Device, Provenance, weakest
 from torchedge.errors import DeviceError, InputError, LimitError, check_whole, needed
 from torchedge.graphs import WEIGHT_ROLES
@@ -128,7 +128,8 @@ class LanguagePlan:
         if DECODE not in self.runs:
             return None
         first, count = self.settings.prompt, max(self.settings.new_tokens - 1, 1)
-        often = Counter(decoding(self.runs, place) for place in range(first, first + count))
+        places = range(first, first + count)
+        often = Counter(shortest(DECODE, self.runs, place + 1) for place in places)
         if len(often) == 1:
             return self.runs[next(iter(often))].latency
         whole = _sum([(self.runs[method].latency, times) for method, times in often.items()])

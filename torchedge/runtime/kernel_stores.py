@@ -42,8 +42,8 @@ class BoundSlot:
 class StagingBuffers:
     """Buffers of one size, mapped while the host fills them, unmapped while kernels read them.
 
-    Without unified memory a buffer is mapped while no launch runs: NVIDIA's driver lets kernels read the old
-    content of one that is mapped and unmapped beside a long launch. launches: their queue.
+    Without unified memory a buffer is mapped while no launch runs: on NVIDIA's driver weights were wrong
+    where buffers were mapped beside a long launch. launches: the queue of launches.
 
     Raises DeviceMemoryError: no memory is left.
     """
