@@ -492,28 +492,25 @@ class Renderer:
             return
         changes = self._changes(site, indices, scalar)
         if changes is None:
-            self._store(site, indices, self._render(scalar, ""), scalar.dtype)
+            self.lines += self._stored(site, indices, self._render(scalar, ""), scalar.dtype)
             return
         test, value = changes
-        self.lines.append(f"if ({test}) {{")
-        first = len(self.lines)
-        self._store(site, indices, value, scalar.dtype)
-        self.lines[first:] = [f"  {line}" for line in self.lines[first:]]
-        self.lines.append("}")
+        stores = self._stored(site, indices, value, scalar.dtype)
+        self.lines += [f"if ({test}) {{", *[f"  {line}" for line in stores], "}"]
 
-    def _store(self, site: Site, indices: Sequence[Index], value: tuple[str, bool], dtype: str) -> None:
+    def _stored(
+        self, site: Site, indices: Sequence[Index], value: tuple[str, bool], dtype: str
+    ) -> list[str]:
+        """Return the statements that write a value; what they use of indices is added."""
         offset, (text, vector) = offset_of(site, [self.widened(i) for i in indices]), value
         if self.width == 1 or not self.depends(offset):
-            where = self._safe(offset, "", None, site)
-            self.lines.append(self._put(site, where, text))
-            return
+            return [self._put(site, self._safe(offset, "", None, site), text)]
         text = text if vector else self._wide(text, dtype)
         if self._lane_step(offset) == 1:
-            self.lines.append(self._put_vector(site, self.at_lane(offset, 0), text))
-            return
-        for lane in range(self.width):
-            where, part = self._safe(self.at_lane(offset, lane), "", lane, site), f"{text}.s{lane:x}"
-            self.lines.append(self._put(site, where, f"-{part}" if site.dtype == "bool" else part))
+            return [self._put_vector(site, self.at_lane(offset, 0), text)]
+        places = [self._safe(self.at_lane(offset, lane), "", lane, site) for lane in range(self.width)]
+        parts = [f"{'-' if site.dtype == 'bool' else ''}{text}.s{lane:x}" for lane in range(self.width)]
+        return [self._put(site, where, part) for where, part in zip(places, parts, strict=True)]
 
     def _put(self, site: Site, offset: str, value: str) -> str:
         if site.dtype == "float16":

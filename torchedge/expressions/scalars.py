@@ -420,3 +420,14 @@ def substitute(
         return rewrite(item, lambda atom: axes.get(atom) if isinstance(atom, Axis) else fetched(atom))
 
     return transform(scalar, index, lambda leaf: change(leaf) if isinstance(leaf, Read) else None, known)
+
+
+def substitute_index(
+    index: Index,
+    axes: Mapping[Axis, Index],
+    change: Callable[[Read], Scalar | None] = lambda read: None,
+    known: dict[Scalar, Scalar] | None = None,
+) -> Index:
+    """Return an index in which `substitute` was applied, to the values that it fetches as well."""
+    place = substitute(Position(index, "int32"), axes, change, known)
+    return place.index if isinstance(place, Position) else Index((), place.value)  # type: ignore[attr-defined]

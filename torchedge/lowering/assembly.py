@@ -101,10 +101,12 @@ def lower_step(
     share_places(roots)
     join_rows(roots)
     join_siblings(roots)
-    fused = form_groups(translation, device, _named(translation, apart), [*checks])
+    stored, shared = list(translation.stored.values()), layouts or {}
+    settled = [node for node in stored if node.name in shared]
+    images = {node for node in settled if shared[node.name].storage != "buffer"}
+    fused = form_groups(translation, device, _named(translation, apart), [*checks], images)
     check_shapes(_named_shapes(translation, fused.groups))
     inputs = [translation.stored[i] for i in step.inputs]
-    stored, shared = list(translation.stored.values()), layouts or {}
     placed = place_tensors(fused.groups, stored, inputs, shared)
     if device.half:
         store_half(fused.groups, fused.outputs[: len(step.outputs)])
@@ -112,8 +114,6 @@ def lower_step(
         updated = {node for node, _ in translation.updates}
         weights = [n for i, n in translation.stored.items() if step.values[i].role in WEIGHT_ROLES]
         store_weights_half([n for n in weights if n not in updated])
-    settled = [node for node in stored if node.name in shared]
-    images = {node for node in settled if placed[node].storage != "buffer"}
     groups = copied_updates(fused.groups, images, placed)
     alone, together = gather_updates([group for group in groups if group.host.numel])
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}

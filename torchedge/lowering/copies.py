@@ -79,9 +79,6 @@ def _reading(group: FusionGroup, tensor: Node, copied: Node) -> FusionGroup:
     return replace(
         group,
         bodies=tuple([substitute(body, {}, moved) for body in group.bodies]),
-        computed={
-            node: Computed(substitute(item.value, {}, moved), item.element)
-            for node, item in group.computed.items()
-        },
+        computed={node: item.moved({}, moved) for node, item in group.computed.items()},
         reads={copied if node is tensor else node: None for node in group.reads},
     )

@@ -9,7 +9,7 @@ where it reads the result of a product, a reduction or another element-wise kern
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import prod
@@ -25,10 +25,12 @@ from torchedge.expressions.scalars import (
     Scalar,
     children,
     depth_of,
+    fetched_by,
     level_of,
     post_order,
     reads_of,
     substitute,
+    substitute_index,
     walk,
 )
 from torchedge.graphs import ITEM_SIZES
@@ -44,6 +46,7 @@ from torchedge.lowering.nodes import (
     indices_of,
     nodes_below,
 )
+from torchedge.lowering.row_writes import row_writes
 from torchedge.lowering.targets import Kind, Target
 from torchedge.lowering.translation import Translation
 
@@ -242,6 +245,16 @@ class Computed:
     value: Scalar
     element: tuple[Index, ...]
 
+    def moved(
+        self,
+        axes: Mapping[Axis, Index],
+        change: Callable[[Read], Scalar | None] = lambda _: None,
+        known: dict[Scalar, Scalar] | None = None,
+    ) -> Computed:
+        """Return it in terms of other loops, reads replaced as in `substitute`."""
+        element = tuple([substitute_index(index, axes, change, known) for index in self.element])
+        return Computed(substitute(self.value, axes, change, known), element)
+
 
 @dataclass(eq=False)
 class FusionGroup:
@@ -314,11 +327,13 @@ def form_groups(
     target: Target,
     apart: Collection[Node] = frozenset(),
     checks: Collection[Node] = frozenset(),
+    whole: Collection[Stored] = frozenset(),
 ) -> Fused:
     """Return the groups of a step for a device class.
 
     apart: element-wise nodes that join neither the group that makes their input nor the one that reads them.
-    checks: results that are computed as soon as they can be, before what is updated.
+    checks: results that are computed as soon as they can be, before what is updated. whole: tensors whose
+    new content is written whole.
     """
     roots, outputs, overwriter = _roots(translation)
     order, kept = nodes_below(roots), choose_kept(roots) | set(apart)
@@ -331,6 +346,7 @@ def form_groups(
             _add(fuser, node, place)
     _index_readers(fuser)
     _copy_where_unsafe(fuser)
+    _write_rows_alone(fuser, {*whole, *apart})
     needed = {*roots, *fuser.overwriter.values()}
     for group in list(fuser.groups):
         if group in fuser.groups:
@@ -401,6 +417,24 @@ def _copy_where_unsafe(fuser: _Fuser) -> None:
         fuser.overwriter[target] = node
 
 
+def _write_rows_alone(fuser: _Fuser, whole: Collection[Node]) -> None:
+    """Let groups that replace rows of a tensor in place loop over these rows alone."""
+    for target, node in fuser.overwriter.items():
+        group = fuser.maker[node]
+        if group.host is not node or not isinstance(node, Pointwise) or {target, node} & {*whole}:
+            continue
+        writes = row_writes(node, group.computed[node].value, target, fuser.expander.expand)
+        if writes is not None:
+            group.host = writes.host
+            group.computed = {
+                writes.host: Computed(writes.host.body, indices_of(writes.host.axes)),
+                node: Computed(writes.value, writes.element),
+            }
+            group.reads = dict.fromkeys(_read_by(group))
+            fuser.maker[writes.host] = group
+    _index_readers(fuser)
+
+
 def _bodies(host: Node, expander: Expander) -> tuple[Scalar, ...]:
     if isinstance(host, Rows):
         return tuple([expander.expand(s.body) for s in host.stages])
@@ -450,10 +484,7 @@ def _joined(group: FusionGroup, follower: FusionGroup) -> dict[Node, Computed] |
         there = [i.substitute(moved) for i in access.indices]
         if tuple(there) != group.computed[access.tensor].element:
             return None
-    joined: dict[Node, Computed] = {}
-    for node, item in follower.computed.items():
-        element = tuple([i.substitute(moved) for i in item.element])
-        joined[node] = Computed(substitute(item.value, moved, read), element)
+    joined = {node: item.moved(moved, read) for node, item in follower.computed.items()}
     return joined if _is_within_limits(group, follower, joined) else None
 
 
@@ -470,8 +501,8 @@ def _is_within_limits(group: FusionGroup, follower: FusionGroup, joined: Mapping
 def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axis, Index] | None:
     """Return the follower's axes at the point where the host computes the element that it reads."""
     computed = group.computed[access.tensor]
-    if host.numel != access.tensor.numel or not host.numel:
-        return None
+    if host.numel != access.tensor.numel or not host.numel or fetched_by(computed.element):
+        return None  # a kernel that writes some of a tensor's rows has no others
     wide = [a for a in host.axes if a.extent != 1]
     moved = inverse(access.indices, computed.element, wide)
     if moved is not None:
@@ -513,12 +544,7 @@ def _beside(group: FusionGroup, other: FusionGroup) -> dict[Node, Computed] | No
     if not any(node.numel >= LEAST_SHARED for node in shared):
         return None
     moved = dict(zip(wide[1], map(of, wide[0]), strict=True))
-    joined = {
-        node: Computed(
-            substitute(item.value, moved), tuple([index.substitute(moved) for index in item.element])
-        )
-        for node, item in other.computed.items()
-    }
+    joined = {node: item.moved(moved) for node, item in other.computed.items()}
     return joined if _is_within_limits(group, other, joined) else None
 
 

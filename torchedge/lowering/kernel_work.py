@@ -16,7 +16,7 @@ from torchedge.lowering.candidates import Candidates
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest
 from torchedge.lowering.kernels.products import Product, last_of, size
-from torchedge.lowering.kernels.rows import RowsNest, joining_schedule
+from torchedge.lowering.kernels.rows import RowsNest, joining_schedule, rounds_of
 from torchedge.lowering.kernels.tilings import Tiling, tiling_of
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.schedules import RowsExtents, ceil_div, launch_sizes
@@ -205,7 +205,7 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
         "registers": ADDRESSES + 4 * vector * kept,
         "local_bytes": np.where(members > 1, np.prod(group, axis=1) * extents.sum_bytes * vectors, 0),
         "local_traffic": np.where(members > 1, 12 * steps * stages, 0),
-        "barriers": np.where(members > 1, (1 + steps) * stages, 0),
+        "barriers": np.where(members > 1, (1 + steps) * len(rounds_of(nest.stages, nest.bodies)), 0),
         "vector": vector,
         # A sum waits for the one before it; compensated sums are four operations in a row.
         "chains": 0.25 if stages else several,

@@ -13,7 +13,7 @@ from math import prod
 
 from torchedge.expressions.dialect import Site, offset_of
 from torchedge.expressions.indices import Axis, Index
-from torchedge.expressions.scalars import Read, Scalar, reads_of
+from torchedge.expressions.scalars import Read, Scalar, fetched_by, reads_of
 from torchedge.lowering.arenas import Lifetime, allocations, planned
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import axes_below, grain, in_memory_order, strides_of
@@ -119,6 +119,8 @@ def _dense(order: Sequence[Axis]) -> dict[Axis, int]:
 def _as_written(shape: Sequence[int], element: Sequence[Index], strides: Mapping[Axis, int]) -> Layout:
     """Return the layout in which the elements of a tensor follow each other as a kernel's loops make them."""
     steps = [grain(index, strides) for index in element]
+    for place in range(len(element) - 2, -1, -1):  # rows that are found in a tensor lie as in the shape
+        steps[place] = steps[place] or (steps[place + 1] if fetched_by([element[place]]) else 0)
     wide = [d for d in range(len(shape)) if shape[d] > 1]
     ones = [d for d in range(len(shape)) if shape[d] <= 1]
     return Layout((*ones, *sorted(wide, key=lambda d: (-steps[d], d))))

@@ -14,8 +14,12 @@ Sizes = tuple[int, ...]
 
 LINE = 8
 """Neighbouring vectors of four floats that fill a cache line."""
-ROUNDS = 8
+ROUNDS = 4
 """Fewest rounds of the loops of a row for a work-item that shares it."""
+FEW_ROUNDS, FEW_ITEMS = 2, 4096
+"""The same while so few work-items share all rows: each waits for memory alone."""
+ALONE = 8
+"""The same of the first two that share a row, and fewest rounds of a slice."""
 UNCUT = 48
 """Most rounds for a work-item whose row is not cut into slices: fewer are done before a second kernel is."""
 WORTH = 1024
@@ -88,7 +92,10 @@ def fitting_shares(items: Sizes, rows: int, memory: Sizes, room: int, fill: int,
     while members * across > room:
         across //= 2
     narrow = min(across, LINE // 2)
-    while whole * members < fill and count // members >= 2 * ROUNDS:
+    while whole * members < fill:
+        rounds = ALONE if members == 1 else ROUNDS if whole * members >= FEW_ITEMS else FEW_ROUNDS
+        if count // members < 2 * rounds:
+            break
         if 2 * members * across <= room:
             members *= 2
         elif across > narrow and room > LARGE:
@@ -106,7 +113,7 @@ def fitting_slices(items: Sizes, rows: int, share: Sizes, fill: int) -> int:
     left = prod([-(-n // s) for n, s in zip(items[rows:], share[rows:], strict=True)])
     if prod(items) < WORTH or left <= UNCUT:
         return 1
-    return max(1, min(-(-fill // filled), left // ROUNDS))
+    return max(1, min(-(-fill // filled), left // ALONE))
 
 
 def _even(whole: int, sizes: Sequence[int]) -> int:

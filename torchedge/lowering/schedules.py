@@ -259,16 +259,22 @@ def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
     else:
         vector = width_of(extents.rows[-1], target.vector) if extents.rows and not extents.fetches else 1
     items, rows = extents.items(vector, extents.along), len(extents.rows)
-    schedule = _shared_rows(extents, target, vector, target.row_group, target.work_items)
+    fill, more = target.work_items, 2 * target.work_items
+    schedule = _shared_rows(extents, target, vector, target.row_group, fill, target.row_items)
     filled = prod(items[:rows]) * schedule.members >= target.work_items
     if schedule.members == 1 or (filled and schedule.slices == 1):
         return schedule
-    larger = _shared_rows(extents, target, vector, target.largest_row_group, 2 * target.work_items)
+    larger = _shared_rows(extents, target, vector, target.largest_row_group, more, more)
     return schedule if larger.slices > 1 else larger
 
 
-def _shared_rows(extents: RowsExtents, target: Target, vector: int, most: int, fill: int) -> RowsSchedule:
-    """Return the schedule in which groups of up to so many work-items share rows, until `fill` have work."""
+def _shared_rows(
+    extents: RowsExtents, target: Target, vector: int, most: int, fill: int, sharing: int
+) -> RowsSchedule:
+    """Return the schedule in which groups of up to so many work-items share rows, until `sharing` do in all.
+
+    Slices let `fill` work.
+    """
     items, rows = extents.items(vector, extents.along), len(extents.rows)
     room = 1
     lanes = extents.sum_bytes * (1 if extents.along else vector)
@@ -277,11 +283,13 @@ def _shared_rows(extents: RowsExtents, target: Target, vector: int, most: int, f
     room = 1 if extents.searches else room
     least = target.least_group
     while True:
-        share = fitting_shares(items, rows, extents.order, room, fill, least)
+        share = fitting_shares(items, rows, extents.order, room, sharing, least)
         slices = fitting_slices(items, rows, share, fill) if extents.slices else 1
         members = prod(share[rows:])
         group = (prod(share),) if members > 1 else default_group(items[:rows], target)
         schedule = RowsSchedule(vector, extents.along, members, group, slices=slices)
+        while members > 1 and schedule.group != (size := (prod(schedule.shares(extents)),)):
+            schedule = replace(schedule, group=size)  # fewer rows, for numbers that powers of two do not divide
         if room == 1 or is_legal(schedule, extents, target):
             return schedule
         room //= 2

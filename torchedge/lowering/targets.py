@@ -98,8 +98,9 @@ class Target:
 
     vector: widest useful vector of floats. work_items: number that fills the device. group, least_group:
     largest and smallest work-group. row_group: work-items that share long rows (1: none share);
-    largest_row_group: the same where more are needed to fill the device. schedule:
-    kind of contractions. storage: preferred storage of tensors; pattern: the access pattern of images.
+    largest_row_group: the same where more are needed to fill the device; row_items: up to so many in all
+    share them, which hide each other's latency. schedule: kind of contractions. storage: preferred storage
+    of tensors; pattern: the access pattern of images.
     image_width, image_height: largest image in texels, 0 without images; half_images: images may hold half
     floats. pitch: rows of images made from buffers are a multiple of so many texels. shared_pitch: the same
     of intermediate images made from the arena's buffer; 0: each has memory of its own. alignment: tensors in
@@ -119,6 +120,7 @@ class Target:
     group: int
     row_group: int
     largest_row_group: int
+    row_items: int
     schedule: Kind = "local"
     least_group: int = 64
     storage: Storage = "buffer"
@@ -155,6 +157,7 @@ TARGETS = {
         group=256,
         row_group=1,
         largest_row_group=1,
+        row_items=8,
         schedule="panel",
         least_group=1,
         serial=True,
@@ -168,6 +171,7 @@ TARGETS = {
         group=256,
         row_group=128,
         largest_row_group=1024,
+        row_items=262_144,
         local_bytes=48 << 10,
     ),
     # A phone's GPU: RGBA texels; few shader cores with sixteen waves each.
@@ -178,6 +182,7 @@ TARGETS = {
         group=128,
         row_group=64,
         largest_row_group=64,
+        row_items=8_192,
         schedule="register",
         storage="image",
     ),

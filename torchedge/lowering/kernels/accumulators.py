@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, elements_of, literal
@@ -117,7 +118,7 @@ class Accumulator:
                 f"{lost} = ({self.name}_n - {target}) - {term};",
                 f"{target} = {self.name}_n;",
             ]
-        return [f"{target} = {self._joined(target, value)};"]
+        return [f"{target} = {self.joined(target, value)};"]
 
     def close(self, *, shared: bool = False) -> list[str]:
         """Return the statements behind the loops, after which `name` holds the result.
@@ -143,37 +144,44 @@ class Accumulator:
                     f"const {kind} {name} = {elements_of(self.type, *[(lanes, k) for k in places])};"
                 )
             lanes = f"{self.name}_{half}"
-            lines.append(f"const {kind} {lanes} = {self._joined(*names)};")
+            lines.append(f"const {kind} {lanes} = {self.joined(*names)};")
             half //= 2
         lanes = f"({lanes} != 0)" if self.dtype == "bool" else lanes
-        return [*lines, f"{self.type} {self.name} = {self._joined(lanes, f'{self.name}_t')};"]
+        return [*lines, f"{self.type} {self.name} = {self.joined(lanes, f'{self.name}_t')};"]
 
-    def share(self, members: int, step: int) -> list[str]:
-        """Return the statements that join the results of a row's members, in a fixed order.
-
-        members: a power of two; each has its place `slot` in the local array `name_s`, `step` apart from the
-        next one's.
-        """
-        apart = f"span * {step}" if step > 1 else "span"
-        mine, other = f"{self.name}_s[slot]", f"{self.name}_s[slot + {apart}]"
-        first = f"slot - member * {step}" if step > 1 else "slot - member"
-        return [
-            f"{mine} = {self.name};",
-            "barrier(CLK_LOCAL_MEM_FENCE);",
-            f"for (int span = {members // 2}; span > 0; span >>= 1) {{",
-            f"  if (member < span) {mine} = {self._joined(mine, other)};",
-            "  barrier(CLK_LOCAL_MEM_FENCE);",
-            "}",
-            f"{self.name} = {self.name}_s[{first}];",
-        ]
-
-    def _joined(self, left: str, right: str) -> str:
+    def joined(self, left: str, right: str) -> str:
+        """Return the result of two results over parts, as C text."""
         form = _JOIN[self.kind] if self._may_be_nan else _OF_WHOLE.get(self.kind, _JOIN[self.kind])
         return form.format(left, right)
 
     @property
     def _may_be_nan(self) -> bool:
         return COMPUTE[self.of] in ("float", "double")
+
+
+def share(accumulators: Sequence[Accumulator], members: int, step: int) -> list[str]:
+    """Return the statements that join the results of a row's members, in a fixed order.
+
+    members: a power of two; each has its place `slot` in the local arrays `name_s`, `step` apart from the
+    next one's.
+    """
+    apart = f"span * {step}" if step > 1 else "span"
+    first = f"slot - member * {step}" if step > 1 else "slot - member"
+    joins = []
+    for a in accumulators:
+        mine, other = f"{a.name}_s[slot]", f"{a.name}_s[slot + {apart}]"
+        joins.append(f"    {mine} = {a.joined(mine, other)};")
+    return [
+        *[f"{a.name}_s[slot] = {a.name};" for a in accumulators],
+        "barrier(CLK_LOCAL_MEM_FENCE);",
+        f"for (int span = {members // 2}; span > 0; span >>= 1) {{",
+        "  if (member < span) {",
+        *joins,
+        "  }",
+        "  barrier(CLK_LOCAL_MEM_FENCE);",
+        "}",
+        *[f"{a.name} = {a.name}_s[{first}];" for a in accumulators],
+    ]
 
 
 def sized(kind: str, width: int) -> str:

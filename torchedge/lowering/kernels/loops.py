@@ -11,7 +11,7 @@ from torchedge.expressions.dialect import offset_of
 from torchedge.expressions.functions import cost_of
 from torchedge.expressions.indices import ZERO, Axis, Floor, Index, Remainder, atoms_of, axes_of, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, fetched_by, substitute, walk
+from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, fetched_by, walk
 from torchedge.lowering.fusion import Computed
 from torchedge.lowering.kernels.sources import Arguments
 from torchedge.lowering.nodes import Node
@@ -118,11 +118,7 @@ def every_offset(values: Sequence[Scalar], stores: Stores, arguments: Arguments)
 def in_loops(stores: Stores, moved: Mapping[Axis, Index]) -> Stores:
     """Return what is stored in terms of a kernel's loops. moved: the host's axes in terms of them."""
     memo: dict[Scalar, Scalar] = {}
-    moved_stores = []
-    for node, item in stores:
-        element = tuple([i.substitute(moved) for i in item.element])
-        moved_stores.append((node, Computed(substitute(item.value, moved, known=memo), element)))
-    return tuple(moved_stores)
+    return tuple([(node, item.moved(moved, known=memo)) for node, item in stores])
 
 
 def write_all(renderer: Renderer, stores: Stores, arguments: Arguments) -> None:

@@ -20,7 +20,7 @@ from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Local, Read, Scalar, factored, reads_of, substitute, walk
 from torchedge.expressions.sizes import argument, digits
 from torchedge.lowering.fusion import Computed, FusionGroup
-from torchedge.lowering.kernels.accumulators import Accumulator
+from torchedge.lowering.kernels.accumulators import Accumulator, share
 from torchedge.lowering.kernels.loading import TURN
 from torchedge.lowering.kernels.loops import (
     Stores,
@@ -313,7 +313,7 @@ def write_rows(
         for numbers in (schedule.shares(nest.extents), schedule.cuts(nest.extents))
     )
     text = _Text(nest, schedule, arguments, share, slices)
-    for stages in _rounds(nest.stages, nest.bodies):
+    for stages in rounds_of(nest.stages, nest.bodies):
         _reduce(text, stages)
     _store(text)
     items = _work_items(text, target.serial)
@@ -357,7 +357,7 @@ def _in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int
     return tuple(pairs)
 
 
-def _rounds(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tuple[Stage, Scalar]]]:
+def rounds_of(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tuple[Stage, Scalar]]]:
     """Return the stages by rounds over the row; no stage reads the result of another one in its round."""
     level: dict[str, int] = {}
     rounds: list[list[tuple[Stage, Scalar]]] = []
@@ -455,11 +455,11 @@ def _reduce(text: _Text, stages: Sequence[tuple[Stage, Scalar]]) -> None:
     text.loop(lambda lanes: _accumulate(text, accumulators, values, lanes), text.width)
     for accumulator in accumulators:
         body.add(*accumulator.close(shared=text.members > 1))
-        if text.members > 1:
-            text.shared.append(accumulator)
-            body.add(*accumulator.share(text.members, _apart(text)))
         if text.along:
             text.uniform.add(accumulator.name)
+    if text.members > 1:
+        text.shared += accumulators
+        body.add(*share(accumulators, text.members, _apart(text)))
 
 
 def _apart(text: _Text) -> int:
