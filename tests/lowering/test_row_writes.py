@@ -13,7 +13,7 @@ from torch import nn
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 
 pytest.importorskip("pyopencl")
-from torchedge.runtime import Executor  # noqa: E402
+from torchedge.runtime import Executor
 
 ROWS = 40
 
@@ -120,3 +120,25 @@ def test_what_follows_a_write_covers_the_table(target):
         (found,) = executor.run(places.numpy(), rows.numpy())
     expected = model.table.clone().index_copy(1, places, rows) * 3 + 1
     np.testing.assert_array_equal(found, expected.numpy())
+
+
+class Attended(Cache):
+    """A product reads the table, and a token's rows are returned as well."""
+
+    def forward(self, places, rows):
+        self.table.index_copy_(self.dim, places, torch.tanh(rows) * 2)
+        return rows[0] @ self.table.transpose(1, 2), self.table.clone()
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "mobile"])
+def test_a_product_reads_what_was_written(target):
+    torch.manual_seed(0)
+    model = Attended(1, "index_copy")
+    places, rows = torch.tensor([31, 5, 31, 0]), model.example(4)[1]
+    captured = capture_inference_step(model, (places, rows))
+    with Executor(lower_inference(captured, target_here(target)).program) as executor:
+        executor.load({name: tensor.numpy() for name, tensor in captured.tensors.items()})
+        found = executor.run(places.numpy(), rows.numpy())
+    table = written(model.table.numpy(), 1, places.numpy(), np.tanh(rows.numpy()) * 2)
+    np.testing.assert_allclose(found[0], rows.numpy()[0] @ table.transpose(0, 2, 1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[1], table, rtol=1e-6, atol=1e-6)

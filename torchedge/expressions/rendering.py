@@ -498,9 +498,7 @@ class Renderer:
         stores = self._stored(site, indices, value, scalar.dtype)
         self.lines += [f"if ({test}) {{", *[f"  {line}" for line in stores], "}"]
 
-    def _stored(
-        self, site: Site, indices: Sequence[Index], value: tuple[str, bool], dtype: str
-    ) -> list[str]:
+    def _stored(self, site: Site, indices: Sequence[Index], value: tuple[str, bool], dtype: str) -> list[str]:
         """Return the statements that write a value; what they use of indices is added."""
         offset, (text, vector) = offset_of(site, [self.widened(i) for i in indices]), value
         if self.width == 1 or not self.depends(offset):

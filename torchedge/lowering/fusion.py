@@ -346,7 +346,7 @@ def form_groups(
             _add(fuser, node, place)
     _index_readers(fuser)
     _copy_where_unsafe(fuser)
-    _write_rows_alone(fuser, {*whole, *apart})
+    _write_rows_alone(fuser, {*whole, *apart}, set(roots))
     needed = {*roots, *fuser.overwriter.values()}
     for group in list(fuser.groups):
         if group in fuser.groups:
@@ -417,14 +417,17 @@ def _copy_where_unsafe(fuser: _Fuser) -> None:
         fuser.overwriter[target] = node
 
 
-def _write_rows_alone(fuser: _Fuser, whole: Collection[Node]) -> None:
-    """Let groups that replace rows of a tensor in place loop over these rows alone."""
+def _write_rows_alone(fuser: _Fuser, whole: Collection[Node], roots: Collection[Node]) -> None:
+    """Let groups that replace rows of a tensor in place loop over these rows alone; not those of `whole`."""
     for target, node in fuser.overwriter.items():
         group = fuser.maker[node]
         if group.host is not node or not isinstance(node, Pointwise) or {target, node} & {*whole}:
             continue
-        writes = row_writes(node, group.computed[node].value, target, fuser.expander.expand)
+        value, source = _through_view(fuser, group, group.computed[node].value, roots)
+        writes = row_writes(node, value, target, fuser.expander.expand)
         if writes is not None:
+            if source is not group:
+                del fuser.groups[source], fuser.maker[source.host]
             group.host = writes.host
             group.computed = {
                 writes.host: Computed(writes.host.body, indices_of(writes.host.axes)),
@@ -433,6 +436,19 @@ def _write_rows_alone(fuser: _Fuser, whole: Collection[Node]) -> None:
             group.reads = dict.fromkeys(_read_by(group))
             fuser.maker[writes.host] = group
     _index_readers(fuser)
+
+
+def _through_view(
+    fuser: _Fuser, group: FusionGroup, value: Scalar, roots: Collection[Node]
+) -> tuple[Scalar, FusionGroup]:
+    """Return a value, and the group that computes it: that of a tensor which only a view in a group reads."""
+    if not isinstance(value, Read) or not isinstance(value.tensor, Pointwise) or value.tensor in roots:
+        return value, group
+    source = fuser.maker[value.tensor]
+    if set(source.computed) != {value.tensor} or fuser.readers[value.tensor] != {group}:
+        return value, group
+    moved = dict(zip(value.tensor.axes, value.indices, strict=True))
+    return substitute(source.computed[value.tensor].value, moved), source
 
 
 def _bodies(host: Node, expander: Expander) -> tuple[Scalar, ...]:

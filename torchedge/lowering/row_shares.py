@@ -19,7 +19,7 @@ ROUNDS = 4
 FEW_ROUNDS, FEW_ITEMS = 2, 4096
 """The same while so few work-items share all rows: each waits for memory alone."""
 ALONE = 8
-"""The same of the first two that share a row, and fewest rounds of a slice."""
+"""The same of the first two that share a row, and of rows in short runs of memory; of a slice, too."""
 UNCUT = 48
 """Most rounds for a work-item whose row is not cut into slices: fewer are done before a second kernel is."""
 WORTH = 1024
@@ -93,8 +93,7 @@ def fitting_shares(items: Sizes, rows: int, memory: Sizes, room: int, fill: int,
         across //= 2
     narrow = min(across, LINE // 2)
     while whole * members < fill:
-        rounds = ALONE if members == 1 else ROUNDS if whole * members >= FEW_ITEMS else FEW_ROUNDS
-        if count // members < 2 * rounds:
+        if count // members < 2 * _fewest_rounds(items, rows, memory, members):
             break
         if 2 * members * across <= room:
             members *= 2
@@ -105,6 +104,15 @@ def fitting_shares(items: Sizes, rows: int, memory: Sizes, room: int, fill: int,
     if members == 1:
         return (1,) * len(items)
     return shares_of(items, rows, memory, members, max(across, least // members))
+
+
+def _fewest_rounds(items: Sizes, rows: int, memory: Sizes, members: int) -> int:
+    """Return the fewest rounds that are left to each member when twice as many share a row."""
+    short_runs = len(items) > rows + 1 and memory[0] >= rows  # of which members would idle at the end
+    if members == 1 or short_runs:
+        return ALONE
+    few = prod(items[:rows]) * members < FEW_ITEMS and prod(items[rows:]) >= 4 * ALONE
+    return FEW_ROUNDS if few else ROUNDS
 
 
 def fitting_slices(items: Sizes, rows: int, share: Sizes, fill: int) -> int:

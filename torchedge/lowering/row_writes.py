@@ -91,8 +91,8 @@ def _search(last: Node) -> _Search | None:
     test = stage.body.args[0] if isinstance(stage.body, Apply) else None
     if stage.kind != "max" or not isinstance(test, Apply) or test.function != "eq":
         return None
-    goal, number = test.args[0], Position(*indices_of((source,)), "int32")
-    found = where(goal.equals(Position(*indices_of((row,)), goal.dtype)), number, -1)
+    goal, (place, number) = test.args[0], indices_of((row, source))
+    found = where(goal.equals(Position(place, goal.dtype)), Position(number, "int32"), -1)
     return _Search(last, source, goal) if stage.body == found else None
 
 

@@ -289,7 +289,7 @@ def _shared_rows(
         group = (prod(share),) if members > 1 else default_group(items[:rows], target)
         schedule = RowsSchedule(vector, extents.along, members, group, slices=slices)
         while members > 1 and schedule.group != (size := (prod(schedule.shares(extents)),)):
-            schedule = replace(schedule, group=size)  # fewer rows, for numbers that powers of two do not divide
+            schedule = replace(schedule, group=size)  # fewer rows where numbers are odd
         if room == 1 or is_legal(schedule, extents, target):
             return schedule
         room //= 2

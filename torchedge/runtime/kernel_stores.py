@@ -42,8 +42,9 @@ class BoundSlot:
 class StagingBuffers:
     """Buffers of one size, mapped while the host fills them, unmapped while kernels read them.
 
-    Without unified memory a buffer is mapped while no launch runs: on NVIDIA's driver weights were wrong
-    where buffers were mapped beside a long launch. launches: the queue of launches.
+    Without unified memory a buffer is filled while no launch runs: on NVIDIA's driver (580) a launch read
+    what its buffer held before, although it waited for the bytes, where they came by another queue beside a
+    long launch; mapped or written, in host memory or the device's alike. launches: the queue of launches.
 
     Raises DeviceMemoryError: no memory is left.
     """
