@@ -60,6 +60,12 @@ def hand_made_softmax(x, w):
 
 def launches(function, *shape, target="cpu"):
     """The kinds of an inference's launches, its output held against PyTorch's."""
+    program = computed(function, *shape, target=target)
+    return [program.kernels[launch.kernel].kind for launch in program.launches]
+
+
+def computed(function, *shape, target="cpu"):
+    """The program of an inference, its output held against PyTorch's."""
     torch.manual_seed(0)
     model, x = Applied(function, shape[-1]).eval(), torch.randn(shape)
     captured = capture_step(model, (x,), keep=KEEP)
@@ -71,7 +77,7 @@ def launches(function, *shape, target="cpu"):
             executor.run(x.numpy()), expected if isinstance(expected, tuple) else [expected], strict=True
         ):
             np.testing.assert_allclose(got, one, rtol=1e-4, atol=1e-5)
-    return [program.kernels[launch.kernel].kind for launch in program.launches]
+    return program
 
 
 @pytest.mark.sampled(4)
@@ -86,6 +92,20 @@ def test_rms_norm_is_one_launch(target, shape):
 def test_normalizations_of_rows_are_one_launch_each(target):
     assert launches(unit_norm, 6, 48, target=target) == ["sum"]
     assert launches(residual_rms_norm, 4, 64, target=target)[-1] == "sum"
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("rows", [1, 3, 7, 24])
+def test_the_softmax_of_a_product_takes_its_place(target, rows):
+    def function(x, w):
+        return (x @ x.t()).softmax(-1) @ x.abs()
+
+    program = computed(function, 24 * rows, 8, target=target)
+    (kernel,) = [k for k in program.kernels if "exp" in k.source]
+    scores = 4 * (24 * rows) ** 2
+    assert (program.arena.live_bytes < 2 * scores) == bool(kernel.in_place)
+    assert kernel.in_place or target != "cpu"
 
 
 def test_reductions_that_read_each_other_stay_right():

@@ -7,7 +7,7 @@ typedef float16 te_float16 __attribute__((aligned(sizeof(float))));
 #define te_load_float16(p) vload16(0, p)
 #define te_store_float16(v, p) vstore16(v, 0, p)
 #endif
-__kernel void rows_acd6c43270(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6) {
+__kernel void rows_84d272413f(__global float* t0, __global const float* t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6) {
   const int b0 = get_global_id(0) * n0;
   const int e0 = min(b0 + n0, n1);
 

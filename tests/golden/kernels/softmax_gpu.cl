@@ -1,5 +1,5 @@
 
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_17edb11eaf(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_7592112fc0(__global float* t0, __global const float* t1, const int n0, const int n1, const int n2) {
   __local float s0_s[64];
   __local float s1_s[64];
   const int m_k0 = get_local_id(0);

@@ -302,8 +302,6 @@ def write_rows(
     """Return the kernel of a group's rows or elements, or the one that joins slices."""
     host = group.host
     name = host.name if isinstance(host, Rows) else "sum of slices" if nest.stages else "pointwise"
-    if not nest.stages:
-        arguments = replace(arguments, in_place=_in_place_pairs(group, arguments))
     flops, length = nest.flops, prod([axis.extent for axis in nest.inner])
     if nest.product and schedule.along and schedule.members == schedule.slices == 1:
         nest = nest.in_pairs(schedule.vector)
@@ -313,6 +311,9 @@ def write_rows(
         for numbers in (schedule.shares(nest.extents), schedule.cuts(nest.extents))
     )
     text = _Text(nest, schedule, arguments, share, slices)
+    if not nest.stages or (isinstance(host, Rows) and not slices and not _uneven(text)):
+        # Not where further work-items of the last group read its last row again.
+        arguments = text.arguments = replace(arguments, in_place=_in_place_pairs(group, arguments))
     for stages in rounds_of(nest.stages, nest.bodies):
         _reduce(text, stages)
     _store(text)
@@ -338,11 +339,17 @@ def write_rows(
 
 
 def _in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int, int], ...]:
-    """Return (argument read, argument written) where a work-item reads only the element that it writes."""
-    reads = reads_of(*[group.computed[n].value for n in group.stored])
+    """Return (argument read, argument written) where each element is read last where it is written.
+
+    Of rows, all elements have been read for the reductions before the first one is written.
+    """
+    inner = set(group.host.inner) if isinstance(group.host, Rows) else set[Axis]()
+    reads = reads_of(*group.bodies, *[group.computed[n].value for n in group.stored])
     pairs: list[tuple[int, int]] = []
     for written, node in enumerate(arguments.tensors):
         if arguments.access[written] != "write" or node not in group.stored:
+            continue
+        if inner and not inner & set[Axis]().union(*map(axes_of, group.computed[node].element)):
             continue
         there = arguments.sites[node]
         place = offset_of(there, group.computed[node].element)
