@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -60,6 +61,7 @@ from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.inference import capture_inferences, target_of_device
 from torchedge.lowering.limits import check_limits, profile_limits
 from torchedge.lowering.programs import Program
+from torchedge.lowering.recomputing import Recomputation
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Limits, Precision, Target, Tuner
 from torchedge.storage import write_json
@@ -71,7 +73,8 @@ from torchedge.streaming.budgets import Budgeted
 from torchedge.streaming.far_uses import whole_name
 from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import PLANS
-from torchedge.streaming.repeating import plan_in_turn
+from torchedge.streaming.program_costs import predict_program
+from torchedge.streaming.repeating import fit_in_turn, plan_in_turn
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.interception import tensors_in
 from torchedge.tracing.objectives import as_arguments
@@ -130,7 +133,8 @@ class Request:
 class Lowering:
     """What a bundle is made of: captured steps, their source and programs, the plans of those that stream.
 
-    memory: of all programs together. notes: defaults that were used.
+    memory: of all programs together. notes: defaults that were used. recomputed: what the training step
+    computes again.
     """
 
     steps: Sequence[CapturedStep]
@@ -139,6 +143,7 @@ class Lowering:
     plans: Sequence[Budgeted]
     memory: Memory
     notes: tuple[str, ...]
+    recomputed: Recomputation | None = None
 
 
 def lower_request(
@@ -171,8 +176,11 @@ def lower_request(
 def within_limit(lowering: Lowering, request: Request, device: Device) -> Lowering:
     """Return a lowering without plans with those that the request asks for: its plan or memory limit.
 
-    Raises LimitError where no plan stays within the limit.
+    A training step computes activations again where the limit needs it. Raises LimitError where no plan stays
+    within the limit.
     """
+    if request.train and request.memory_limit is not None:
+        return _trained_within(lowering, bytes_of(request.memory_limit, "memory_limit"), device)
     plans = _planned(request, lowering.programs, device)
     if not plans:
         return lowering
@@ -263,11 +271,37 @@ def _planned(request: Request, programs: Sequence[Program], device: Device) -> S
         return [request.plan]
     if request.memory_limit is None:
         return []
-    if request.train or len(programs) > 1:
+    if len(programs) > 1:
         limit = bytes_of(request.memory_limit, "memory_limit")
-        fits = memory_of(programs, methods=not request.train).total_bytes <= limit
+        fits = memory_of(programs, methods=True).total_bytes <= limit
         return [] if fits else plan_in_turn(programs, limit)
     return [plan_program(program, device, memory_limit=request.memory_limit)]
+
+
+def _trained_within(lowering: Lowering, limit: int, device: Device) -> Lowering:
+    """Return the lowering of a training step within a limit."""
+    if lowering.memory.total_bytes <= limit:
+        return lowering
+
+    def latency(plans: Sequence[Budgeted]) -> float:
+        with suppress(DeviceError):
+            return predict_program(plans[0].schedule.program, device, plans[0]).latency.value
+        return 0.0  # nothing is known about the device's speed
+
+    fitted = fit_in_turn(lowering.programs, limit, latency=latency)
+    streams = any(plan.schedule.streamed for plan in fitted.plans)
+    schedules = [plan.schedule for plan in fitted.plans]
+    return replace(
+        lowering,
+        programs=fitted.programs,
+        source=replace(
+            lowering.source,
+            recomputed=tuple([None if own is None else own.number for own in fitted.recomputed]),
+        ),
+        plans=fitted.plans if streams else (),
+        recomputed=fitted.recomputed[0],
+        memory=memory_of_schedules(schedules) if streams else memory_of(fitted.programs, methods=False),
+    )
 
 
 def check_memory(lowering: Lowering, limits: Limits) -> None:

@@ -17,6 +17,7 @@ from torchedge.errors import DeviceError, InputError, LimitError, check_whole, n
 from torchedge.graphs import WEIGHT_ROLES
 from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.limits import profile_limits
+from torchedge.lowering.recomputing import Recomputation
 from torchedge.lowering.targets import Precision, Tuner
 from torchedge.prediction.results import Estimate
 from torchedge.storage.amounts import Amount, bytes_of
@@ -83,7 +84,7 @@ class LanguagePlan:
     Memory is what its bundle allocates there, in bytes: weights (constants included), states (caches; of
     training the optimizer's), inputs and outputs, the arena, and staging of streamed weights. runs: the
     prediction of each program by the name of its method, "train" of a step. streamed_bytes: read in one run
-    of the program that reads most.
+    of the program that reads most. recomputed: what a training step computes again, if anything.
     """
 
     model: str
@@ -96,6 +97,7 @@ class LanguagePlan:
     staging_bytes: int
     streamed_bytes: int
     runs: Mapping[str, ProgramPrediction]
+    recomputed: Recomputation | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -172,6 +174,7 @@ class LanguagePlan:
             **{f"{name}_bytes": getattr(self, f"{name}_bytes") for name in sizes},
             **{f"{name}_ms": estimate for name, estimate in times.items() if estimate is not None},
             "tokens_per_s": self.tokens_per_s,
+            **({"recomputed": again.to_dict()} if (again := self.recomputed) else {}),
             "provenance": str(self.provenance),
             "notes": self.notes,
         }
@@ -185,6 +188,8 @@ class LanguagePlan:
         described = ", ".join(f"{name} {nbytes / _MIB:,.1f}" for name, nbytes in parts.items() if nbytes)
         lines = [f"{self.model} on {self.device} ({self.provenance}): {self.settings}"]
         lines.append(f"  memory       {self.total_bytes / _MIB:,.1f} MiB: {described}")
+        if self.recomputed:
+            lines.append(f"  recomputed   {self.recomputed}")
         if self.streamed_bytes:
             lines.append(f"  streamed     {self.streamed_bytes / _MIB:,.1f} MiB in each run")
         if self.step is not None:
@@ -250,6 +255,7 @@ def plan_language_model(
         memory.staging_bytes,
         max([_streamed(plan.schedule) for plan in lowering.plans], default=0),
         runs,
+        lowering.recomputed,
     )
 
 

@@ -23,7 +23,7 @@ from torchedge.errors import InputError, LoweringError, TorchedgeError, clipped
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.graphs.graph import Op, Role, Value
 from torchedge.graphs.steps import Input, Step
-from torchedge.lowering.assembly import lower_step
+from torchedge.lowering.assembly import ALIGNMENT, lower_step
 from torchedge.lowering.programs import (
     MAX_ITEMS,
     MAX_SIZE,
@@ -35,6 +35,7 @@ from torchedge.lowering.programs import (
     Shape,
     Size,
 )
+from torchedge.lowering.recomputing import Checkpoints
 from torchedge.lowering.targets import TARGETS, DeviceClass, Limits, Target, bounded
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.runtime.program_caches import code_digest
@@ -134,6 +135,7 @@ class Source:
     """What a bundle's programs were lowered from.
 
     others: the steps of further programs over the same weights, such as the one that adds up gradients.
+    recomputed: for each program the number of its choice of `Checkpoints`, null: it computes nothing again.
     apart: element-wise values that kernels of their own compute. The other entries are those of `Target` in
     which devices of a class differ.
     """
@@ -156,6 +158,7 @@ class Source:
     coefficients: KernelCoefficients | None = None
     apart: Annotated[tuple[Text, ...], Meta(max_length=MAX_ITEMS)] = ()
     others: Annotated[tuple[SourceStep, ...], Meta(max_length=MAX_METHODS)] = ()
+    recomputed: Annotated[tuple[Index | None, ...], Meta(max_length=MAX_METHODS)] = ()
 
     @classmethod
     def of(cls, steps: Sequence[Step], target: Target, apart: Sequence[str] = ()) -> Source:
@@ -205,7 +208,21 @@ class Source:
                 program = lower_step(step, target, settled, () if place else self.apart).program
             programs[place] = program
             settled = _layouts(program) | settled
-        return [programs[place] for place in range(len(steps))]
+        numbers = self.recomputed or (None,) * len(steps)
+        return [
+            program if number is None else _chosen(program, number)
+            for program, number in zip([programs[place] for place in range(len(steps))], numbers, strict=True)
+        ]
+
+
+def _chosen(program: Program, number: int) -> Program:
+    """Return a program that computes activations again; raises InputError where it has no such choice."""
+    checkpoints = Checkpoints(program)
+    if number >= len(checkpoints):
+        raise InputError(
+            f"recomputed is {number} for {program.name}, which has {len(checkpoints)} choices; expected one"
+        )
+    return checkpoints.choice(number, ALIGNMENT).program
 
 
 def _activation_elements(step: Step) -> int:

@@ -544,6 +544,7 @@ def _print_language_rows(device: str, tables: Mapping[str, Sequence[LanguageRow]
             "limit MiB",
             "memory MiB",
             "streamed",
+            "again",
             "first ms",
             "ms",
             "tokens/s",
@@ -553,8 +554,10 @@ def _print_language_rows(device: str, tables: Mapping[str, Sequence[LanguageRow]
             for name, table in tables.items()
             for row in table
         ]
-        print_table(head, body, left=len(head) - 8)
+        print_table(head, body, left=len(head) - 9)
         print_wrapped("ms: of a token, or of a training step")
+        if any(plan.recomputed for plan in plans):
+            print_wrapped("again: arithmetic that a training step repeats to hold fewer activations")
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             print_wrapped(reason, first="does not fit: ", rest="  ")
     print_notes(*(plan.notes for plan in plans))
@@ -565,12 +568,13 @@ def _language_row(row: LanguageRow) -> list[str]:
     limit = "" if own.memory_limit is None else number(bytes_of(own.memory_limit) / MIB)
     cells = [own.quantize or own.precision, str(own.max_length), str(own.lora or ""), limit]
     if plan is None:
-        return [*cells, "-", "", "", "", ""]
+        return [*cells, "-", "", "", "", "", ""]
     first, each = plan.first_token, plan.step or plan.token
     return [
         *cells,
         number(plan.total_bytes / MIB),
         number(plan.streamed_bytes / MIB) if plan.streamed_bytes else "",
+        f"{100 * plan.recomputed.operations:.0f} %" if plan.recomputed else "",
         "" if first is None else number(first.value),
         "" if each is None else number(each.value),
         "" if plan.tokens_per_s is None else number(plan.tokens_per_s),

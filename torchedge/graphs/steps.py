@@ -10,6 +10,9 @@ from torchedge.errors import CaptureError
 from torchedge.graphs.graph import Op, Role, Value, moved, parameters_of, verify_operators
 from torchedge.graphs.sizes import Dim
 
+UPDATES = "optimizer"
+"""Scope of the operators that compute updates from gradients."""
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -50,6 +53,32 @@ class Step:
     def parameters(self) -> tuple[Value, ...]:
         """The parameters the step reads, each once."""
         return parameters_of(self.values)
+
+    def with_early_updates(self) -> Step:
+        """Return the step with the operators of each update as soon as its gradient is there.
+
+        Gradients and the activations that they are computed from then occupy memory for a shorter time.
+        """
+        made = {index for op in self.ops for index in op.outputs}
+        waits = {place: made.intersection(op.inputs) for place, op in enumerate(self.ops)}
+        readers: dict[int, list[int]] = {}
+        updates = [place for place, op in enumerate(self.ops) if op.scope == UPDATES]
+        for place in updates:
+            for index in waits[place]:
+                readers.setdefault(index, []).append(place)
+        order: list[Op] = []
+        for first in (*[place for place in updates if not waits[place]], *range(len(self.ops))):
+            ready = [first] if first in waits else []
+            while ready:
+                place = ready.pop(0)
+                del waits[place]
+                order.append(self.ops[place])
+                for index in self.ops[place].outputs:
+                    for reader in readers.get(index, ()):
+                        waits[reader].discard(index)
+                        if not waits[reader]:
+                            ready.append(reader)
+        return replace(self, ops=tuple(order))
 
     def verify(self) -> None:
         """Check operators and updates; raises CaptureError that names the first fault."""

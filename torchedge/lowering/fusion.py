@@ -34,6 +34,7 @@ from torchedge.expressions.scalars import (
     walk,
 )
 from torchedge.graphs import ITEM_SIZES
+from torchedge.graphs.steps import UPDATES
 from torchedge.lowering.building import view
 from torchedge.lowering.nodes import (
     PACKED,
@@ -336,7 +337,7 @@ def form_groups(
     new content is written whole.
     """
     roots, outputs, overwriter = _roots(translation)
-    order, kept = nodes_below(roots), choose_kept(roots) | set(apart)
+    order, kept = _in_order(translation, roots), choose_kept(roots) | set(apart)
     kept |= at_limits(order, kept)
     fuser = _Fuser(Expander(kept), {}, {}, overwriter)
     for place, node in enumerate(order):
@@ -358,6 +359,19 @@ def form_groups(
     _join_beside(fuser, apart)
     _choose_stores(fuser, set(roots))
     return Fused(tuple(_ordered(fuser, {fuser.maker[node] for node in checks})), outputs)
+
+
+def _in_order(translation: Translation, roots: Sequence[Node]) -> list[Node]:
+    """Return all nodes that are needed, operands before their users.
+
+    Those of a step that trains are in the step's order, so that each layer's gradients follow each other; all
+    others in the order in which the roots need them.
+    """
+    order = nodes_below(roots)
+    if not any(node.scope == UPDATES for node in order):
+        return order
+    alive = set(order)
+    return nodes_below([*[node for node in translation.nodes.values() if node in alive], *roots])
 
 
 def _roots(translation: Translation) -> tuple[list[Node], tuple[Node, ...], dict[Stored, Node]]:

@@ -21,9 +21,10 @@ from torchedge.runtime.executors import Executor
 from torchedge.runtime.tensor_memory import fingerprint
 from torchedge.runtime.weight_sources import FileSource
 from torchedge.storage import cache_folder
-from torchedge.streaming.budgets import in_mib
+from torchedge.streaming.budgets import Budgeted, in_mib
 from torchedge.streaming.far_uses import whole_name
-from torchedge.streaming.repeating import plan_beside, plan_in_turn
+from torchedge.streaming.repeating import fit_in_turn, least_held, plan_beside
+from torchedge.streaming.schedules import StreamingSchedule
 
 _FILE = "weights.safetensors"
 _SCALARS = 1024
@@ -33,7 +34,8 @@ _SCALARS = 1024
 class LimitedMemory:
     """Executors of programs that run one at a time, in one arena; all that they allocate is within a limit.
 
-    The first programs decide which weights are streamed. Frozen weights must not change afterwards.
+    The first programs decide which weights are streamed, and whether activations are computed again. Frozen
+    weights must not change afterwards.
     """
 
     def __init__(self, limit: int, device: ClDevice, *, profile: bool) -> None:
@@ -42,6 +44,7 @@ class LimitedMemory:
         self._arenas: list[Arena] = []
         self._source: _OpenFile | None = None
         self._streamed: dict[str, int] = {}
+        self.recomputes = False
 
     def open(self, programs: Sequence[Program], tensors: Mapping[str, torch.Tensor]) -> list[Executor]:
         """Return the executors of programs, of the first ones for this limit or of later ones, loaded.
@@ -52,7 +55,8 @@ class LimitedMemory:
         first = self._executors[0] if self._executors else None
         if first is None:
             inputs = sum(programs[0].tensors[index].nbytes for index in programs[0].inputs)
-            plans = plan_in_turn(programs, self.limit, beside=inputs + _SCALARS, constants=False)
+            fitted = fit_in_turn(programs, self.limit, beside=inputs + _SCALARS, constants=False)
+            plans, self.recomputes = fitted.plans, any(fitted.recomputed)
             self._arenas = [plan.schedule.program.arena for plan in plans]
             self._write(programs, tensors)
             names = {
@@ -61,13 +65,12 @@ class LimitedMemory:
             self._streamed = {name: fingerprint(tensors[name]) for name in names}
         else:
             assert first.schedule is not None
-            plans = [plan_beside(program, first.schedule) for program in programs]
+            plans = [self._beside(program, first.schedule) for program in programs]
         opened = []
         for plan in plans:
             schedule, owner = plan.schedule, self._executors[0] if self._executors else None
             arena = schedule.program.arena
-            in_turn = [*self._arenas, *(() if arena in self._arenas else (arena,))]
-            fits = _same_allocations(common_arena(in_turn), common_arena(self._arenas))
+            in_turn, fits = self._in_turn(arena)
             if owner is not None:
                 self._check_room(schedule.program, 0 if fits else total_bytes(arena))
             assert self._source is not None
@@ -85,6 +88,18 @@ class LimitedMemory:
             executor.load({name: array_of(tensors[name]) for name in missing & tensors.keys()})
             opened.append(executor)
         return opened
+
+    def _beside(self, program: Program, first: StreamingSchedule) -> Budgeted:
+        """Plan a later program: as it is, or if the memory at hand does not do, with activations repeated."""
+        plan = plan_beside(program, first)
+        if not self.recomputes or self._in_turn(plan.schedule.program.arena)[1]:
+            return plan
+        return plan_beside(least_held(program), first)
+
+    def _in_turn(self, arena: Arena) -> tuple[list[Arena], bool]:
+        """Return the arenas of all programs and another one, and whether it fits into what is allocated."""
+        in_turn = [*self._arenas, *(() if arena in self._arenas else (arena,))]
+        return in_turn, _same_allocations(common_arena(in_turn), common_arena(self._arenas))
 
     @property
     def nbytes(self) -> int:

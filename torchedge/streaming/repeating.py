@@ -7,12 +7,15 @@ whole just before each group of near uses. The same weights stay for all program
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.errors import LimitError
 from torchedge.lowering.arenas import common_arena, total_bytes
+from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.programs import Program
+from torchedge.lowering.recomputing import Checkpoints, Recomputation
 from torchedge.streaming.budgets import Budgeted, filled, loaded_whole, staging_for, too_small
 from torchedge.streaming.capacities import CHUNK_BYTES
 from torchedge.streaming.far_uses import divided, far_parts, whole_name
@@ -26,6 +29,21 @@ from torchedge.streaming.schedules import (
     weights_of,
     works_of,
 )
+
+Latency = Callable[[Sequence[Budgeted]], float]
+"""The predicted time of programs with their plans, in any unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Training programs within a limit, and their plans.
+
+    recomputed: for each program what it computes again; None: nothing.
+    """
+
+    programs: tuple[Program, ...]
+    plans: list[Budgeted]
+    recomputed: tuple[Recomputation | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +73,93 @@ class _Turns:
         return best
 
 
+def fit_in_turn(
+    programs: Sequence[Program],
+    memory_limit: int,
+    *,
+    beside: int = 0,
+    constants: bool = True,
+    latency: Latency | None = None,
+) -> Fitted:
+    """Plan training programs as `plan_in_turn` does, and let them compute activations again where they must.
+
+    The first of these that keeps the limit is taken: everything is held; as little as possible is computed
+    again, so that no weight is streamed; weights are streamed, and all is computed again that costs little;
+    weights are streamed, and all is computed again. The last two are what `latency` finds faster, if both do.
+    Raises LimitError as `plan_in_turn` does.
+    """
+    fitting = _Fitting([Checkpoints(program) for program in programs], memory_limit, beside, constants)
+    held = fitting.held()
+    if held is not None:
+        return held
+    little = fitting.streamed(max(each.cheap for each in fitting.checkpoints))
+    if isinstance(little, Fitted) and latency is None:
+        return little
+    most = fitting.streamed(fitting.last)
+    fits = [fitted for fitted in (little, most) if isinstance(fitted, Fitted)]
+    if isinstance(most, LimitError) and not fits:
+        raise most
+    return fits[0] if latency is None else min(fits, key=lambda fitted: latency(fitted.plans))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """Training programs that are to run within a limit, and their choices: number 0 is to repeat nothing."""
+
+    checkpoints: Sequence[Checkpoints]
+    limit: int
+    beside: int
+    constants: bool
+
+    @property
+    def last(self) -> int:
+        """The number of the choice that holds least."""
+        return max(map(len, self.checkpoints))
+
+    def chosen(self, number: int) -> tuple[tuple[Program, ...], tuple[Recomputation | None, ...]]:
+        """Return the programs of a choice, and what each computes again."""
+        again = [
+            each.choice(own, ALIGNMENT) if own >= 0 else None
+            for each, own in zip(self.checkpoints, self._numbers(number), strict=True)
+        ]
+        pairs = zip(self.checkpoints, again, strict=True)
+        return tuple([each.program if own is None else own.program for each, own in pairs]), tuple(again)
+
+    def held(self) -> Fitted | None:
+        """Return the first choice with which all weights are held; None: there is none."""
+        number = 0
+        while number <= self.last:
+            programs, again = self.chosen(number)
+            plans = _Turns(programs, self.limit, self.beside, ()).planned(0, LEAST_STAGING_BYTES)
+            excess = memory_in_turn(plans) + self.beside - self.limit
+            if excess <= 0:
+                return Fitted(programs, plans, again)
+            number = self._next(number, excess)
+        return None
+
+    def streamed(self, number: int) -> Fitted | LimitError:
+        """Return a choice with weights streamed, or the error where that exceeds the limit."""
+        programs, again = self.chosen(number)
+        try:
+            plans = plan_in_turn(programs, self.limit, beside=self.beside, constants=self.constants)
+        except LimitError as error:
+            return error
+        return Fitted(programs, plans, again)
+
+    def _next(self, number: int, excess: int) -> int:
+        """Return the next choice that holds so many bytes less, by those that are alive at once."""
+        most = self._alive(number) - excess
+        return bisect_left(range(self.last + 1), True, number + 1, key=lambda n: self._alive(n) <= most)
+
+    def _alive(self, number: int) -> int:
+        pairs = zip(self.checkpoints, self._numbers(number), strict=True)
+        return max(each.live_bytes(own) for each, own in pairs)
+
+    def _numbers(self, number: int) -> list[int]:
+        """Return the choice of each program; -1: none."""
+        return [min(number, len(each)) - 1 for each in self.checkpoints]
+
+
 def plan_in_turn(
     programs: Sequence[Program], memory_limit: int, *, beside: int = 0, constants: bool = True
 ) -> list[Budgeted]:
@@ -66,6 +171,9 @@ def plan_in_turn(
     """
     candidates = _candidates(programs, constants=constants)
     turns = _Turns(tuple(programs), memory_limit, beside, candidates)
+    whole = turns.planned(len(candidates), LEAST_STAGING_BYTES)
+    if memory_in_turn(whole) + beside <= memory_limit:
+        return whole
     sizes = {tensor.name: tensor.nbytes for program in programs for tensor in program.tensors}
     weights = sum(sizes[name] for name in candidates)
     staging = staging_for(programs, weights, memory_limit)
@@ -76,6 +184,12 @@ def plan_in_turn(
         least = turns.planned(0, LEAST_STAGING_BYTES)
         raise _too_small(least, memory_limit, beside)
     return filled(plans, memory_limit - beside - memory_in_turn(plans), STAGING_BYTES)
+
+
+def least_held(program: Program) -> Program:
+    """Return the program that computes as much again as it can; itself if it cannot."""
+    checkpoints = Checkpoints(program)
+    return checkpoints.choice(len(checkpoints) - 1, ALIGNMENT).program if len(checkpoints) else program
 
 
 def plan_beside(program: Program, first: StreamingSchedule) -> Budgeted:

@@ -14,9 +14,9 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from torchedge.errors import InputError, check_rate, described
-from torchedge.graphs.steps import GraphBuilder, Term
+from torchedge.graphs.steps import UPDATES, GraphBuilder, Term
 
-SCOPE = "optimizer"
+SCOPE = UPDATES
 Group = Mapping[str, Any]
 
 _hooks_of = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")

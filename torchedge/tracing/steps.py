@@ -374,7 +374,7 @@ class _Capture:
         part: OptimizerPart | None = None,
     ) -> Step:
         part = OptimizerPart() if part is None else part
-        return builder.finish(
+        step = builder.finish(
             self.inputs,
             outputs,
             updates=updates,
@@ -382,6 +382,7 @@ class _Capture:
             initial={**self.randomness.initial, **part.initial},
             name=title,
         )
+        return step.with_early_updates()
 
     def _captured(
         self, step: Step, accumulating: Step | None = None, output_names: tuple[str, ...] = ()
