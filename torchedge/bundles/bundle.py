@@ -58,7 +58,7 @@ from torchedge.storage.locks import PROCESS, cached_property
 from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
 from torchedge.streaming.budgets import Budgeted
-from torchedge.streaming.repeating import plan_in_turn
+from torchedge.streaming.repeating import fit_in_turn, plan_in_turn
 from torchedge.streaming.schedules import StreamingSchedule, schedule_for
 
 if TYPE_CHECKING:
@@ -251,7 +251,8 @@ class Bundle:
         """Return how programs run within a limit: by streaming, or (none) with all weights on the device.
 
         The exported schedules are taken if they stay within the limit; otherwise the programs are planned
-        again, a single inference with the profile that it was exported for. device: the OpenCL device that
+        again, a single inference with the profile that it was exported for, and training so that it computes
+        activations again where it must. device: the OpenCL device that
         runs it.
 
         Raises:
@@ -269,7 +270,8 @@ class Bundle:
         if schedules and memory_of_schedules([*schedules.values()]).total_bytes <= limit:
             return schedules
         if methods or self.trains:
-            plans = plan_in_turn([*programs.values()], limit)
+            in_turn = [*programs.values()]
+            plans = fit_in_turn(in_turn, limit).plans if self.trains else plan_in_turn(in_turn, limit)
             return dict(zip(programs, [plan.schedule for plan in plans], strict=True))
         name, program = next(iter(programs.items()))
         return {name: schedule_apart(program, self.device, limit, self.header.places)}

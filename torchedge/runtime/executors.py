@@ -722,7 +722,8 @@ class ProgramReport:
     """One program: its kernels and launches, its memory, and its times where measured.
 
     arena_bytes: memory of the intermediates. resident_bytes: all other memory, part of which other programs
-    may share. times: of the last run, the longest first; empty unless profiled.
+    may share. times: of the last run, the longest first; empty unless profiled. notes: such as which
+    activations are computed again.
     """
 
     name: str
@@ -732,6 +733,7 @@ class ProgramReport:
     arena_bytes: int
     resident_bytes: int
     times: tuple[KernelTime, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ms(self) -> float:
@@ -742,6 +744,7 @@ class ProgramReport:
         head = (
             f"{self.name} on {self.device}: {self.kernels} kernels, {self.launches} launches, arena "
             f"{self.arena_bytes / 2**20:.1f} MiB, resident {self.resident_bytes / 2**20:.1f} MiB"
+            f"{''.join(f'; {note}' for note in self.notes)}"
         )
         if not self.times:
             return head
@@ -766,6 +769,7 @@ def report_on(executor: Executor, *, profiled: bool) -> ProgramReport:
         executor.arena_bytes,
         executor.resident_bytes,
         kernel_times(executor.timings()) if profiled else (),
+        program.notes,
     )
 
 
