@@ -35,7 +35,6 @@ from tables import options_of
 from torchedge import capture, find_device
 from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, usual_host, write_device
 from torchedge.graphs import Mode
-from torchedge.prediction import profiles
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.intervals import weighted_quantiles
 from torchedge.prediction.latency import rates
@@ -193,7 +192,7 @@ def read_kernels(data: Path, operator: str, rows: int) -> dict[str, Kernels]:
 def work_of(operator: str, row: Mapping[str, str]) -> Workload:
     """Return the work of one kernel, with the gradients of both factors of a product."""
     size = {name: float(value) for name, value in row.items() if name not in ("device", "kernel_name", "ms")}
-    passes, products = np.zeros((len(PASSES), 2)), np.zeros((0, 13))
+    passes, products = np.zeros((len(PASSES) + 1, 2)), np.zeros((0, 13))
     if operator == "conv":
         after = (size["size"] + 2 * size["padding"] - size["kernel"]) // size["stride"] + 1
         shape = (size["in_channels"], size["out_channels"], size["kernel"] ** 2, size["stride"])
@@ -335,34 +334,28 @@ def print_transformers(data: Path, rows: int) -> None:
             print_errors(f"{gpu}, {mode}", np.array(errors), f"   {100 * mean:.1f}, {100 * bias:+.1f}")
 
 
-def print_eager(overlaps: Sequence[float] = (0.25, 0.5, 1.0, 1.5, 2.0)) -> None:
-    """Print errors of the H200's steps with eager attention, predicted as those of an unmeasured GPU.
-
-    By `MATRIX_OVERLAP`, of the networks that it is chosen by, and of those in `kernel_sums`.
-    """
+def print_eager() -> None:
+    """Print errors of the H200's steps with eager attention, predicted as those of an unmeasured GPU."""
     device = find_device("nvidia-h200")
-    measured, rows = device.measured_operator_us, read_dataset(device.folder / "campaign" / "eager")
+    measured, rows = device.measured_operator_us, read_dataset(device.folder / "campaign" / "settings")
     assert measured is not None and rows.launch_us is not None
     unseen = replace(device, profile={"relative": device.name}, fingerprint="as unseen")
-    print(f"{'overlap, mode, networks':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}")
-    for overlap in overlaps:
-        logs: dict[str, list[float]] = {}
-        shipped, profiles.MATRIX_OVERLAP = profiles.MATRIX_OVERLAP, overlap
-        models = {mode: scaled(unseen, mode, MATRICES) for mode in ("train", "infer")}
-        profiles.MATRIX_OVERLAP = shipped
-        for row, label in enumerate(rows.id.tolist()):
-            mode: Mode = "train" if rows.mode[row] == "train" else "infer"
-            network = rows.networks[label]
-            work = [analyse(rows.graph_of(label, mode)).work_under(network.settings)]
-            model = replace(models[mode], host=float(rows.launch_us[row]) / measured)
-            value = model.predict(work, np.zeros(1, dtype=int), rows.batch[row : row + 1].astype(float)).value
-            assert network.job is not None
-            which = "of kernel_sums" if network.job["network"] in NETWORKS else "others"
-            logs.setdefault(f"{overlap}, {mode}, {which}", []).append(
-                float(np.log(value[0] / rows["latency"][row]))
-            )
-        for name, errors in sorted(logs.items()):
-            print_errors(name, np.array(errors))
+    models = {mode: scaled(unseen, mode, MATRICES) for mode in ("train", "infer")}
+    print(f"{'mode, networks':<44}{'rows':>6}{'mean, %':>9}{'bias, %':>9}")
+    logs: dict[str, list[float]] = {}
+    for row, label in enumerate(rows.id.tolist()):
+        mode: Mode = "train" if rows.mode[row] == "train" else "infer"
+        network = rows.networks[label]
+        if network.setting != "eager":
+            continue
+        work = [analyse(rows.graph_of(label, mode)).work_under(network.settings)]
+        model = replace(models[mode], host=float(rows.launch_us[row]) / measured)
+        value = model.predict(work, np.zeros(1, dtype=int), rows.batch[row : row + 1].astype(float)).value
+        assert network.job is not None
+        which = "of kernel_sums" if network.job["network"] in NETWORKS else "others"
+        logs.setdefault(f"{mode}, {which}", []).append(float(np.log(value[0] / rows["latency"][row])))
+    for name, errors in sorted(logs.items()):
+        print_errors(name, np.array(errors))
 
 
 # whole networks ---------------------------------------------------------------------------------------------

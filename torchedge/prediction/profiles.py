@@ -26,7 +26,7 @@ from torchedge.ops import COMPILED_PACE
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors, joined_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
-from torchedge.prediction.latency.rates import MATRIX_OVERLAP, REFERENCE_GB_S, SWEPT, CompiledRates, figure_of
+from torchedge.prediction.latency.rates import REFERENCE_GB_S, SWEPT, CompiledRates, figure_of, norm_lanes
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
 from torchedge.prediction.latency.workload import FORWARD_SHARE
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
@@ -319,9 +319,11 @@ def _memory_tensors(model: MemoryModel) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def _latency_tensors(name: str, model: LatencyModel) -> dict[str, npt.NDArray[np.float64]]:
-    scale = {} if model.scale is None else model.scale.tensors(f"{name}.scale")
+    more = {} if model.scale is None else model.scale.tensors(f"{name}.scale")
+    if model.lanes:
+        more[f"{name}.lanes"] = np.array([model.lanes])
     errors = _error_tensors(f"{name}.errors", model.errors)
-    return {f"{name}.coefficients": model.coefficients, **errors, **scale}
+    return {f"{name}.coefficients": model.coefficients, **errors, **more}
 
 
 def _error_tensors(name: str, errors: ErrorModel) -> dict[str, npt.NDArray[np.float64]]:
@@ -432,7 +434,9 @@ def _read_latency(
     of_layers = name != "latency" and stored is not None and stored.size == len(_KIND_NAMES)
     count = len(_KIND_NAMES if of_layers else COEFFICIENT_NAMES)
     coefficients = _tensor(source, tensors, f"{name}.coefficients", count)
-    return LatencyModel(coefficients, _read_errors(source, tensors, f"{name}.errors"), forest, scale, amp)
+    errors, lanes = _read_errors(source, tensors, f"{name}.errors"), f"{name}.lanes"
+    side_by_side = float(_tensor(source, tensors, lanes, 1)[0]) if lanes in tensors else 0.0
+    return LatencyModel(coefficients, errors, forest, scale, amp, lanes=side_by_side)
 
 
 def _read_errors(source: str, tensors: Tensors, name: str) -> ErrorModel:
@@ -518,7 +522,10 @@ class Relative:
         coefficients, excess = _scaled(latency, (self.device, precision), (device, precision))
         error = _ASSUMED_LATENCY_ERROR if self.error is None else self.error
         errors = assumed_errors(error)
-        return LatencyModel(coefficients, errors, amp=precision, excess=excess, calls=latency.calls)
+        lanes = norm_lanes(device) if latency.lanes else 0.0
+        return LatencyModel(
+            coefficients, errors, amp=precision, excess=excess, calls=latency.calls, lanes=lanes
+        )
 
 
 def _scaled(
@@ -547,7 +554,7 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
     for models in (read_models(source, mode), read_models(source, other)):
         if models is not None and models.latency is not None:
             kinds = {
-                kind: _swept(_even(model), source, mode) if kind[0] == MATRICES else model
+                kind: swept(_even(model), source, mode) if kind[0] == MATRICES else model
                 for kind, model in _kinds(source, mode, models.latency).items()
                 if kind[1] is None
             }
@@ -567,23 +574,11 @@ def _kinds(device: Device, mode: Mode, latency: LatencyModel | None) -> Mapping[
 
     latency: that of the device in this mode.
     """
-    kinds, plain = dict(read_kinds(device, mode)), (MATRICES, None)
-    if mode == "train" and plain in kinds and device.kind == "gpu":
-        kinds[plain] = _sharp(kinds[plain])
+    kinds = read_kinds(device, mode)
     if mode == "train" or latency is None:
         return kinds
     trained = {kind: model for kind, model in read_kinds(device).items() if kind[0] == MATRICES}
-    return {k: _swept(_inferred(m, latency), device, mode) for k, m in trained.items()} | kinds
-
-
-def _sharp(kind: LatencyModel) -> LatencyModel:
-    """Return a kind in which the longer of host and device decides at least as sharply as `MATRIX_OVERLAP`.
-
-    Fits to steps that wait for their host, measured once each, take its unevenness for a soft maximum.
-    """
-    coefficients, overlap = kind.coefficients.copy(), COEFFICIENT_NAMES.index("overlap")
-    coefficients[overlap] = max(coefficients[overlap], MATRIX_OVERLAP)
-    return replace(kind, coefficients=coefficients, known=WeakKeyDictionary())
+    return {k: swept(_inferred(m, latency), device, mode) for k, m in trained.items()} | dict(kinds)
 
 
 def _even(kind: LatencyModel) -> LatencyModel:
@@ -602,7 +597,7 @@ def _inferred(kind: LatencyModel, inference: LatencyModel) -> LatencyModel:
     return replace(kind, coefficients=coefficients, calls=inference.calls, known=WeakKeyDictionary())
 
 
-def _swept(kind: LatencyModel, device: Device, mode: Mode) -> LatencyModel:
+def swept(kind: LatencyModel, device: Device, mode: Mode) -> LatencyModel:
     """Return a kind with sweeps over memory as long as single kernels of other GPUs take (`SWEPT`)."""
     coefficients = kind.coefficients.copy()
     access = 4e-6 / figure_of(device, "bandwidth_gb_s", REFERENCE_GB_S)  # ms

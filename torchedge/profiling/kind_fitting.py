@@ -19,8 +19,9 @@ from torchedge.devices import Device
 from torchedge.errors import ProfileError
 from torchedge.graphs import Mode
 from torchedge.prediction.analysis import analyse
-from torchedge.prediction.intervals import fit_errors
+from torchedge.prediction.intervals import NO_ERRORS, fit_errors
 from torchedge.prediction.latency.model import LatencyModel
+from torchedge.prediction.latency.rates import MATRIX_OVERLAP, norm_lanes
 from torchedge.prediction.latency.roofline import (
     COEFFICIENT_NAMES,
     LAYER_TERMS,
@@ -41,6 +42,7 @@ from torchedge.prediction.profiles import (
     complete_models,
     read_models,
     read_relative,
+    swept,
     under_precision,
 )
 from torchedge.profiling.datasets import Dataset, read_dataset
@@ -58,6 +60,9 @@ _KERNEL_START_MS, _START_SPREAD = 0.004, 0.2
 """What a GPU takes for a kernel however small, and how far it may lie from that, in log. In a step of small
 kernels the host sets the pace; its time must not be explained by theirs."""
 _STARTS = np.array([name.startswith("latency_") for name in COEFFICIENT_NAMES])
+_OVERLAP, _OVERLAP_SPREAD = COEFFICIENT_NAMES.index("overlap"), 0.02
+"""A fit to steps that wait for their host, measured once each, takes its unevenness for a soft maximum:
+networks of matrices keep `MATRIX_OVERLAP`."""
 
 _QUEUE = 1000
 """Launches that a driver queues (1,024 in CUDA): the thread of a longer step waits for the device."""
@@ -77,8 +82,8 @@ ones come in pairs: it does not separate the two."""
 class _Rows:
     """Rows of one kind: network family, setting, work, batch size, ms, slowness of the host, its name (R,).
 
-    thread: ms of the host's thread, NaN where unknown. calls: as in `LatencyModel`. starts: kernels start as
-    on a GPU.
+    thread: ms of the host's thread, NaN where unknown. calls, lanes: as in `LatencyModel`. starts: kernels
+    start as on a GPU.
     """
 
     family: npt.NDArray[np.str_]
@@ -91,6 +96,7 @@ class _Rows:
     thread: FloatArray
     calls: bool
     starts: bool
+    lanes: float
 
     def some(self, rows: npt.NDArray[np.bool_]) -> _Rows:
         """Return some of the rows."""
@@ -100,7 +106,7 @@ class _Rows:
 
     def packed(self) -> WorkRows:
         """Return the work of the rows, launches counted as many times as their host was slower."""
-        rows = pack(self.work, np.arange(len(self.phi)), self.batch, calls=self.calls)
+        rows = pack(self.work, np.arange(len(self.phi)), self.batch, calls=self.calls, lanes=self.lanes)
         return replace(rows, launches=rows.launches * self.slowness[:, None])
 
 
@@ -178,7 +184,9 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
         errors = _left_out(fit, step)
         step()
         quantiles = fit_errors(errors, np.ones(len(errors)), _weights(rows))
-        models[mode, kind] = LatencyModel(coefficients, quantiles, amp=kind[1], calls=rows.calls)
+        models[mode, kind] = LatencyModel(
+            coefficients, quantiles, amp=kind[1], calls=rows.calls, lanes=rows.lanes
+        )
         accuracy[kind_title(mode, kind)] = _score(rows, errors)
     source = measured.source.name
     described = describe(
@@ -192,12 +200,16 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
 
 
 def _prepared(measured: MeasuredKinds, mode: Mode, kind: Kind, rows: _Rows) -> _Fit:
-    prior = _prior(measured.device, mode, kind)
+    device = measured.device
+    prior = _prior(device, mode, kind)
     if rows.starts:
+        if mode == "train":  # what batch norms take says little of softmaxes
+            prior = swept(LatencyModel(prior, NO_ERRORS), device, mode).coefficients
         prior = np.where(_STARTS, np.log(_KERNEL_START_MS), prior)
+        prior[_OVERLAP] = MATRIX_OVERLAP
     if mode == "train":
         prior = _informed(prior, kind, measured.layers)
-    spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD) if measured.device.kind == "gpu" else 1.0
+    spread = _HOST_SPREAD.get(kind[0], _MEASURED_SPREAD) if device.kind == "gpu" else 1.0
     return _Fit(rows, prior, spread)
 
 
@@ -243,6 +255,7 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[_Key, _Rows]:
             np.array(thread, dtype=float),
             key[1][0] == MATRICES,
             key[1][0] == MATRICES and device.kind == "gpu",
+            norm_lanes(device) if key[1][0] == CONVOLUTIONS else 0.0,
         )
     return arrays
 
@@ -270,16 +283,15 @@ def _controls(dataset: Dataset) -> Mapping[str, float]:
 def _described_host(controls: Mapping[str, float], kinds: Sequence[_Rows]) -> float | None:
     """Return the control of the host that the coefficients describe: the one whose slowness is one.
 
-    By the median of the hosts whose slowness was fitted to their steps; a loop of launches, which is all that
+    By the median of the steps on hosts whose slowness was fitted; a loop of launches, which is all that
     rows of older probes say of their hosts, says too little of one.
     """
-    slowness = {
-        host: float(slower)
+    fitted = [
+        controls[host] / slower
         for rows in kinds
         for host, slower in zip(rows.host.tolist(), rows.slowness.tolist(), strict=True)
-        if host in controls
-    }
-    fitted = [controls[host] / slower for host, slower in slowness.items() if host]
+        if host and host in controls
+    ]
     return float(np.median(fitted)) if fitted else controls.get("")
 
 
@@ -350,6 +362,7 @@ def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
     ]
     if rows.starts:
         spread = np.where(_STARTS, _START_SPREAD, spread)
+        spread[_OVERLAP] = _OVERLAP_SPREAD
     if len(prior) > len(spread):
         spread = np.append(spread, [term.spread for term in LAYER_TERMS])
     return fit_coefficients(

@@ -17,6 +17,7 @@ import torch
 from torchedge.prediction.feature_sets import find_feature_set
 from torchedge.prediction.intervals import NO_ERRORS, DistanceScale, distance_scale, fit_errors, fit_law
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel, Times
+from torchedge.prediction.latency.rates import norm_lanes
 from torchedge.prediction.latency.roofline import (
     WorkRows,
     WorkTimes,
@@ -110,18 +111,18 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
     layers = samples.layers[used] if samples.layers is not None and several else None
     few = not several or used.sum() < FEW_ROWS
     ridge = RIDGE_FEW if few else RIDGE if layers is None else RIDGE_LAYERS
+    lanes = norm_lanes(samples.device) if samples.mode == "train" else 0.0
     coefficients = fit_coefficients(
-        pack(samples.work, samples.which[used], samples.batch[used]),
+        pack(samples.work, samples.which[used], samples.batch[used], lanes=lanes),
         samples.phi[used],
         network_weights(samples, used),
         fitting_prior(samples.device, samples.settings.amp),
         ridge=ridge,
         layers=layers,
     )
-    analytic, shares = LatencyModel(coefficients, NO_ERRORS, None, any_scale()).analytic(
-        samples.work, samples.which[used], samples.batch[used]
-    )
-    bare = LatencyModel(coefficients, NO_ERRORS, None, distance_scale(shares), samples.settings.amp)
+    bare = LatencyModel(coefficients, NO_ERRORS, scale=any_scale(), amp=samples.settings.amp, lanes=lanes)
+    analytic, shares = bare.analytic(samples.work, samples.which[used], samples.batch[used])
+    bare = replace(bare, scale=distance_scale(shares))
     target = np.log(samples.phi[used] / analytic)
     models = []
     for name in sets or (NO_FOREST,):

@@ -24,6 +24,7 @@ from torchedge.forests.trees import Forest, build_forest, evaluate
 from torchedge.graphs import Mode
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, distance_scale, fit_law
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
+from torchedge.prediction.latency.rates import norm_lanes
 from torchedge.prediction.latency.roofline import (
     COEFFICIENTS,
     WorkRows,
@@ -349,7 +350,8 @@ def _adapt_latency(
     """Return the adapted model and the log errors (N,) of rows held out."""
     places, moves = np.flatnonzero(used), _moves()
     count = len(places)
-    rows = pack(samples.work, samples.which[used], samples.batch[used])
+    lanes = norm_lanes(samples.device) if model.lanes else 0.0
+    rows = pack(samples.work, samples.which[used], samples.batch[used], lanes=lanes)
     prior = _prior(base, samples)
     for ridge in (_RIDGE, 4 * _RIDGE, 16 * _RIDGE):  # more where the search for the mode got lost
         coefficients = fit_coefficients(
@@ -358,7 +360,7 @@ def _adapt_latency(
         if np.median(np.abs(np.log(samples.phi[used]) - _log_times(rows, coefficients))) < _LOST:
             break
     amp = samples.settings.amp
-    bare = LatencyModel(coefficients, model.errors, None, any_scale(), amp)
+    bare = LatencyModel(coefficients, model.errors, None, any_scale(), amp, lanes=lanes)
     analytic, shares = bare.analytic(samples.work, samples.which[used], samples.batch[used])
     groups = _groups(samples, used)
     errors, reactions = np.log(samples.phi[used] / analytic), _reactions(samples, places, coefficients, moves)
@@ -372,7 +374,7 @@ def _adapt_latency(
     known = ErrorModel(model.errors.size * typical, model.errors.above * typical)
     quantiles = _student(np.concatenate([left, alone]), np.ones(2 * count), count, known)
     scale = _strain_by_distance(bare, samples, shares, reactions)
-    return LatencyModel(coefficients, quantiles, forest, scale, amp), left
+    return LatencyModel(coefficients, quantiles, forest, scale, amp, lanes=lanes), left
 
 
 def _strain_by_distance(

@@ -98,7 +98,8 @@ class LatencyModel:
     interval in which the predicted steps lie around the described ones (compiled ones around eager ones);
     pace: the time of the predicted steps over that of the described ones. compiled: what the graphs of
     compiled steps cost, where those are known. calls: whether calls of views and modules take the host's
-    time, as in fits of networks of matrices.
+    time, as in fits of networks of matrices. lanes: how many channels batch norms read side by side, each as
+    one block: those of fewer channels take hardly less time.
     """
 
     coefficients: FloatArray
@@ -115,6 +116,7 @@ class LatencyModel:
     pace: float = 1.0
     calls: bool = False
     compiled: CompiledRates | None = None
+    lanes: float = 0.0
 
     @property
     def feature_set(self) -> str | None:
@@ -135,7 +137,7 @@ class LatencyModel:
     ) -> tuple[FloatArray, FloatArray, FloatArray, tuple[Phase, ...]]:
         """Return `analytic`, by how much of its own time in log a slower host's moves a row, its phases."""
         p = named(self.coefficients, self.excess)
-        rows = pack(work, which, batch, calls=self.calls)
+        rows = pack(work, which, batch, calls=self.calls, lanes=self.lanes)
         terms = None
         if len(work) == 1:  # the same graph at another batch size, as when a batch size is sought
             terms = self.known.get(work[0])

@@ -41,8 +41,12 @@ SWEPT: Mapping[Mode, Mapping[str, float]] = MappingProxyType(
 """Accesses of four bytes, at the peak of the bandwidth, that sweeps of transformers over an element take."""
 
 MATRIX_OVERLAP = 1.0
-"""The least coefficient `overlap` of training steps of transformers in float32 on a GPU: by 19 steps of ten
-families with eager attention on an H200, 3.2 % off on 12 of other networks (`unseen_gpus.py eager`)."""
+"""The coefficient `overlap` of transformers on a GPU: by 19 steps of ten families with eager attention in
+float32 on an H200, before these were fitted."""
+
+NORM_LANES = 2.0
+"""Channels that a multiprocessor of NVIDIA's GPUs normalises at once: libraries give each a block, so that
+batch norms of few channels take hardly less time. By families of the H200's campaign, left out."""
 
 REFERENCE_GB_S, REFERENCE_LAUNCH_US = 59.7, 10.0
 """The Jetson TX2's figures, for which the prior means of coefficients were chosen; others scale them."""
@@ -99,6 +103,12 @@ def figure_of(device: Device, name: str, default: float) -> float:
     """Return a figure of a device, or the default where its profile has none."""
     figure = device.figures.get(name)
     return figure.value if figure is not None else default
+
+
+def norm_lanes(device: Device) -> float:
+    """Return how many channels of batch norms a device reads side by side; 0 where nothing is known of it."""
+    nvidia = device.kind == "gpu" and device.vendor == "NVIDIA"
+    return NORM_LANES * figure_of(device, "compute_units", 0.0) if nvidia else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,16 +221,20 @@ def pack(
     batch: npt.NDArray[np.float64],
     *,
     calls: bool = False,
+    lanes: float = 0.0,
 ) -> WorkRows:
     """Lay out rows: row r is `workloads[which[r]]` at batch size `batch[r]`.
 
-    calls: calls of views and modules take the host's time, too (`CALL_LAUNCHES`).
+    calls: calls of views and modules take the host's time, too (`CALL_LAUNCHES`). lanes: as in
+    `LatencyModel`.
     """
     launches = np.stack([w.launches for w in workloads])
     if calls:
         launches[:, LAUNCHES.index("pass_fwd")] += CALL_LAUNCHES * launches[:, -1]
     compiled = any(w.fused is not None for w in workloads)
-    batch, passes = np.asarray(batch, dtype=float), np.stack([w.passes for w in workloads])[which]
+    passes = np.stack([w.passes for w in workloads])
+    passes[:, PASSES.index("norm")] += lanes * passes[:, len(PASSES)]
+    batch, passes = np.asarray(batch, dtype=float), passes[which, : len(PASSES)]
     return WorkRows(
         len(which),
         batch,

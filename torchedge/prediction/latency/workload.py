@@ -32,6 +32,13 @@ PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bia
 compared in pooling windows, biases added, parameters updated, gradients summed where a value is used
 twice."""
 
+UNTRACKED_LAUNCHES = 0.6
+"""The host's time for an operator of a training step that autograd does not record, over that of one that it
+does: in frozen parts, for masks and positions."""
+
+NORM_CHANNEL = "norm_channel"
+"""Elements of one channel that batch norms of training read, behind `PASSES`: a channel is one block's."""
+
 CHECKPOINT_LAUNCHES = 30
 """Launches that take the host as long as `torch.utils.checkpoint` itself for a region, forward and backward:
 frames, hooks of saved tensors, autocast, random generators."""
@@ -75,12 +82,13 @@ _HALF = frozenset(("float16", "bfloat16"))
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Work of one step: products (P, 13), depthwise (D, 9), passes (9, 2), launches (8,), float64.
+    """Work of one step: products (P, 13), depthwise (D, 9), passes (10, 2), launches (8,), float64.
 
     launches: by `LAUNCHES`, then calls of views and modules. passes: elements a sample, and elements whatever
-    the batch size (parameters and their casts). precisions: the share of multiply-adds by dtype ("float32"
-    for all but half precision), at a batch size of 32. tiled: whether products compute positions in tiles,
-    as kernels of GPUs do. fused: (3, 6) of a compiled step, by `STEP_PHASES` and `FUSED_COLUMNS`.
+    the batch size (parameters and their casts), by `PASSES`, then `NORM_CHANNEL`. precisions: the share of
+    multiply-adds by dtype ("float32" for all but half precision), at a batch size of 32. tiled: whether
+    products compute positions in tiles, as kernels of GPUs do. fused: (3, 6) of a compiled step, by
+    `STEP_PHASES` and `FUSED_COLUMNS`.
     """
 
     products: Array
@@ -157,12 +165,18 @@ class _Counter:
     def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
         self.runs, self.trained = 1, True
+        self.plain = graph.loss is None
         self.dtype = "float32"
         self.multiply_adds: dict[str, float] = {}
         self.products: dict[tuple[float, ...], float] = {}
         self.depthwise: dict[tuple[float, ...], float] = {}
-        self.passes: dict[str, Elements] = dict.fromkeys(PASSES, (0.0, 0.0))
+        self.passes: dict[str, Elements] = dict.fromkeys((*PASSES, NORM_CHANNEL), (0.0, 0.0))
         self.launches = dict.fromkeys(LAUNCHES, 0.0)
+
+    @property
+    def calls(self) -> float:
+        """The forward runs of the operator being counted, as long as the host takes for them."""
+        return self.runs * (1.0 if self.trained or self.plain else UNTRACKED_LAUNCHES)
 
     def elements(self, index: int | None) -> Elements:
         """Elements of a value, of four bytes: those of half precision count half.
@@ -203,13 +217,13 @@ class _Counter:
 
     def launch_product(self, *, frozen: bool, times: float = 1) -> None:
         """Book the launches of a product; the backward pass omits one of two where the weight is frozen."""
-        self.launches["product_fwd"] += self.runs * times
+        self.launches["product_fwd"] += self.calls * times
         self.launches["product_bwd"] += self.trained * (0.5 if frozen else 1.0) * times
 
     def sweep(self, name: str, amount: Elements, forward: str, backward: str, times: float) -> None:
         """Book element-wise work and its launches: `runs` forward, `times` backward."""
         self.add_pass(name, amount)
-        self.launches[forward] += self.runs
+        self.launches[forward] += self.calls
         self.launches[backward] += times
 
     def add_pass(self, name: str, amount: Elements, times: float = 1) -> None:
@@ -263,7 +277,7 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
     counter = _Counter(graph)
     needs = gradient_needs(graph, through_stops=True)
     ends = _ends_of_second_runs(graph, needs)
-    views, modules = 0, dict[str, int]()
+    views, modules = 0.0, dict[str, int]()
     for position, op in enumerate(graph.ops):
         counter.trained = is_differentiated(op, needs, through_stops=True)
         repeated = op.region and not op.stored and graph.loss is not None
@@ -272,7 +286,7 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         modules[op.scope] = max(modules.get(op.scope, 1), counter.runs)
         work = spec_of(op.kind).work
         if work is Work.NONE or not op.outputs or _bookkeeping(graph, op):
-            views += counter.runs
+            views += counter.calls
             continue
         dtype = graph.values[op.outputs[0]].dtype
         counter.dtype = dtype if dtype in _HALF else "float32"
@@ -451,7 +465,7 @@ def _count_pooling(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> 
 
 def _count_losses(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
     _swept("norm", backward=2.0, reads=True)(counter, op, grad, needs)
-    counter.launches["pass_fwd"] += counter.runs
+    counter.launches["pass_fwd"] += counter.calls
 
 
 def _count_recurrent(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -489,6 +503,16 @@ def _count_updates(counter: _Counter, needs: list[bool]) -> None:
 
 
 _normalized, _reduced = _swept("norm", "norm"), _swept("pool_in", reads=True)
+
+
+def _count_normalization(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    _normalized(counter, op, grad, needs)
+    value = counter.graph.values[op.outputs[0]]
+    if not counter.plain and spec_of(op.kind).kind == "batch_norm":
+        positions, _ = _positions((*value.shape[:1], *value.shape[2:]))
+        counter.add_pass(NORM_CHANNEL, (positions / 2 if value.dtype in _HALF else positions, 0.0))
+
+
 _COUNTS: Mapping[Work, _Count] = {
     Work.CONVOLUTION: _count_convolution,
     Work.TRANSPOSED_CONVOLUTION: partial(_count_convolution, transposed=True),
@@ -496,7 +520,7 @@ _COUNTS: Mapping[Work, _Count] = {
     Work.ADDED_PRODUCT: partial(_count_product, first=1),
     Work.ATTENTION: _count_attention,
     Work.RECURRENT: _count_recurrent,
-    Work.NORMALIZATION: _normalized,
+    Work.NORMALIZATION: _count_normalization,
     Work.SOFTMAX: _normalized,
     Work.ACTIVATION: _swept("activation"),
     Work.ARITHMETIC: _swept("binary"),
