@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -221,7 +221,8 @@ def _present(file: Path) -> Path:
 def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
     """Read a campaign's networks: its job lines without points."""
     networks: dict[str, Network] = {}
-    families: dict[str, LengthFamily | ForwardGraph] = {}
+    families: dict[str, LengthFamily] = {}
+    graphs: dict[str, ForwardGraph] = {}
     for place, row in parse_lines(file, data):
         with reading(
             place, "a network", "id, network, pruning_level, strategy, input_size, optimizer, build"
@@ -241,7 +242,7 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
                     amp=row.get("amp"),
                     accumulation=row.get("accumulation", 1),
                 ),
-                _capture_job({**row, "build": dict(row["build"])}, place, families),
+                _capture_job({**row, "build": dict(row["build"])}, place, families, graphs),
                 dict(row),
                 str(row.get("setting", "")),
             )
@@ -256,33 +257,33 @@ def _optimizer(name: str, row: Mapping[str, Any]) -> str | OptimizerReplay:
 
 
 def _capture_job(
-    job: dict[str, Any], label: str, families: dict[str, LengthFamily | ForwardGraph]
+    job: dict[str, Any], label: str, families: dict[str, LengthFamily], graphs: dict[str, ForwardGraph]
 ) -> Callable[[Mode], ForwardGraph]:
-    """Return the capture of a network; families: what was captured, by content, at any sequence length."""
+    """Return the capture of a network; families: of those at several sequence lengths; graphs: of others."""
 
     def captured(mode: Mode) -> ForwardGraph:
         length = job.get("seq_len")
         settings = ["dtype", "channels_last", "checkpointing", "frozen", "inputs_require_grads"]
-        settings += [] if length is not None else ["input_size", "inputs", "loss"]
+        settings += ["input_size", "inputs", "loss"] if length is None else []
         key = json.dumps([mode, job["build"], *map(job.get, settings)])
-        known = families.get(key)
-        if known is not None:
-            return known.graph(length) if isinstance(known, LengthFamily) else known
+        if length is not None and key in families:
+            return families[key].graph(length)
+        if key in graphs:
+            return graphs[key]
         try:
             module = set_up(build_network(job["build"]), job)
         except InputError as error:
             raise ProfileError(f"{label}: {error}") from error
-        name = job["network"]
         if "inputs" not in job:
-            graph = capture(module, input_size=tuple(job["input_size"]), mode=mode, name=name)
-            return cast(ForwardGraph, families.setdefault(key, graph))
+            graphs[key] = capture(module, input_size=tuple(job["input_size"]), mode=mode, name=job["network"])
+            return graphs[key]
         example = example_inputs(job, 2)
         loss: Loss = _own_loss if job.get("loss") == "model" else "default"
         if length is None:
-            graph = capture(module, example, mode=mode, loss=loss, name=name)
-            return cast(ForwardGraph, families.setdefault(key, graph))
-        family = families[key] = capture_lengths(module, example, mode=mode, loss=loss)
-        return family.graph(length)
+            graphs[key] = capture(module, example, mode=mode, loss=loss, name=job["network"])
+            return graphs[key]
+        families[key] = capture_lengths(module, example, mode=mode, loss=loss)
+        return families[key].graph(length)
 
     return captured
 
