@@ -53,7 +53,7 @@ much as reserved memory does."""
 _PARTITIONED_ALLOCATED, _PARTITIONED_RESERVED = 0.11, 0.20
 """The same around figures from the compiled step's own graphs: of 24 steps that these were not made
 with (`--steps fresh`)."""
-_COMPILED_LATENCY, _PARTITIONED_LATENCY = 0.84, 0.36
+_COMPILED_LATENCY, _PARTITIONED_LATENCY = 0.84, 0.40
 """The same of times around `COMPILED_PACE` of eager ones, networks left out, and around those from the
 compiled step's own graphs, where the speed of the host is known (`--steps blind`)."""
 _PROCESSOR_LATENCY = 0.25
