@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -150,6 +152,25 @@ def last_uses(uses: Sequence[Iterable[_Key]], stays: Collection[_Key] = ()) -> t
         if item not in stays:
             ends[position].append(item)
     return tuple(map(tuple, ends))
+
+
+def in_order(after: Sequence[Collection[int]]) -> list[int]:
+    """Return numbers in an order in which each follows all that it has to, the least one where several can.
+
+    after: the numbers that have to follow each one. Raises AssertionError where they follow each other.
+    """
+    waits = Counter(later for followers in after for later in followers)
+    ready = [number for number in range(len(after)) if not waits[number]]
+    order: list[int] = []
+    while ready:
+        order.append(heappop(ready))
+        for later in after[order[-1]]:
+            waits[later] -= 1
+            if not waits[later]:
+                heappush(ready, later)
+    if len(order) != len(after):
+        raise AssertionError("what has to follow what is a cycle")
+    return order
 
 
 def parameters_of(values: Iterable[Value]) -> tuple[Value, ...]:

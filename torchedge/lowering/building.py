@@ -7,7 +7,7 @@ from math import inf, isfinite, prod
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import ZERO, Axis, Fetched, Index, as_index, of, reshape
-from torchedge.expressions.scalars import Local, Scalar, apply, cast, constant
+from torchedge.expressions.scalars import Bound, Local, Scalar, apply, cast, constant
 from torchedge.lowering.nodes import (
     Contraction,
     ContractionRole,
@@ -24,6 +24,7 @@ from torchedge.lowering.nodes import (
 
 Shape = Sequence[int]
 Operand = Node | int | float | bool
+_ANY = 2**31 - 1
 
 
 def pointwise(shape: Shape, dtype: str, body: Callable[..., Scalar]) -> Pointwise:
@@ -40,6 +41,12 @@ def elements(x: Node, dtype: str) -> Callable[..., Scalar]:
 def clamped(number: Scalar, last: int) -> Index:
     """Return a number as an index from 0 to `last`, whichever is nearest."""
     return of(Fetched(apply("maximum", apply("minimum", number, last), 0), 0, last))
+
+
+def fetched(place: Scalar, extent: int) -> tuple[Index, Bound]:
+    """Return a number as an index below an extent, and the bound within which it is one."""
+    inside = of(Fetched(place, 0, max(0, extent - 1)))  # what the bound promises
+    return inside, (of(Fetched(place, -_ANY, _ANY)), 0, extent)
 
 
 def view(x: Node, shape: Shape, move: Callable[..., Sequence[Index | int]]) -> Pointwise:

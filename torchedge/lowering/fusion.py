@@ -8,10 +8,9 @@ where it reads the result of a product, a reduction or another element-wise kern
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from math import prod
 from typing import TypeGuard
 
@@ -34,6 +33,7 @@ from torchedge.expressions.scalars import (
     walk,
 )
 from torchedge.graphs import ITEM_SIZES
+from torchedge.graphs.graph import in_order
 from torchedge.graphs.steps import UPDATES
 from torchedge.lowering.building import view
 from torchedge.lowering.nodes import (
@@ -697,21 +697,7 @@ def _ordered(fuser: _Fuser, checks: Collection[FusionGroup]) -> list[FusionGroup
         updating = {fuser.maker[node] for node in fuser.overwriter.values()} - _before(checks, followers_of)
         for group in checks:
             followers_of[group] |= updating
-    after = {g: sorted(followers, key=number.__getitem__) for g, followers in followers_of.items()}
-    waits = Counter(follower for followers in after.values() for follower in followers)
-    by_number = list(number)
-    ready = [number[g] for g in number if not waits[g]]
-    order: list[FusionGroup] = []
-    while ready:
-        group = by_number[heappop(ready)]
-        order.append(group)
-        for follower in after[group]:
-            waits[follower] -= 1
-            if not waits[follower]:
-                heappush(ready, number[follower])
-    if len(order) != len(number):
-        raise AssertionError("groups depend on each other in a cycle")
-    return order
+    return [places[n] for n in in_order([{number[s] for s in followers_of[g]} for g in places])]
 
 
 def _before(

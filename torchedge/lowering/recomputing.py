@@ -13,13 +13,13 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
 from itertools import pairwise
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.graphs.graph import in_order
 from torchedge.lowering.arenas import live_bytes, planned
 from torchedge.lowering.programs import Launch, Program
 
@@ -239,19 +239,7 @@ class _Forward:
                     before = order[number][0] < order[writer][0]
                     if number != writer:
                         after[number if before else writer].add(writer if before else number)
-        waits = Counter(later for followers in after for later in followers)
-        ready = [number for number in range(len(order)) if not waits[number]]
-        ordered: list[Launch] = []
-        while ready:
-            number = heappop(ready)
-            ordered.append(order[number][1])
-            for later in after[number]:
-                waits[later] -= 1
-                if not waits[later]:
-                    heappush(ready, later)
-        if len(ordered) != len(order):
-            raise AssertionError("launches that are repeated wait for each other in a cycle")
-        return tuple(ordered)
+        return tuple([order[number][1] for number in in_order(after)])
 
 
 def _uses(program: Program, launch: Launch) -> tuple[list[int], list[int]]:

@@ -11,21 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchedge.expressions.indices import ZERO, Atom, Axis, Fetched, Index, of, rewrite
-from torchedge.expressions.scalars import (
-    Apply,
-    Bound,
-    Guarded,
-    Position,
-    Read,
-    Scalar,
-    substitute,
-    transform,
-    where,
-)
-from torchedge.lowering.building import clamped
+from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, substitute, transform, where
+from torchedge.lowering.building import clamped, fetched
 from torchedge.lowering.nodes import Node, Pointwise, RowsResult, Stored, axes, indices_of
-
-_ANY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +45,12 @@ def row_writes(
     if not isinstance(body, Guarded) or body.other != target.at(*indices_of(node.axes)):
         return None
     (index, low, high), *others = body.bounds
-    fetched = index.terms[0][0] if len(index.terms) == 1 else None
-    if not isinstance(fetched, Fetched) or not isinstance(fetched.value, Read):
+    number = index.terms[0][0] if len(index.terms) == 1 else None
+    if not isinstance(number, Fetched) or not isinstance(number.value, Read):
         return None
-    search = _search(fetched.value.tensor)
-    over = [axis for axis in node.axes if fetched.value.indices == (of(axis),)]
-    if search is None or not over or index != of(fetched) or (low, high) != (0, search.source.extent):
+    search = _search(number.value.tensor)
+    over = [axis for axis in node.axes if number.value.indices == (of(axis),)]
+    if search is None or not over or index != of(number) or (low, high) != (0, search.source.extent):
         return None
     (axis,), count = over, search.source.extent
     if count >= axis.extent:
@@ -70,9 +58,9 @@ def row_writes(
     (loop,) = axes((count,))
     source = of(loop) if count > 1 else ZERO
     row = expand(substitute(search.row, {search.source: source}))
-    place = of(Fetched(row, 0, axis.extent - 1))  # what the bounds promise
-    changes: dict[Atom, Index] = {fetched: source, axis: place}
-    bounds: list[Bound] = [(of(Fetched(row, -_ANY, _ANY)), 0, axis.extent)]
+    place, bound = fetched(row, axis.extent)
+    changes: dict[Atom, Index] = {number: source, axis: place}
+    bounds = [bound]
     if count > 1:
         last = search.last.at(clamped(row, axis.extent - 1))  # bounds are tested together
         bounds.append((of(Fetched(last, -1, count - 1)) - source, 0, 1))

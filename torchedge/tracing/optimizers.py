@@ -16,7 +16,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torchedge.errors import InputError, check_rate, described
 from torchedge.graphs.steps import UPDATES, GraphBuilder, Term
 
-SCOPE = UPDATES
 Group = Mapping[str, Any]
 
 _hooks_of = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -161,19 +160,19 @@ class _UpdateBuilder:
 
     def term(self, value: int) -> Term:
         """Return a value of the step."""
-        return Term(self.builder, value, SCOPE)
+        return Term(self.builder, value, UPDATES)
 
     def state(self, kind: str, like: Term) -> Term:
         """Return a state of the parameter's shape: at first zero, or the state of PyTorch's optimizer."""
         model = self.builder.values[like.value]
-        index = self.builder.add(f"{SCOPE}.{self.parameter}.{kind}", model.shape, model.dtype, "state")
+        index = self.builder.add(f"{UPDATES}.{self.parameter}.{kind}", model.shape, model.dtype, "state")
         if isinstance(self.existing.get(kind), torch.Tensor):
             self.part.tensors[self.builder.values[index].name] = self.existing[kind].detach()
         return self.term(index)
 
     def scalar(self, kind: str, start: float) -> Term:
         """Return a 0-d state of the parameter's own."""
-        index = self.builder.add(f"{SCOPE}.{self.parameter}.{kind}", (), self.part.dtype, "state")
+        index = self.builder.add(f"{UPDATES}.{self.parameter}.{kind}", (), self.part.dtype, "state")
         self.part.initial[index] = float(self.existing.get(kind, start))
         return self.term(index)
 
@@ -199,7 +198,7 @@ class _UpdateBuilder:
 
 
 def _counter_name(start: float) -> str:
-    return f"{SCOPE}.step" if start == 0 else f"{SCOPE}.step.from_{start:g}"
+    return f"{UPDATES}.step" if start == 0 else f"{UPDATES}.step.from_{start:g}"
 
 
 def _sgd(build: _UpdateBuilder, group: Group, lr: Term, value: Term, gradient: Term) -> Term:
@@ -487,7 +486,7 @@ def take_states(
     names: parameters by name. known: names of the step's states. read: returns a state's array by name.
     """
     for name, parameter in names.items():
-        start = f"{SCOPE}.{name}."
+        start = f"{UPDATES}.{name}."
         kinds = [state.removeprefix(start) for state in known if state.startswith(start)]
         if not kinds:
             continue
@@ -509,7 +508,7 @@ def states_of(
     states: dict[str, torch.Tensor] = {}
     for name, parameter in names.items():
         for kind, item in optimizer.state.get(parameter, {}).items():
-            title = settings.counter_of(parameter) if kind == "step" else f"{SCOPE}.{name}.{kind}"
+            title = settings.counter_of(parameter) if kind == "step" else f"{UPDATES}.{name}.{kind}"
             if title in known and item is not None:
                 states[title] = torch.as_tensor(item)
     return states

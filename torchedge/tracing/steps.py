@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.graph import Role
-from torchedge.graphs.steps import GraphBuilder, Step, Term
+from torchedge.graphs.steps import UPDATES, GraphBuilder, Step, Term
 from torchedge.graphs.training_steps import Loss, TrainingStep, as_tuple, check_loss
 from torchedge.storage.locks import PROCESS, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
@@ -24,14 +24,7 @@ from torchedge.tracing.copies import Draws, isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, plain_kernels, trace_joint, tracing
 from torchedge.tracing.objectives import Objective, public_name
-from torchedge.tracing.optimizers import (
-    SCOPE,
-    OptimizerPart,
-    Trained,
-    add_updates,
-    check_kind,
-    check_optimizer,
-)
+from torchedge.tracing.optimizers import OptimizerPart, Trained, add_updates, check_kind, check_optimizer
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
@@ -340,7 +333,7 @@ class _Capture:
         return gradients
 
     def _sum(self, one: int, other: int) -> int:
-        return (Term(self.builder, one, SCOPE) + Term(self.builder, other)).value
+        return (Term(self.builder, one, UPDATES) + Term(self.builder, other)).value
 
     def _accumulator(self, parameter: int, gradient: int) -> tuple[int, int]:
         """Add a state for the sum of gradients; returns it and the sum after this batch."""
@@ -351,7 +344,7 @@ class _Capture:
     def _zeros(self, state: int) -> int:
         value = self.builder.values[state]
         attrs = {"size": value.shape, "fill_value": 0.0, "dtype": value.dtype}
-        return self.builder.like(state, "full", attrs, SCOPE, f"{value.name}.zero")
+        return self.builder.like(state, "full", attrs, UPDATES, f"{value.name}.zero")
 
     def _optimized(
         self, optimizer: torch.optim.Optimizer, gradients: Mapping[int, int], current: Mapping[int, int]

@@ -25,6 +25,7 @@ from torchedge.lowering.building import (
     broadcast_shape,
     elementwise,
     expanded,
+    fetched,
     full,
     permuted,
     pointwise,
@@ -179,16 +180,13 @@ def counted(index: Scalar, size: int) -> Scalar:
     return where(index < 0, apply("add", index, size), index)
 
 
-_ANY = 2**31 - 1
-
-
 def read_at(x: Node, indices: Sequence[Index], places: dict[int, Scalar]) -> Scalar:
     """Return x at indices, of which those of some dimensions are themselves elements."""
     at = list(indices)
     bounds = []
     for dim, place in places.items():
-        bounds.append((of(Fetched(place, -_ANY, _ANY)), 0, x.shape[dim]))
-        at[dim] = of(Fetched(place, 0, max(0, x.shape[dim] - 1)))  # what the bounds promise
+        at[dim], bound = fetched(place, x.shape[dim])
+        bounds.append(bound)
     outside = float("nan") if is_floating(x.dtype) else 0
     return guarded(bounds, x.at(*at), outside)
 
