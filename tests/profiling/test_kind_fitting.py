@@ -121,7 +121,7 @@ def campaign(folder, named):
     folder.mkdir()
     jobs, rows = [], []
     for width in (64, 96, 128, 192):
-        for depth in (2, 5, 8):
+        for depth in (8, 20, 40):
             for slow in (1.0, 1.8):
                 name = f"mlp-{width}-{depth}-{slow}"
                 job = {"id": name, "network": f"mlp-{width}", "input_size": [3, 8, 8], "optimizer": "sgd"}
@@ -157,4 +157,4 @@ def test_the_slowness_of_a_host_that_jobs_name_is_fitted(tmp_path):
         fit = fit_kinds(measured, tmp_path / "out")
         errors[named] = fit.described["accuracy"]["matrices float32"]["mean"]
     assert errors[True] < 0.25 * errors[False]
-    assert fit.described["operator_us"] == pytest.approx(5.473 / 1.8, rel=0.15)  # of the other host
+    assert fit.described["operator_us"] == pytest.approx(5.473 / 1.8, rel=0.1)  # of the other host
