@@ -2,10 +2,11 @@
 
     python benchmarks/language_model_plans.py --out FOLDER [--lora] [--layers 4] [--hidden 384]
 
-First, launches of Llamas of other sizes are timed and the device's model of programs is fitted to them:
-FOLDER/profile. Then `torchedge.plan_lm` predicts the Llama of these options by it, before it is exported, and
-the bundle is measured: sums of the shortest times of all launches by the device's clock, which other work on
-the machine disturbs least, and medians of the first token, of later ones and of a training step (--lora).
+First, launches of Llamas of other sizes, and of steps that train their adapters, are timed and the device's
+model of programs is fitted to them: FOLDER/profile. Then `torchedge.plan_lm` predicts the Llama of these
+options by it, before it is exported, and the bundle is measured: sums of the shortest times of all launches
+by the device's clock, which other work on the machine disturbs least, and medians of the first token, of
+later ones and of a training step (--lora).
 FOLDER/launches.jsonl is used again.
 """
 
@@ -87,23 +88,30 @@ def _fitted(out: Path) -> Device:
 def _points(
     hidden: int, vocabulary: int, length: int, form: str | None, device: Device
 ) -> list[dict[str, Any]]:
-    """Time each method of a Llama, launch by launch and as a whole."""
+    """Time each method of a Llama, and a step of its adapters, launch by launch and as a whole."""
     points = []
     with tempfile.TemporaryDirectory() as folder:
         model = llama(hidden, 2, vocabulary, length)
-        bundle = torchedge.export_lm(
-            model, device, out=Path(folder) / "lm", max_length=length, quantize=cast(Any, form)
-        )
-        for name, shortest, step_ms in _timed(bundle):
-            method, mib = bundle.method(name), bundle.manifest.memory.total_bytes / 2**20
-            launches: dict[str, Any] = {
-                "kernels": len(method.program.kernels),
-                "latency_ms": step_ms,
-                "memory_mib": mib,
-                "allocated_mib": mib,
-                "launches": launches_of(method, shortest),  # type: ignore[arg-type]
-            }
-            points.append({"id": f"llama-{hidden}-{form}@{name}", "launches": launches})
+        adapted, batch, optimizer = _adapted(model, form, min(length, 256))
+        for bundle in (
+            torchedge.export_lm(
+                model, device, out=Path(folder) / "lm", max_length=length, quantize=cast(Any, form)
+            ),
+            torchedge.export(
+                adapted, batch, device, out=Path(folder) / "train", mode="train", loss="model",
+                optimizer=optimizer, onnx=False,
+            ),
+        ):  # fmt: skip
+            for name, shortest, step_ms in _timed(bundle):
+                method, mib = bundle.method(name), bundle.manifest.memory.total_bytes / 2**20
+                launches: dict[str, Any] = {
+                    "kernels": len(method.program.kernels),
+                    "latency_ms": step_ms,
+                    "memory_mib": mib,
+                    "allocated_mib": mib,
+                    "launches": launches_of(method, shortest),  # type: ignore[arg-type]
+                }
+                points.append({"id": f"llama-{hidden}-{form}@{name}", "launches": launches})
     return points
 
 
@@ -137,16 +145,21 @@ def _generated(bundle: torchedge.Bundle, vocabulary: int, count: int) -> tuple[f
 
 def _trained(model: Any, form: Any, length: int) -> tuple[float, int]:  # noqa: ANN401
     """Return the median time of a step of adapters, ms, and the bytes that are held."""
+    adapted, batch, optimizer = _adapted(model, form, length)
+    with torchedge.Trainer(adapted, batch, optimizer=optimizer) as trainer:
+        taken = taken_ms(lambda: trainer.step(batch), STEPS)
+        return statistics.median(taken[1:]), trainer.memory.total
+
+
+def _adapted(model: Any, form: Any, length: int) -> tuple[Any, dict[str, torch.Tensor], torch.optim.AdamW]:  # noqa: ANN401
+    """Return a Llama with adapters in all linear layers but the head, a text for it, and their optimizer."""
     import peft
 
     base = model if form is None else torchedge.quantize(model, form, group=32 if form == "int4" else None)
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=RANK, target_modules="all-linear"))
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     ids = torch.randint(0, model.config.vocab_size, (1, length))
-    batch = {"input_ids": ids, "labels": ids}
-    with torchedge.Trainer(adapted.train(), batch, optimizer=torch.optim.AdamW(trained)) as trainer:
-        taken = taken_ms(lambda: trainer.step(batch), STEPS)
-        return statistics.median(taken[1:]), trainer.memory.total
+    return adapted.train(), {"input_ids": ids, "labels": ids}, torch.optim.AdamW(trained)
 
 
 if __name__ == "__main__":

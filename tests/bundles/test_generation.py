@@ -10,7 +10,7 @@ import torch
 
 import torchedge
 from torchedge.bundles.generation import Generator, Sampling
-from torchedge.errors import CaptureError, IndexRangeError, InputError
+from torchedge.errors import CaptureError, IndexRangeError, InputError, TorchedgeWarning
 from torchedge.tracing.vision import prepare_torchvision
 
 pytest.importorskip("pyopencl")
@@ -114,6 +114,17 @@ def test_quantised_tokens_are_those_of_the_dequantised_model(llama, bundle, form
         )
         assert bundle.generate(ids[0], 8) == wanted[0, length:].tolist(), length
     assert bundle.manifest.memory.resident_bytes < floats.manifest.memory.resident_bytes / 2
+
+
+@pytest.mark.slow
+def test_a_model_in_bfloat16_generates_in_float32_and_stays_as_it_is(tmp_path):
+    model = network("Qwen2", tie_word_embeddings=True).bfloat16()
+    with pytest.warns(TorchedgeWarning, match="they count in float32"):
+        bundle = torchedge.export_lm(model, "local-cpu", out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK)
+    assert model.dtype is torch.bfloat16 and model.lm_head.weight is model.get_input_embeddings().weight
+    ids = prompt(11)
+    expected = model.float().generate(ids, max_new_tokens=9, do_sample=False, eos_token_id=None)[0, 11:]
+    assert bundle.generate(ids[0].tolist(), max_new_tokens=9) == expected.tolist()
 
 
 def test_a_token_is_written_into_the_caches_alone(bundle):

@@ -72,10 +72,11 @@ def test_memory_of_a_streaming_plan_is_that_of_the_bundle(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [None, "int4"])
-def test_memory_of_a_training_step_is_that_of_the_trainer(form):
+@pytest.mark.parametrize(("form", "tied"), [(None, False), ("int4", False), ("int4", True)])
+def test_memory_of_a_training_step_is_that_of_the_trainer(form, tied):
     peft = pytest.importorskip("peft")
     config = _config("llama")
+    config.tie_word_embeddings = tied
     plan = torchedge.plan_lm(config, "local-cpu", max_length=16, quantize=form, lora=4)
     model = transformers.AutoModelForCausalLM.from_config(config)
     if form is not None:
@@ -88,6 +89,19 @@ def test_memory_of_a_training_step_is_that_of_the_trainer(form):
         assert plan.total_bytes == trainer.memory.total
     assert plan.step.value > 0 and plan.first_token is None
     assert plan.tokens_per_s == pytest.approx(16_000 / plan.step.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [None, "int4"])
+@pytest.mark.parametrize("lora", [None, 4])
+def test_bfloat16_is_planned_as_the_same_numbers_in_float32(form, lora):
+    config, options = _config("qwen2"), {"max_length": 16, "quantize": form, "lora": lora}
+    config.tie_word_embeddings = True
+    expected = torchedge.plan_lm(config, "local-cpu", **options)
+    config.dtype = torch.bfloat16
+    with pytest.warns(torchedge.errors.TorchedgeWarning, match="they count in float32"):
+        plan = torchedge.plan_lm(config, "local-cpu", **options)
+    assert plan.to_dict() == expected.to_dict()
 
 
 @pytest.mark.slow

@@ -142,8 +142,11 @@ def _check_training(mode: str, training: dict[str, Any]) -> None:
 def _load(text: str, weights: Path | None, seed: int) -> tuple[torch.nn.Module, str]:
     import torch
 
+    from torchedge.tracing.copies import in_float32
+
     torch.manual_seed(seed)
     model, label = load_named(text, weights=True)
+    model = in_float32(model)
     if weights is None:
         if not text.rpartition(":")[0].endswith(".py"):
             warn(f"the weights of {label} are random (seed {seed}); --weights FILE sets them")

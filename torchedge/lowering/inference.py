@@ -27,6 +27,7 @@ from torchedge.lowering.targets import (
 )
 from torchedge.opencl import choose_device as choose_opencl_device
 from torchedge.tracing.capturing import CaptureRequest, arguments_of, unwrapped
+from torchedge.tracing.copies import in_float32
 from torchedge.tracing.folding import fold_constants
 from torchedge.tracing.sequence_lengths import LengthFamily
 from torchedge.tracing.shared_values import with_names, with_states
@@ -135,7 +136,7 @@ def capture_model(
     """
     if isinstance(model, str):
         model, label = load_model(model)
-        name = name or label
+        model, name = in_float32(model), name or label
     if not isinstance(model, torch.nn.Module):
         raise not_a_module(model, "a torch.nn.Module or a model's name")
     model = unwrapped(model)

@@ -17,6 +17,7 @@ import copy
 import functools
 import random
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from torchedge.errors import CaptureError
+from torchedge.errors import CaptureError, TorchedgeWarning
 from torchedge.tracing.torch_calls import cell_content, forget_patched
 
 _LONGEST_RANGE = 50_000_000
@@ -65,6 +66,27 @@ class Draws(random.Random):
             self.seed(1 + round(self._extreme))
         self.count += 1
         return super().getrandbits(k)
+
+
+def in_float32(model: _Module) -> _Module:
+    """Return a model whose bfloat16 weights are float32, the same numbers; the model itself without any.
+
+    Kernels do not compute with bfloat16. The copy shares all other weights; what layers share stays shared.
+    """
+    held = [*model.parameters(), *model.buffers()]
+    if all(tensor.dtype is not torch.bfloat16 for tensor in held):
+        return model
+    warnings.warn(
+        TorchedgeWarning(
+            f"{type(model).__name__} has weights in bfloat16, with which kernels do not compute: they count "
+            "in float32, the same numbers in twice the memory; float16 or integers take less"
+        ),
+        stacklevel=2,
+    )
+    memo: dict[int, Any] = {id(b): b for b in model.buffers()}
+    memo |= {id(p): torch.nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
+    twin = copy.deepcopy(model, memo)
+    return twin._apply(lambda t: t.float() if t.dtype is torch.bfloat16 else t)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torchedge.errors import (
     needed,
 )
 from torchedge.tracing.caches import additive, cache_class, check_logits
+from torchedge.tracing.copies import in_float32
 from torchedge.tracing.encoder_decoders import encoder_methods
 from torchedge.tracing.quantized_tensors import read_quantized
 from torchedge.tracing.quantizing import WeightFormat, quantize
@@ -170,7 +171,7 @@ def language_model(
             f"model is {described(model)}; expected a causal model or an encoder-decoder of transformers, "
             "or its config"
         )
-    model = read_quantized(model)
+    model = in_float32(read_quantized(model))
     if shapes:
         model = without_values(model)
     return (model if form is None else quantize(model, form, group=GROUPS.get(form))).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from traceback import extract_tb
@@ -161,20 +162,24 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
 
     An exception of the model becomes an error of one line.
     """
+    table, gradients = decompositions(keep), trained is not None
+
+    def traced_now(fakes: list[torch.Tensor]) -> JointGraph:
+        state = objective.state
+        done = (lambda: None) if state is None else state.check_backward
+        return trace_joint(objective, fakes, table, gradients=gradients, traced=done)
+
+    def fake() -> AbstractContextManager[tuple[FakeTensorMode, list[torch.Tensor]]]:
+        return faked(objective, trained or (), objective.tensors())
+
     try:
-        with logs_ignored(_FAKES), faked(objective, trained or (), objective.tensors()) as (mode, fakes):
-            table, gradients = decompositions(keep), trained is not None
-
-            def traced_now() -> JointGraph:
-                state = objective.state
-                done = (lambda: None) if state is None else state.check_backward
-                return trace_joint(objective, fakes, table, gradients=gradients, traced=done)
-
-            try:
-                return traced_now()
-            except StateChangedError:
+        with logs_ignored(_FAKES):
+            with suppress(StateChangedError), fake() as (_, fakes):
+                return traced_now(fakes)
+            # AOTAutograd leaves tensors of its own in modules that stand in two places (tied embeddings).
+            with fake() as (mode, fakes):
                 _rehearse(objective, fakes, mode, gradients)
-            return traced_now()
+                return traced_now(fakes)
     except TorchedgeError:
         raise
     except Exception as error:
