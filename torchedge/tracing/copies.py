@@ -86,7 +86,8 @@ def in_float32(model: _Module) -> _Module:
     memo: dict[int, Any] = {id(b): b for b in model.buffers()}
     memo |= {id(p): torch.nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
     twin = copy.deepcopy(model, memo)
-    return twin._apply(lambda t: t.float() if t.dtype is torch.bfloat16 else t)
+    twin._apply(lambda t: t.float() if t.dtype is torch.bfloat16 else t)
+    return twin
 
 
 @contextmanager
