@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from torchedge.bundles.bundle import Bundle
+    from torchedge.bundles.exporting import Request
     from torchedge.bundles.language_plans import LanguagePlan
     from torchedge.lowering.targets import Precision
     from torchedge.prediction.advice import Advice
@@ -577,11 +578,8 @@ def export(
     without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it),
     LimitError (which names a memory limit that works) and MissingExtraError.
     """
-    from torchedge.bundles.exporting import Request, make_bundle
+    from torchedge.bundles.exporting import Request
 
-    if progress is not None:
-        check_function("progress", progress)
-    target = choose_device(device)
     request = Request(
         model,
         example,
@@ -596,6 +594,21 @@ def export(
         tuner,
         check,
     )
+    return _bundle(request, device, out, force, progress)
+
+
+def _bundle(
+    request: Request,
+    device: str | Path | Device | None,
+    out: str | Path,
+    force: bool,
+    progress: Callable[[str], object] | None,
+) -> Bundle:
+    from torchedge.bundles.exporting import make_bundle
+
+    if progress is not None:
+        check_function("progress", progress)
+    target = choose_device(device)
     with noticed(f"exporting for {target.name}") if progress is None else nullcontext():
         return make_bundle(request, target, out, force=force, progress=progress or stage)
 
@@ -617,6 +630,7 @@ def export_lm(
     name: str | None = None,
     precision: Literal["float32", "float16"] = "float32",
     tuner: Literal["fixed", "model"] | None = None,
+    tokenizer: str | Path | None = None,
     force: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> Bundle:
@@ -632,28 +646,26 @@ def export_lm(
     length; max_length is then that of its decoder. quantize: "int8" (a scale a row) or "int4" (a scale for 32
     weights of a row) of linear layers and embeddings; for other groups and zero points pass a model of
     `torchedge.quantize`.
-    memory_limit: of all that generation allocates; weights beyond it are read for every token and chunk. The
-    other arguments and errors are those of `export`; CaptureError also for a model whose attention takes no
-    caches.
+    memory_limit: of all that generation allocates; weights beyond it are read for every token and chunk.
+    tokenizer: a tokenizer.json, of which the bundle gets a copy for `Bundle.generate_text`. The other
+    arguments and errors are those of `export`; CaptureError also for a model whose attention takes no caches.
     """
+    from torchedge.bundles.exporting import Request
     from torchedge.tracing.language_models import language_model, methods_of
 
     built = language_model(model, quantize)
     methods = methods_of(built, max_length, chunk, batch, cache_dtype, encoder_length)
-    title = name or type(built).__name__
-    return export(
+    request = Request(
         methods,
-        device=device,
-        out=out,
-        memory_limit=memory_limit,
         seed=seed,
-        name=title,
+        name=name or type(built).__name__,
+        memory_limit=memory_limit,
         onnx=False,
         precision=precision,
         tuner=tuner,
-        force=force,
-        progress=progress,
+        tokenizer=None if tokenizer is None else check_path("tokenizer", tokenizer),
     )
+    return _bundle(request, device, out, force, progress)
 
 
 @checked_call()

@@ -310,6 +310,71 @@ def test_what_is_no_language_model_is_told(inference, tmp_path):
         torchedge.export_lm(config, "local-cpu", out=tmp_path / "lm", max_length=20)
 
 
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A tokenizer.json whose tokens are bytes, and two special ones."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    names = ["<s>", "</s>", *letters[:99]]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({name: n for n, name in enumerate(names)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(names[:2])
+    file = tmp_path_factory.mktemp("words") / "tokenizer.json"
+    made.save(str(file))
+    return file
+
+
+def test_words_in_and_words_out(llama, bundle, words, tmp_path):
+    tokenizers, text = pytest.importorskip("tokenizers"), "SOME 42 WORDS"
+    made = tokenizers.Tokenizer.from_file(str(words))
+    ids = made.encode(text).ids
+    tokens, pieces = bundle.generate(ids, 12), []
+    found = bundle.generate_text(text, 12, tokenizer=words, stream=pieces.append)
+    assert found == made.decode(tokens) and found.startswith("".join(pieces)) and pieces
+    stop = made.id_to_token(tokens[3])
+    assert bundle.generate_text(text, 12, tokenizer=words, stop=stop) == made.decode(
+        bundle.generate(ids, 12, stop=[tokens[3]])
+    )
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        bundle.generate_text(text)
+    with pytest.raises(InputError, match=r"'nothing' is no token of tokenizer\.json"):
+        bundle.generate_text(text, tokenizer=words, stop=["nothing"])
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="is no tokenizer"):
+        bundle.tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_as_many_tokens_follow_as_the_caches_hold(bundle):
+    assert len(bundle.generate(prompt(5)[0])) == LENGTH - 4
+    assert len(bundle.generate(prompt(LENGTH)[0])) == 1
+
+
+@pytest.mark.slow
+def test_a_folder_of_transformers_becomes_a_bundle_that_writes(words, tmp_path, capsys):
+    from torchedge.cli import main
+
+    model, folder = network("Qwen2", tie_word_embeddings=True).bfloat16(), tmp_path / "model"
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(words.read_bytes())
+    line = ["export", f"hf:{folder}", "-o", str(tmp_path / "lm"), "--max-length", str(LENGTH), "--chunk", "8"]
+    assert main([*line, "--quantize", "int4"]) == 0
+    assert "random" not in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "lm"), "--prompt", "A TEXT", "--max-new-tokens", "9", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    expected = torchedge.export_lm(
+        torchedge.quantize(model.float(), "int4", group=32), "local-cpu", out=tmp_path / "other",
+        max_length=LENGTH, chunk=CHUNK, tokenizer=words,
+    )  # fmt: skip
+    assert document["text"] == expected.generate_text("A TEXT", 9)
+    assert main(["run", str(tmp_path / "lm"), "--prompt", "A TEXT", "--max-new-tokens", "9"]) == 0
+    assert document["text"].split() == capsys.readouterr().out.split()
+    assert main([*line, "--force", "--seq-len", "8"]) == 2 and main([*line[:4], "--chunk", "8"]) == 2
+    (folder / "model.safetensors").unlink()
+    assert main([*line, "--force"]) == 0
+    assert "are random" in capsys.readouterr().err
+
+
 def test_text_on_the_command_line(folder, bundle, capsys):
     from torchedge.cli import main
 
@@ -321,3 +386,4 @@ def test_text_on_the_command_line(folder, bundle, capsys):
     assert ",".join(map(str, document["tokens"])) in capsys.readouterr().out.replace(" ", "")
     assert main([*line, "--random"]) == 2
     assert main(["run", str(folder), "--prompt-ids", "a"]) == 2
+    assert main(["run", str(folder), "--prompt", "a"]) == 2 and main([*line, "--prompt", "a"]) == 2

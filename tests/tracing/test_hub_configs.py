@@ -46,6 +46,24 @@ def test_a_configuration_is_built_on_the_meta_device_as_transformers_builds_it(w
     assert transformers.logging.get_verbosity() != transformers.logging.ERROR
 
 
+def test_a_folder_has_the_weights_that_lie_in_it(write, tmp_path):
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL))
+    model.save_pretrained(tmp_path / "whole")
+    found, _ = load_model(f"hf:{tmp_path / 'whole'}", weights=True)
+    assert all(map(torch.equal, found.state_dict().values(), model.state_dict().values()))
+    assert load_model(f"hf:{tmp_path / 'whole'}")[0].lm_head.weight.is_meta
+    with pytest.raises(
+        InputError, match=r"weights lack 1 tensors of GPT2ForSequenceClassification, such as score"
+    ):
+        load_model(f"hf:{tmp_path / 'whole'}:GPT2ForSequenceClassification", weights=True)
+    (tmp_path / "whole" / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot be built"):
+        load_model(f"hf:{tmp_path / 'whole'}", weights=True)
+
+
 def test_a_configuration_is_predicted_at_any_length_as_its_model(write):
     path, options = write(), {"device": "nvidia-h200", "optimizer": "adamw"}
     model = load_model(f"hf:{path}")[0]

@@ -22,6 +22,7 @@ from torchedge.bundles.manifests import (
     ONNX,
     PROGRAM,
     SOURCE,
+    TOKENIZER,
     WEIGHTS,
     Manifest,
     Memory,
@@ -35,12 +36,14 @@ from torchedge.bundles.manifests import (
 )
 from torchedge.bundles.plan_files import PlanFile, read_schedule, schedule_apart
 from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove_programs
+from torchedge.bundles.texts import Tokenizer
 from torchedge.bundles.weights import check_weights, packed_weights, read_header
 from torchedge.devices import find_device
 from torchedge.errors import (
     DivisionError,
     IndexRangeError,
     InputError,
+    check_function,
     check_path,
     checked_call,
     did_you_mean,
@@ -304,7 +307,7 @@ class Bundle:
     def generate(
         self,
         ids: Iterable[Any],
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
         *,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -317,7 +320,8 @@ class Bundle:
         """Return the tokens that follow a prompt, by a bundle of `torchedge.export_lm`.
 
         ids: the prompt, of any length that the caches hold; it runs in chunks. What it has in common with the
-        tokens of the call before, from the first one on, is kept and not computed again.
+        tokens of the call before, from the first one on, is kept and not computed again. max_new_tokens: by
+        default 64, or as many as the caches hold.
         temperature: 0 takes the most likely token; above it tokens are drawn, among the top_k most likely, or
         the fewest whose probabilities reach top_p. The same seed draws the same. stop: tokens that end the
         text; the one found is returned, too. stream: called with each new token.
@@ -336,6 +340,40 @@ class Bundle:
         """
         sampling = Sampling(temperature, top_k, top_p)
         return self.runner.generate(ids, max_new_tokens, sampling, stop, seed, stream, begin_with)
+
+    def generate_text(
+        self,
+        text: str,
+        max_new_tokens: int | None = None,
+        *,
+        stop: str | Iterable[int | str] = (),
+        stream: Callable[[str], object] | None = None,
+        tokenizer: str | Path | None = None,
+        **options: Any,  # noqa: ANN401 - those of `generate`
+    ) -> str:
+        """Return the text that follows another one; the package `tokenizers` makes its tokens.
+
+        stop: tokens that end it, by name or number. stream: called with each piece of text as soon as it is
+        there. tokenizer: a tokenizer.json, by default the bundle's. Other options and errors are those of
+        `generate`; InputError too where the bundle has no tokenizer and none is given.
+        """
+        words = self.tokenizer(tokenizer)
+        if stream is not None:
+            check_function("stream", stream)
+        pieces = None if stream is None else words.pieces(stream)
+        tokens = self.generate(
+            words.tokens(text), max_new_tokens, stop=words.numbers(stop), stream=pieces, **options
+        )
+        return words.text(tokens)
+
+    def tokenizer(self, path: str | Path | None = None) -> Tokenizer:
+        """Return the bundle's tokenizer, or that of a tokenizer.json; raises InputError without either."""
+        if path is None and TOKENIZER not in self.manifest.files:
+            raise InputError(
+                f"{self.path}: holds no tokenizer; expected one here or at its export, a tokenizer.json, or "
+                "tokens in place of a text"
+            )
+        return Tokenizer(self.path / TOKENIZER if path is None else path)
 
     def train_step(self, *inputs: object) -> float:
         """Train on one batch and return the loss; weights stay on the device.
@@ -540,7 +578,7 @@ class Runner:
     def generate(
         self,
         ids: Iterable[Any],
-        max_new_tokens: int,
+        max_new_tokens: int | None,
         sampling: Sampling,
         stop: Iterable[int] = (),
         seed: int = 0,
@@ -649,7 +687,7 @@ def _read_files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
     """
     most = {SOURCE: MAX_SOURCE_BYTES, **dict.fromkeys(manifest.plans.values(), MAX_PLAN_BYTES)}
     most |= dict.fromkeys(manifest.programs.values(), MAX_FILE_BYTES)
-    large = (WEIGHTS, ONNX, f"{ONNX}.data", CHECK)  # hashed alone
+    large = (WEIGHTS, ONNX, f"{ONNX}.data", CHECK, TOKENIZER)  # hashed alone
     contents = {}
     for name, file in manifest.files.items():
         kernel = name.startswith("kernels/") and name.endswith(".cl") and name.count("/") == 1

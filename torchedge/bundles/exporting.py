@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from torchedge.bundles.manifests import (
     METHOD_NAME,
     ONNX,
     SOURCE,
+    TOKENIZER,
     WEIGHTS,
     BundleFile,
     BundleTarget,
@@ -43,6 +45,7 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
 from torchedge.bundles.plan_files import PLAN_FILES, plan_file
 from torchedge.bundles.sources import SOURCES, Source
+from torchedge.bundles.texts import Tokenizer
 from torchedge.bundles.weights import read_header
 from torchedge.devices import Device, Provenance
 from torchedge.errors import (
@@ -101,7 +104,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `torchedge.export`; model: one, or (model, example) by the name of its method."""
+    """The arguments of `torchedge.export`; model: one, or (model, example) by the name of its method.
+
+    tokenizer: a file that the bundle gets a copy of.
+    """
 
     model: torch.nn.Module | Mapping[str, tuple[torch.nn.Module, Any]]
     example: Any = None
@@ -115,6 +121,7 @@ class Request:
     precision: Precision = "float32"
     tuner: Tuner | None = None
     check: bool = False
+    tokenizer: Path | None = None
 
     @property
     def train(self) -> bool:
@@ -204,6 +211,8 @@ def make_bundle(
     """
     target = check_free(out, force)
     _check_request(request)
+    if request.tokenizer is not None:
+        Tokenizer(request.tokenizer)
     calls = request.calls
     onnx: dict[str, Plain] = {} if request.onnx else {"left_out": "on request"}
     if len(calls) > 1:
@@ -226,6 +235,9 @@ def make_bundle(
         write_json(folder / SOURCE, SOURCES.document(lowering.source))
         named = dict(zip(_program_files(calls, programs), programs, strict=True))
         files = {SOURCE: file_of(folder / SOURCE)}
+        if request.tokenizer is not None:
+            shutil.copyfile(request.tokenizer, folder / TOKENIZER)
+            files[TOKENIZER] = file_of(folder / TOKENIZER)
         order = _loading_order(plans)
         files |= write_programs(folder, named, _values(steps, program.hyperparameters), order)
         if not onnx:

@@ -20,6 +20,8 @@ from torchedge.errors import InputError, check_function, check_whole, described
 
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 _SPAN = re.compile(rf"({PREFILL}|{DECODE})_([1-9][0-9]{{0,8}})")
+USUAL_TOKENS = 64
+"""How many tokens follow a prompt where nothing is said, and the caches hold them."""
 CACHES = ("keys.", "values.")
 """How names of caches begin; they are [texts, heads, tokens, width]."""
 Column = tuple[int | None, ...]
@@ -172,7 +174,7 @@ def generate(
     runner: Stepping,
     windows: Windows,
     ids: Iterable[Any],
-    max_new_tokens: int,
+    max_new_tokens: int | None,
     sampling: Sampling,
     stop: Iterable[int],
     seed: int,
@@ -193,7 +195,8 @@ def generate(
     if not all(prompts):
         raise InputError("begin_with has no token; expected at least one, or omit it")
     ends = {*_tokens("stop", stop)}
-    check_whole("max_new_tokens", max_new_tokens)
+    if max_new_tokens is not None:
+        check_whole("max_new_tokens", max_new_tokens)
     check_whole("seed", seed, 0)
     sampling.check()
     if stream is not None:
@@ -204,6 +207,8 @@ def generate(
             "more, or a bundle of torchedge.export_lm(..., batch=)"
         )
     most = max(map(len, prompts))
+    if max_new_tokens is None:
+        max_new_tokens = max(1, min(USUAL_TOKENS, length - most + 1))
     if most + max_new_tokens - 1 > length:
         raise InputError(
             f"{most} tokens and {max_new_tokens} new ones are given, and the caches hold {length}; "

@@ -32,6 +32,7 @@ MANIFEST, SOURCE = "manifest.json", "source.json"
 PROGRAM, ACCUMULATING = "program.json", "accumulating.json"
 WEIGHTS = "weights.safetensors"
 ONNX, PLAN, CHECK = "model.onnx", "streaming_plan.json", "check.json"
+TOKENIZER = "tokenizer.json"
 
 MAX_MANIFEST_BYTES = 2**25
 MAX_PLAN_BYTES = 2**27

@@ -39,6 +39,8 @@ _OPTIMIZERS: dict[str, tuple[str, float, dict[str, float]]] = {
 """By name: the class in torch.optim, the learning rate by default, further options."""
 
 _TRAINING_ONLY = ("loss", "optimizer", "lr", "accumulation")
+_GENERATING_ONLY = ("quantize", "chunk", "cache_dtype", "tokenizer")
+_NOT_GENERATING = ("mode", "input_size", "seq_len", "onnx", "check")
 _MAX_WEIGHTS = 2**36
 
 
@@ -48,6 +50,7 @@ _MAX_WEIGHTS = 2**36
     examples=[
         "torchedge export squeezenet1_1 --device mali --out squeezenet --weights state.safetensors",
         "torchedge export nets.py:small -d adreno -o small --mode train --optimizer adam --lr 0.001",
+        "torchedge export hf:FOLDER -d adreno -o lm --max-length 512 --quantize int4",
     ],
 )
 @click.argument("model")
@@ -57,7 +60,33 @@ _MAX_WEIGHTS = 2**36
 @options.input_size
 @options.seq_len
 @click.option("--mode", type=Choice(["train", "infer"]), default="infer", help="Training step or inference.")
-@click.option("--weights", type=PATH, metavar="FILE", help="A .safetensors file of the model's state.")
+@click.option(
+    "--weights",
+    type=PATH,
+    metavar="FILE",
+    help="A .safetensors file of the model's state, or a .gguf file. [default: those of hf:FOLDER, or "
+    "random ones]",
+)
+@click.option(
+    "--max-length",
+    type=whole(2),
+    help="Export a language model that generates: tokens of a prompt and its continuation.",
+)
+@click.option(
+    "--tokenizer",
+    type=PATH,
+    metavar="FILE",
+    help="With --max-length: a tokenizer.json to put into the bundle. [default: that of hf:FOLDER]",
+)
+@click.option("--quantize", type=Choice(["int8", "int4"]), help="With --max-length: format of weights.")
+@click.option(
+    "--chunk", type=whole(2), help="With --max-length: tokens of a prompt that run at once. [default: 64]"
+)
+@click.option(
+    "--cache-dtype",
+    type=Choice(["float32", "float16"]),
+    help="With --max-length: of keys and values. [default: float32]",
+)
 @click.option("--seed", type=whole(0), default=0, help="Seed of random weights and dropout.")
 @click.option("--loss", type=Choice(LOSSES), help="With --mode train: the loss. [default: cross-entropy]")
 @click.option(
@@ -91,7 +120,8 @@ def export(
     memory_limit: str | None,
     onnx: bool,
     force: bool,
-    **others: Any,  # noqa: ANN401 - _TRAINING_ONLY, precision, tuner, check
+    max_length: int | None,
+    **others: Any,  # noqa: ANN401 - _TRAINING_ONLY, _GENERATING_ONLY, precision, tuner, check
 ) -> None:
     """Write a model as OpenCL kernels and weights for a device.
 
@@ -99,36 +129,46 @@ def export(
     and model.onnx. With --mode train, a run is a whole training step: forward, backward, update. The device
     need not be connected: the program is checked against the limits in its profile. Without --weights, the
     model's own code draws them. With --memory-limit, the bundle has a streaming plan: runs load weights while
-    they compute. The exit status is 3 if no plan stays within the limit. `torchedge run` runs the bundle.
+    they compute. With --max-length, the bundle is a language model that generates text. The exit status is 3
+    if no plan stays within the limit. `torchedge run` runs the bundle.
     """
     from torchedge import api
     from torchedge.bundles.exporting import STAGES, check_free
+    from torchedge.tracing.hub_configs import split_config
 
     training = {name: others.pop(name) for name in _TRAINING_ONLY}
+    generating = {name: value for name in _GENERATING_ONLY if (value := others.pop(name)) is not None}
     _check_training(mode, training)
+    if max_length is None:
+        refuse_given(_GENERATING_ONLY, "without --max-length; add that, or omit it")
+    else:
+        refuse_given(_NOT_GENERATING, "beside --max-length, which exports generation; omit one of them")
     check_free(out, force)
     target = api.choose_device(device)
     module, label = _load(model, weights, seed)
-    example = _example(module, input_size, seq_len, batch_size, seed)
-    step = _step(model, module, example, training) if mode == "train" else {}
+    same: dict[str, Any] = {
+        "out": out,
+        "device": target,
+        "seed": seed,
+        "name": label,
+        "memory_limit": memory_limit,
+    }
+    onnx &= max_length is None
     stages = [stage for stage in STAGES if stage != "model.onnx" or onnx]
     with Progress(len(stages), f"export {label}") as progress, contextlib.redirect_stdout(sys.stderr):
-        bundle = api.export(
-            module,
-            example,
-            out=out,
-            device=target,
-            mode=mode,
-            seed=seed,
-            name=label,
-            onnx=onnx,
-            accumulation=training["accumulation"] or 1,
-            memory_limit=memory_limit,
-            force=force,
-            progress=progress.begin,
-            **step,
-            **others,
-        )
+        same |= {"force": force, "progress": progress.begin}
+        if max_length is not None:
+            others.pop("check")
+            if model.startswith("hf:") and (file := split_config(model)[0] / "tokenizer.json").is_file():
+                generating.setdefault("tokenizer", file)
+            bundle = api.export_lm(
+                module, max_length=max_length, batch=batch_size, **generating, **same, **others
+            )
+        else:
+            example = _example(module, input_size, seq_len, batch_size, seed)
+            step = _step(model, module, example, training) if mode == "train" else {}
+            step["accumulation"] = training["accumulation"] or 1
+            bundle = api.export(module, example, mode=mode, onnx=onnx, **same, **step, **others)
     answer(bundle.document(), lambda: print(bundle), written=bundle.path)
 
 
@@ -143,14 +183,19 @@ def _load(text: str, weights: Path | None, seed: int) -> tuple[torch.nn.Module, 
     import torch
 
     from torchedge.tracing.copies import in_float32
+    from torchedge.tracing.gguf_files import load_gguf
+    from torchedge.tracing.hub_configs import has_weights, split_config
 
     torch.manual_seed(seed)
     model, label = load_named(text, weights=True)
     model = in_float32(model)
     if weights is None:
-        if not text.rpartition(":")[0].endswith(".py"):
+        own = text.startswith("hf:") and has_weights(split_config(text)[0])
+        if not own and not text.rpartition(":")[0].endswith(".py"):
             warn(f"the weights of {label} are random (seed {seed}); --weights FILE sets them")
         return model, label
+    if weights.suffix == ".gguf":
+        return load_gguf(model, weights), label
     from torchedge.storage.tensors import read_tensors
 
     arrays, _ = read_tensors(weights, max_bytes=_MAX_WEIGHTS, finite=False)

@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import MIB, WORDS, Progress, answer, print_table, print_wrapped
+from torchedge.cli.console import MIB, WORDS, Progress, answer, json_wanted, print_table, print_wrapped
 from torchedge.cli.options import (
     PATH,
     PICTURE,
@@ -54,7 +55,7 @@ _HOST_OPTIONS = ("reads", "loading", "trace", "plot")
 """Options of Python's executor alone."""
 _TEXT_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed")
 """Options of a continued text alone."""
-_OF_ONE_BUNDLE = ("settings", "save", "method", "prompt_ids", "over")
+_OF_ONE_BUNDLE = ("settings", "save", "method", "prompt_ids", "prompt", "over")
 """Options that several bundles do not take."""
 _OF_A_RUN = ("out", "steps", "settings", "save", "timed", "trace", "plot", "over", "memory_limit", "reads")
 """Options that a description does not take."""
@@ -67,6 +68,7 @@ _HEADER_BYTES = 2**16
         "torchedge run squeezenet",
         "torchedge run squeezenet --input image.npy --out scores.npy --device gpu",
         "torchedge run gpt --prompt-ids 15,7,42 --max-new-tokens 16 --temperature 0.8",
+        "torchedge run gpt --prompt 'Once upon a time' --tokenizer tokenizer.json",
         "torchedge run small --random --steps 100 --save trained.safetensors --time",
         "torchedge run detector depth --random --memory-limit 200MiB --iterations 10 --plot memory.png",
         "torchedge run squeezenet --random --over adb --runner build/android-arm64/torchedge-run",
@@ -83,11 +85,19 @@ _HEADER_BYTES = 2**16
 @click.option(
     "--prompt-ids", metavar="IDS", help="Continue these tokens, as 1,2,3 (a language model's bundle)."
 )
-@click.option("--max-new-tokens", type=WHOLE, default=64, help="Largest number of tokens to generate.")
+@click.option("--prompt", metavar="TEXT", help="Continue this text, by its bundle's tokenizer or another.")
+@click.option("--tokenizer", type=PATH, metavar="FILE", help="With --prompt: a tokenizer.json.")
+@click.option(
+    "--max-new-tokens",
+    type=WHOLE,
+    help="Largest number of tokens to generate. [default: 64, or as many as its caches hold]",
+)
 @click.option("--temperature", type=float, default=0.0, help="Draw tokens; 0 takes the most likely one.")
 @click.option("--top-k", type=WHOLE, help="Draw among this many of the most likely tokens.")
 @click.option("--top-p", type=float, help="Draw among the most likely tokens of this probability together.")
-@click.option("--stop", default="", metavar="IDS", help="Tokens that end the text.")
+@click.option(
+    "--stop", default="", metavar="IDS", help="Tokens that end the text; with --prompt names of them, too."
+)
 @click.option("--seed", type=int, default=0, help="Seed of drawn tokens.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a hyperparameter, as lr=0.1."
@@ -144,7 +154,8 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
 
     With --isolated, the run is a process of its own, and a driver that aborts or hangs is one clear error.
 
-    --prompt-ids continues a text of tokens by a bundle of torchedge.export_lm, and prints the new tokens.
+    --prompt-ids continues a text of tokens by a bundle of torchedge.export_lm, and prints the new tokens;
+    --prompt continues words and prints words.
 
     Several bundles of inferences run one after the other within one --memory-limit, --iterations times. They
     are planned together: the last launches of one load the first weights of the next. Input NAME of the
@@ -170,7 +181,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: A
     _check(settings, several=len(bundles) > 1)
     opened = [Bundle.open(path, trust=settings.trust) for path in bundles]
     queue = BundleQueue(opened) if len(opened) > 1 else None
-    if settings.prompt_ids is not None:
+    if settings.prompt_ids is not None or settings.prompt is not None:
         return _continue_text(opened[0], settings)
     source = queue or opened[0].method(settings.method)
     inputs, outputs = source.inputs, source.outputs
@@ -240,14 +251,23 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[
 
 
 def _continue_text(bundle: Bundle, options: SimpleNamespace) -> int:
-    """Print the tokens that follow a prompt."""
+    """Print the tokens or the text that follow a prompt."""
     from torchedge.bundles.generation import Sampling
 
-    prompt, stop = _token_ids("--prompt-ids", options.prompt_ids), _token_ids("--stop", options.stop)
+    words, stream = None, None
+    if options.prompt is None:
+        prompt, stop = _token_ids("--prompt-ids", options.prompt_ids), _token_ids("--stop", options.stop)
+    else:
+        words = bundle.tokenizer(options.tokenizer)
+        names = options.stop.replace(",", " ").split()
+        stop = words.numbers([int(name) if name.isdecimal() else name for name in names])
+        prompt = words.tokens(options.prompt)
+        if sys.stdout.isatty() and not json_wanted():  # a text is read as it grows
+            stream = words.pieces(partial(print, end="", flush=True))
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     with bundle.place(options.device, memory_limit=options.memory_limit) as runner:
         start = time.perf_counter()
-        tokens = runner.generate(prompt, options.max_new_tokens, sampling, stop, options.seed)
+        tokens = runner.generate(prompt, options.max_new_tokens, sampling, stop, options.seed, stream)
         seconds = time.perf_counter() - start
         document: dict[str, Any] = {
             "model": bundle.manifest.model,
@@ -255,11 +275,16 @@ def _continue_text(bundle: Bundle, options: SimpleNamespace) -> int:
             "prompt": len(prompt),
             "tokens": tokens,
         }
+    if words is not None:
+        document["text"] = words.text(tokens)
     if options.timed:
         document["ms"] = 1000 * seconds
 
     def show() -> None:
-        print(",".join(map(str, tokens)))
+        if stream is not None:
+            print()
+        else:
+            print(document.get("text", ",".join(map(str, tokens))))
         if options.timed:
             print(f"{len(tokens)} tokens after a prompt of {len(prompt)} in {number(1000 * seconds)} ms")
 
@@ -290,13 +315,19 @@ def _check(options: SimpleNamespace, *, several: bool) -> None:
             "(docs/runner.md)"
         )
     else:
-        elsewhere = (*_HOST_OPTIONS, "method", "prompt_ids")
+        elsewhere = (*_HOST_OPTIONS, "method", "prompt_ids", "prompt")
         refuse_given(elsewhere, "with --over, which runs steps of the first method: omit it")
-    if options.prompt_ids is None:
-        refuse_given(_TEXT_OPTIONS, "without --prompt-ids, the tokens to continue: give them, or omit it")
+    if options.prompt is None:
+        refuse_given(("tokenizer",), "without --prompt, the text to continue: give it, or omit it")
+    if options.prompt_ids is None and options.prompt is None:
+        refuse_given(
+            _TEXT_OPTIONS, "without --prompt-ids or --prompt, what to continue: give one, or omit it"
+        )
     else:
+        if options.prompt_ids is not None:
+            refuse_given(("prompt",), "beside --prompt-ids; expected one of them")
         others = (*_HOST_OPTIONS, "method", "inputs", "random", "out", "steps", "settings", "save")
-        refuse_given(others, "with --prompt-ids, which only prints tokens: omit one of them")
+        refuse_given(others, "with a prompt, which is only continued: omit one of them")
 
 
 def _run_over(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:

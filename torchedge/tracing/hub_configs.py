@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -49,11 +49,17 @@ def split_config(text: str) -> tuple[Path, str]:
     return Path(rest), ""
 
 
-def build_from_config(path: Path, architecture: str = "") -> torch.nn.Module:
+def has_weights(path: Path) -> bool:
+    """Whether a path is a folder in which weights of a model lie beside its configuration."""
+    return path.is_dir() and any(path.glob("*.safetensors"))
+
+
+def build_from_config(path: Path, architecture: str = "", *, weights: bool = False) -> torch.nn.Module:
     """Return the model of a configuration file with new weights, on the default device of torch.
 
     path: a config.json of transformers, or a folder with one. architecture: a class of transformers, by
-    default the first of the file's `architectures`, else that of the model type's pretraining.
+    default the first of the file's `architectures`, else that of the model type's pretraining. weights: with
+    those of the folder, where it has them (`has_weights`).
 
     Raises:
         InputError: the file is none, or what it describes is unknown, too large or cannot be built.
@@ -84,12 +90,18 @@ def build_from_config(path: Path, architecture: str = "") -> torch.nn.Module:
             "predict the model in its own data type"
         )
     wanted = architecture or _architecture_of(document, kind)
-    level = logging.get_verbosity()
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         with _bounded(), _offline():
             config = CONFIG_MAPPING[kind].from_dict(_cleaned(document, str(file)))
-            model: torch.nn.Module = _class_of(wanted, config, file)._from_config(config)
+            made = _class_of(wanted, config, file)
+            if not (weights and has_weights(path)):
+                return cast(torch.nn.Module, made._from_config(config))
+            model, loaded = made.from_pretrained(
+                path, config=config, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
     except (InputError, MemoryError):
         raise
     except Exception as error:
@@ -99,7 +111,14 @@ def build_from_config(path: Path, architecture: str = "") -> torch.nn.Module:
         ) from error
     finally:
         logging.set_verbosity(level)
-    return model
+        if bars:
+            logging.enable_progress_bar()
+    if missing := sorted(loaded["missing_keys"]):
+        raise InputError(
+            f"{path}: its weights lack {len(missing)} tensors of {wanted}, such as {missing[0]}; expected "
+            "all: fetch the missing files, or name their architecture: hf:FOLDER:ARCHITECTURE"
+        )
+    return cast(torch.nn.Module, model)
 
 
 def _architecture_of(document: Document, kind: str) -> str:

@@ -36,7 +36,7 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
     text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none), a model that
     FlashMem was evaluated on (one of `PAPER_MODELS`, as gpt-neo-2.7b), `file.py:factory` (a function without
     arguments, or a module), `hf:CONFIG.json` or `hf:CONFIG.json:ARCHITECTURE` (a configuration of
-    transformers, see `build_from_config`), or the path of an `.onnx` or `.pt2` file.
+    transformers, or a folder with one, see `build_from_config`), or the path of an `.onnx` or `.pt2` file.
     Weights are random, on the meta device if the model can be built there; with `weights` on the default
     device, as the model's own code draws or loads them. A factory is the user's code, and it runs.
     Raises InputError if the model cannot be found or built, and MissingExtraError if a package is not
@@ -46,7 +46,7 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
         raise InputError(f"no model is named; expected {_FORMS}")
     if text.startswith("hf:"):
         config, architecture = split_config(text)
-        model = _built(lambda: build_from_config(config, architecture), text, weights)
+        model = _built(lambda: build_from_config(config, architecture, weights=weights), text, weights)
         return model, type(model).__name__
     path, _, factory = text.rpartition(":")
     if path.endswith(".py") and factory:

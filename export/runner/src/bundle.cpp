@@ -105,7 +105,8 @@ Status read_manifest(const File& folder, const std::string& expected, Bundle& bu
   for (const auto& [name, value] : entry.at("files").entries(kMaxFiles)) {
     value.only({"sha256", "bytes"});
     bundle.files[name] = {value.at("sha256").sha256(), value.at("bytes").integer(0, kMaxBytes)};
-    const std::set<std::string> others = {"source.json", "weights.safetensors", "model.onnx", "model.onnx.data"};
+    const std::set<std::string> others = {"source.json", "weights.safetensors", "model.onnx", "model.onnx.data",
+                                          "tokenizer.json"};
     if (most_bytes(bundle, name) == 0 && !others.count(name)) value.refuse("is listed; expected only files that export writes");
   }
   entry.at("files").at("weights.safetensors");
