@@ -131,6 +131,8 @@ def test_options_are_called_as_in_python(name):
     import torchedge
 
     function = dict(inspect.signature(getattr(torchedge, PYTHON[name])).parameters)
+    if name == "export":  # of both, by --max-length
+        function = dict(inspect.signature(torchedge.export_lm).parameters) | function
     if "step" in function:
         function |= inspect.signature(torchedge.TrainingStep).parameters
     options = {p.name: p for p in COMMANDS[name].params}
