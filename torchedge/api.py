@@ -625,6 +625,7 @@ def export_lm(
     encoder_length: int | None = None,
     cache_dtype: Literal["float32", "float16"] = "float32",
     quantize: Literal["int8", "int4"] | None = None,
+    lora: int | None = None,
     memory_limit: Amount | None = None,
     seed: int | None = None,
     name: str | None = None,
@@ -646,19 +647,27 @@ def export_lm(
     length; max_length is then that of its decoder. quantize: "int8" (a scale a row) or "int4" (a scale for 32
     weights of a row) of linear layers and embeddings; for other groups and zero points pass a model of
     `torchedge.quantize`.
-    memory_limit: of all that generation allocates; weights beyond it are read for every token and chunk.
+    lora: the rank of adapters (peft) in all linear layers but the head, which a further method, "train",
+    trains by AdamW: `bundle.train_step(ids, labels)`, arrays int64[batch, max_length] with labels of -100
+    where a text says nothing. Generation has what they learnt at once.
+    memory_limit: of all that is allocated; weights beyond it are read for every token, chunk and step.
     tokenizer: a tokenizer.json, of which the bundle gets a copy for `Bundle.generate_text`. The other
     arguments and errors are those of `export`; CaptureError also for a model whose attention takes no caches.
     """
     from torchedge.bundles.exporting import Request
-    from torchedge.tracing.language_models import language_model, methods_of
+    from torchedge.bundles.manifests import TRAIN
+    from torchedge.tracing.language_models import language_model, methods_of, with_adapters
 
     built = language_model(model, quantize)
+    title, trained = name or type(built).__name__, {}
+    if lora is not None:
+        adapted, text, step = with_adapters(built, lora, max_length, batch)
+        built, trained = adapted.get_base_model(), {TRAIN: (adapted, text, step)}
     methods = methods_of(built, max_length, chunk, batch, cache_dtype, encoder_length)
     request = Request(
-        methods,
+        methods | trained,
         seed=seed,
-        name=name or type(built).__name__,
+        name=title,
         memory_limit=memory_limit,
         onnx=False,
         precision=precision,

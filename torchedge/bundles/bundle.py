@@ -23,6 +23,7 @@ from torchedge.bundles.manifests import (
     PROGRAM,
     SOURCE,
     TOKENIZER,
+    TRAIN,
     WEIGHTS,
     Manifest,
     Memory,
@@ -274,7 +275,8 @@ class Bundle:
             return schedules
         if methods or self.trains:
             in_turn = [*programs.values()]
-            plans = fit_in_turn(in_turn, limit).plans if self.trains else plan_in_turn(in_turn, limit)
+            learns = any(program.hyperparameters for program in in_turn)
+            plans = fit_in_turn(in_turn, limit).plans if learns else plan_in_turn(in_turn, limit)
             return dict(zip(programs, [plan.schedule for plan in plans], strict=True))
         name, program = next(iter(programs.items()))
         return {name: schedule_apart(program, self.device, limit, self.header.places)}
@@ -376,15 +378,15 @@ class Bundle:
         return Tokenizer(self.path / TOKENIZER if path is None else path)
 
     def train_step(self, *inputs: object) -> float:
-        """Train on one batch and return the loss; weights stay on the device.
+        """Train on one batch and return the loss; weights stay on the device. Of several methods by "train".
 
         Raises InputError: the bundle is one for inference, or an array does not fit.
         """
-        if not self.trains:
+        if not self.trains and TRAIN not in self.methods:
             raise InputError(
                 f"{self.path}: is a bundle for inference; expected one that trains: export with mode='train'"
             )
-        return float(self.run(*inputs)[0])
+        return float(self.run(*inputs, method=TRAIN)[0])
 
     def state_dict(self) -> dict[str, Array]:
         """Return parameters and buffers after the steps run so far, by PyTorch's names.
@@ -594,11 +596,9 @@ class Runner:
     @serialised
     def set(self, name: str, value: float) -> None:
         """Set a hyperparameter, which keeps its value until it is set again."""
-        first, *others = self.executors.values()
-        first.set(name, value)
-        for executor in others:
-            if name in executor.program.hyperparameters:
-                executor.set(name, value)
+        executors = [e for e in self.executors.values() if name in e.program.hyperparameters]
+        for executor in executors or [self.executor]:
+            executor.set(name, value)
 
     @serialised
     def read(self, name: str) -> Array:
@@ -732,7 +732,7 @@ def _check_same(
                 f"{len(sizes)} sizes of staging memory; expected one each, and one size: export it again"
             )
     pairs: list[tuple[str, object, object]] = [
-        ("hyperparameters", set(manifest.hyperparameters), set(program.hyperparameters)),
+        ("hyperparameters", set(manifest.hyperparameters), {n for p in programs for n in p.hyperparameters}),
         ("memory", manifest.memory, memory),
         (
             "kernels",

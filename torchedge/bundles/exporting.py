@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,22 +94,26 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True)
 class Call:
-    """A method's name ("" of the only one), its model, and its positional and keyword arguments."""
+    """A method's name ("" of the only one), its model, its positional and keyword arguments.
+
+    step: of a method that trains.
+    """
 
     method: str
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    step: TrainingStep | None = None
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `torchedge.export`; model: one, or (model, example) by the name of its method.
+    """The arguments of `torchedge.export`; model: one, or (model, example[, step]) by the name of its method.
 
     tokenizer: a file that the bundle gets a copy of.
     """
 
-    model: torch.nn.Module | Mapping[str, tuple[torch.nn.Module, Any]]
+    model: torch.nn.Module | Mapping[str, tuple[Any, ...]]
     example: Any = None
     mode: Mode = "infer"
     step: TrainingStep = field(default_factory=TrainingStep)
@@ -132,8 +136,12 @@ class Request:
     def calls(self) -> list[Call]:
         """What is captured: one call of a model, or one of each method's."""
         if not isinstance(self.model, Mapping):
-            return [Call("", self.model, *as_arguments(self.example))]
-        return [Call(name, model, *as_arguments(example)) for name, (model, example) in self.model.items()]
+            step = self.step if self.train else None
+            return [Call("", self.model, *as_arguments(self.example), step)]
+        return [
+            Call(name, model, *as_arguments(example), *step)
+            for name, (model, example, *step) in self.model.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,7 @@ def within_limit(lowering: Lowering, request: Request, device: Device) -> Loweri
     A training step computes activations again where the limit needs it. Raises LimitError where no plan stays
     within the limit.
     """
-    if request.train and request.memory_limit is not None:
+    if request.memory_limit is not None and any(call.step for call in request.calls):
         return _trained_within(lowering, bytes_of(request.memory_limit, "memory_limit"), device)
     plans = _planned(request, lowering.programs, device)
     if not plans:
@@ -239,7 +247,7 @@ def make_bundle(
             shutil.copyfile(request.tokenizer, folder / TOKENIZER)
             files[TOKENIZER] = file_of(folder / TOKENIZER)
         order = _loading_order(plans)
-        files |= write_programs(folder, named, _values(steps, program.hyperparameters), order)
+        files |= write_programs(folder, named, _values(steps, programs), order)
         if not onnx:
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
@@ -297,7 +305,7 @@ def _trained_within(lowering: Lowering, limit: int, device: Device) -> Lowering:
 
     def latency(plans: Sequence[Budgeted]) -> float:
         with suppress(DeviceError):
-            return predict_program(plans[0].schedule.program, device, plans[0]).latency.value
+            return sum(predict_program(plan.schedule.program, device, plan).latency.value for plan in plans)
         return 0.0  # nothing is known about the device's speed
 
     fitted = fit_in_turn(lowering.programs, limit, latency=latency)
@@ -311,8 +319,10 @@ def _trained_within(lowering: Lowering, limit: int, device: Device) -> Lowering:
             recomputed=tuple([None if own is None else own.number for own in fitted.recomputed]),
         ),
         plans=fitted.plans if streams else (),
-        recomputed=fitted.recomputed[0],
-        memory=memory_of_schedules(schedules) if streams else memory_of(fitted.programs, methods=False),
+        recomputed=next((own for own in fitted.recomputed if own is not None), None),
+        memory=memory_of_schedules(schedules)
+        if streams
+        else memory_of(fitted.programs, methods=len(lowering.steps) > 1),
     )
 
 
@@ -387,13 +397,18 @@ def _check_methods(request: Request) -> None:
     assert isinstance(methods, Mapping)
     pairs: Mapping[Any, Any] = methods
     for name, pair in pairs.items():
-        if not isinstance(name, str) or METHOD_NAME.match(name) is None or name in ("infer", "train"):
+        if not isinstance(name, str) or METHOD_NAME.match(name) is None or name == "infer":
             raise InputError(
                 f"{name!r} is a method's name; expected a small letter and up to 31 small letters, digits "
-                "and _, not infer or train: rename it"
+                "and _, not infer: rename it"
             )
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InputError(f"method {name} is {described(pair)}; expected (model, example)")
+        if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
+            raise InputError(
+                f"method {name} is {described(pair)}; expected (model, example), and the TrainingStep of one "
+                "that trains"
+            )
+        for step in pair[2:]:
+            _check_method_step(name, step)
     if not 2 <= len(methods) <= MAX_METHODS:
         raise InputError(f"there are {len(methods)} methods; expected 2 to {MAX_METHODS}, or one model alone")
     given = {"example": request.example, "plan": request.plan}
@@ -401,7 +416,22 @@ def _check_methods(request: Request) -> None:
         if value is not None:
             raise InputError(f"{name} is given beside several methods; expected it with one model: omit it")
     if request.train:
-        raise InputError("mode is 'train' beside several methods; expected inferences: omit mode")
+        raise InputError(
+            "mode is 'train' beside several methods; expected the step of the one that trains behind its "
+            "example, as (model, example, TrainingStep(...)): omit mode"
+        )
+
+
+def _check_method_step(name: str, step: object) -> None:
+    if not isinstance(step, TrainingStep):
+        raise InputError(f"method {name} has {described(step)} behind its example; expected a TrainingStep")
+    check_step(step, "export")
+    if step.accumulation > 1:
+        raise InputError(
+            f"accumulation is {step.accumulation} in method {name}; expected 1 among several methods"
+        )
+    if step.loss == "default":
+        raise InputError(f"method {name} gives no loss; expected loss= a function, or 'model'")
 
 
 def _check_dtypes(captured: Sequence[CapturedStep]) -> None:
@@ -418,13 +448,26 @@ def _captured(
 ) -> tuple[list[CapturedStep], list[str]]:
     """Return the captured steps, and notes on the defaults that were used."""
     notes: list[str] = []
-    if not request.train:
-        inferences = [(call.model, call.args, call.kwargs) for call in calls]
-        return capture_inferences(inferences, seed=request.seed, name=request.name), []
-    model, args, kwargs = calls[0].model, calls[0].args, calls[0].kwargs
-    targets, loss = request.step.targets, request.step.loss
-    optimizer: Any = request.step.optimizer
-    if loss == "default" and not (expected and not expected[0].dim()):  # else the model returns its loss
+    if request.train:
+        return [_captured_training(request, calls[0], request.step, expected, notes)], notes
+    trained = [
+        _captured_training(request, call, call.step, expected, notes)
+        for call in calls
+        if call.step is not None
+    ]
+    inferences = [(call.model, call.args, call.kwargs) for call in calls if call.step is None]
+    steps = iter(capture_inferences(inferences, trained, seed=request.seed, name=request.name))
+    ordered = sorted(range(len(calls)), key=lambda place: calls[place].step is not None)
+    placed = dict(zip(ordered, steps, strict=True))
+    return [placed[place] for place in range(len(calls))], notes
+
+
+def _captured_training(
+    request: Request, call: Call, step: TrainingStep, expected: list[torch.Tensor], notes: list[str]
+) -> CapturedStep:
+    model, targets = call.model, step.targets
+    optimizer: Any = step.optimizer
+    if step.loss == "default" and not (expected and not expected[0].dim()):  # else the model returns its loss
         notes.append("the loss is cross entropy")
         targets = targets or (_class_numbers(model, expected),)
     if optimizer == "sgd-momentum":
@@ -432,20 +475,19 @@ def _captured(
         if trained:
             optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM)
             notes.append(f"the optimizer is SGD with momentum {MOMENTUM}")
-    captured = capture_step(
+    return capture_step(
         model,
-        args,
-        kwargs,
+        call.args,
+        call.kwargs,
         targets=targets,
-        loss=loss,
+        loss=step.loss,
         optimizer=optimizer,
-        accumulation=request.step.accumulation,
+        accumulation=step.accumulation,
         training=True,
         keep=frozenset(all_rules()),
         seed=request.seed,
         name=request.name,
     )
-    return [captured], notes
 
 
 def _class_numbers(model: torch.nn.Module, expected: list[torch.Tensor]) -> torch.Tensor:
@@ -464,8 +506,9 @@ def _fed(program: Program) -> list[int]:
     return [place for place in program.inputs if place not in program.hyperparameters.values()]
 
 
-def _values(captured: Sequence[CapturedStep], fed: Collection[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors of captured steps by name, without those that are fed to each step."""
+def _values(captured: Sequence[CapturedStep], programs: Sequence[Program]) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors of captured steps by name, without hyperparameters, which are fed to each step."""
+    fed = {name for program in programs for name in program.hyperparameters}
     tensors = [item for entry in captured for item in entry.tensors.items()]
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors if name not in fed}
 
@@ -497,10 +540,10 @@ def _manifest(
 ) -> Manifest:
     from torchedge import __version__
 
-    program, captured, methods = programs[0], steps[0], list[Method]()
+    program, methods = programs[0], list[Method]()
     for place, (call, step, each) in enumerate(zip(request.calls, steps, programs, strict=False)):
         names = step.output_names
-        if request.train:
+        if call.step is not None:
             names = tuple([step.step.values[index].name for index in step.step.outputs])
         fed = _fed(each)
         inputs = ports_of(each, fed, [each.tensors[index].name for index in fed])
@@ -515,7 +558,11 @@ def _manifest(
         target=target,
         inputs=methods[0].inputs,
         outputs=methods[0].outputs,
-        hyperparameters={name: float(captured.tensors[name]) for name in program.hyperparameters},
+        hyperparameters={
+            name: float(step.tensors[name])
+            for step, each in zip(steps, programs, strict=False)
+            for name in each.hyperparameters
+        },
         memory=memory,
         onnx=onnx,
         notes=(*notes, *program.notes),

@@ -12,10 +12,10 @@ import torch
 
 from torchedge.bundles.exporting import Lowering, Request, check_memory, lower_request, within_limit
 from torchedge.bundles.generation import DECODE, ENCODE, PREFILL, shortest
+from torchedge.bundles.manifests import TRAIN
 from torchedge.devices import Device, Provenance, weakest
-from torchedge.errors import DeviceError, InputError, LimitError, check_whole, needed
+from torchedge.errors import DeviceError, InputError, LimitError, check_whole
 from torchedge.graphs import WEIGHT_ROLES
-from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.limits import profile_limits
 from torchedge.lowering.recomputing import Recomputation
 from torchedge.lowering.targets import Precision, Tuner
@@ -24,13 +24,10 @@ from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.streaming.program_costs import ProgramPrediction, predict_program
 from torchedge.streaming.schedules import StreamingSchedule
 from torchedge.texts import number
-from torchedge.tracing.language_models import language_model, methods_of
+from torchedge.tracing.language_models import language_model, methods_of, with_adapters
 from torchedge.tracing.quantizing import WeightFormat
 
-TRAIN = "train"
 _MIB = 2**20
-_TARGETS = "all-linear"
-"""Layers that get adapters, in the words of peft: all linear ones but the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,21 +292,13 @@ def _generation(model: torch.nn.Module, settings: LanguageSettings) -> Request:
 
 def _training(model: torch.nn.Module, settings: LanguageSettings) -> Request:
     """Return the training step of adapters in all linear layers but the head."""
-    if getattr(model, "main_input_name", "input_ids") != "input_ids":
-        raise InputError(
-            f"lora is {settings.lora} with {type(model).__name__}, whose encoder takes features; expected a "
-            "model of tokens alone: omit it"
-        )
-    with needed("peft", purpose="planning adapters"):
-        import peft
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=settings.lora, target_modules=_TARGETS))  # type: ignore[arg-type]
-    ids = torch.zeros(settings.batch, settings.max_length, dtype=torch.int64)
-    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    assert settings.lora is not None
+    adapted, example, step = with_adapters(model, settings.lora, settings.max_length, settings.batch)
     return Request(
         adapted,
-        {"input_ids": ids, "labels": ids},
+        example,
         mode="train",
-        step=TrainingStep(optimizer=torch.optim.AdamW(trained), loss="model"),
+        step=step,
         name=type(model).__name__,
         precision=settings.precision,
         tuner=settings.tuner,

@@ -33,6 +33,8 @@ PROGRAM, ACCUMULATING = "program.json", "accumulating.json"
 WEIGHTS = "weights.safetensors"
 ONNX, PLAN, CHECK = "model.onnx", "streaming_plan.json", "check.json"
 TOKENIZER = "tokenizer.json"
+TRAIN = "train"
+"""The method that trains, by convention."""
 
 MAX_MANIFEST_BYTES = 2**25
 MAX_PLAN_BYTES = 2**27

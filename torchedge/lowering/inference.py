@@ -86,20 +86,23 @@ def capture_inference_step(
 
 def capture_inferences(
     calls: Sequence[tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]],
+    trained: Sequence[CapturedStep] = (),
     *,
     seed: int | None = None,
     name: str | None = None,
 ) -> list[CapturedStep]:
     """Capture calls of models that share weights and states as `capture_inference_step` does.
 
-    A tensor that several of them hold has one name in all, and two tensors have two.
+    A tensor that several of them hold has one name in all, and two tensors have two. trained: training steps
+    over the same weights, which follow in the result; what they update is a state of all.
     """
     keep = frozenset(all_rules())
     steps = [
         capture_step(model, args, kwargs, training=False, keep=keep, seed=seed, name=name)
         for model, args, kwargs in calls
     ]
-    return with_names([fold_constants(step) for step in with_states(steps)])
+    kept = with_states([*steps, *trained])
+    return with_names([*map(fold_constants, kept[: len(steps)]), *kept[len(steps) :]])
 
 
 def lower_inference(captured: CapturedStep, target: Target, apart: Collection[str] = frozenset()) -> Lowered:

@@ -83,11 +83,16 @@ def in_float32(model: _Module) -> _Module:
         ),
         stacklevel=2,
     )
-    memo: dict[int, Any] = {id(b): b for b in model.buffers()}
-    memo |= {id(p): torch.nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
-    twin = copy.deepcopy(model, memo)
+    twin = sharing(model)
     twin._apply(lambda t: t.float() if t.dtype is torch.bfloat16 else t)
     return twin
+
+
+def sharing(model: _Module) -> _Module:
+    """Return a copy of a model over the same memory: parameters of its own, with the same contents."""
+    memo: dict[int, Any] = {id(b): b for b in model.buffers()}
+    memo |= {id(p): torch.nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, memo)
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from torchedge.errors import (
     first_line,
     needed,
 )
+from torchedge.graphs.training_steps import TrainingStep
 from torchedge.tracing.caches import additive, cache_class, check_logits
-from torchedge.tracing.copies import in_float32
+from torchedge.tracing.copies import in_float32, sharing
 from torchedge.tracing.encoder_decoders import encoder_methods
 from torchedge.tracing.quantized_tensors import read_quantized
 from torchedge.tracing.quantizing import WeightFormat, quantize
@@ -184,6 +185,31 @@ def without_values(model: torch.nn.Module) -> torch.nn.Module:
         empty = torch.empty_like(parameter, device="meta")
         memo[id(parameter)] = torch.nn.Parameter(empty, parameter.requires_grad)
     return deepcopy(model, memo)
+
+
+def with_adapters(
+    model: torch.nn.Module, rank: int, length: int, texts: int = 1
+) -> tuple[Any, dict[str, torch.Tensor], TrainingStep]:
+    """Return a language model with adapters (peft, LoRA) in all linear layers but the head, and their step.
+
+    That is AdamW's on `texts` texts of `length` tokens, an example of which is returned. The model itself
+    does not change. Raises InputError for a model of other inputs than tokens, or with adapters.
+    """
+    rank = check_whole("lora", rank)
+    if getattr(model, "main_input_name", "input_ids") != "input_ids" or hasattr(model, "peft_config"):
+        raise InputError(
+            f"lora is {rank} with {type(model).__name__}, which takes features or has adapters; expected a "
+            "model of tokens without: omit it"
+        )
+    with needed("peft", purpose="adapters"):
+        import peft
+    base: Any = sharing(model)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=rank, target_modules="all-linear"))
+    place = next(model.parameters()).device
+    ids = torch.zeros(texts, length, dtype=torch.int64, device=place)
+    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    step = TrainingStep(optimizer=torch.optim.AdamW(trained), loss="model")
+    return adapted, {"input_ids": ids, "labels": ids}, step
 
 
 def _check_equal(cached: CachedModel, length: int, texts: int) -> None:
