@@ -26,14 +26,9 @@ def recurrent_flops(call: Call) -> int:
     return 2 * prod(x[:-1]) * sum(prod(s) for s in call.ins[1:] if s is not None and len(s) == 2)
 
 
-def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple[Sizes, ...] | None:
-    """X (L, N, m) or (N, L, m), states (layers · directions, N, h) -> outputs of every step, last states.
-
-    None for packed sequences, whose inputs are two-dimensional.
-    """
-    x, h = ins[0], ins[1] if len(ins) > 1 else None
-    if x is None or h is None or len(x) != 3 or len(h) != 3 or "batch_first" not in attrs:
-        return None
+def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple[Sizes, ...]:
+    """X (L, N, m) or (N, L, m), states (layers · directions, N, h) -> outputs of every step, last states."""
+    x, h = ins[0] or (), ins[1] or ()
     width = h[-1] * (2 if attrs.get("bidirectional") else 1)
     states = [s for s in ins[1:3] if s is not None and len(s) == 3]
     return ((*x[:2], width), *states)
@@ -107,11 +102,10 @@ class _Layers:
         return self.directions * self.width if layer else self.features
 
 
-def _layers(call: Call, kind: _Kind) -> _Layers | None:
-    """Return the sizes of a call, None for packed sequences."""
+def _layers(call: Call, kind: _Kind) -> _Layers:
+    """Return the sizes of a call."""
     ins, attrs = call.ins, call.attrs
-    if recurrent_shapes(ins, attrs) is None or not ins[0] or not ins[1]:
-        return None
+    assert ins[0] is not None and ins[1] is not None
     states = 2 if kind is _LSTM else 1
     batch, steps = ins[0][:2] if attrs["batch_first"] else ins[0][1::-1]
     directions = 2 if attrs.get("bidirectional") else 1
@@ -140,8 +134,6 @@ def _reserve(call: Call, kind: _Kind) -> tuple[int, ...]:
     Within 3 % of what cuDNN 9.19 takes on an H200, by `benchmarks/recurrent_memory.py`.
     """
     s = _layers(call, kind)
-    if s is None:
-        return (6 * prod(call.outs[0]) * call.out_item_size(),)  # about as much for packed sequences
     if call.backend == "cpu":
         return ()
     values = (kind.cudnn.reserve + 1) * s.layers - 1
@@ -154,8 +146,6 @@ def _reserve(call: Call, kind: _Kind) -> tuple[int, ...]:
 def _workspace(call: Call, kind: _Kind) -> tuple[int, ...]:
     """Return the bytes that a call takes while it runs, forward or backward."""
     s = _layers(call, kind)
-    if s is None:
-        return ()
     item = call.out_item_size()
     copy = s.steps * s.batch * s.features * item if s.copied else 0
     if call.backend == "cpu":
@@ -362,22 +352,19 @@ class _CpuRun:
         return len(self.sizes) - 1
 
 
-def cpu_footprint(call: Call, kind: _Kind) -> Footprint | None:
-    """Return what a layer allocates on the CPU, forward and backward; None for packed sequences.
+def cpu_footprint(call: Call, kind: _Kind) -> Footprint:
+    """Return what a layer allocates on the CPU, forward and backward.
 
     Sizes of oneDNN leave out the padding to pages. The steps of a loop are taken together: all that autograd
     keeps of them is freed before their gradients are stacked.
     """
-    layers = _layers(call, kind)
-    return None if layers is None else _CpuRun(call, kind, layers).footprint()
+    return _CpuRun(call, kind, _layers(call, kind)).footprint()
 
 
 def layer_memory(call: Call, kind: _Kind) -> Footprint:
     """Return what a layer keeps and takes: cuDNN's, or forward and backward on the CPU."""
     if call.backend == "cpu" and True in call.needs:
-        footprint = cpu_footprint(call, kind)
-        if footprint is not None:
-            return footprint
+        return cpu_footprint(call, kind)
     scratch = _workspace(call, kind)
     return kernel(call, (0, -1), _reserve(call, kind), scratch, scratch)
 

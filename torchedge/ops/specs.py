@@ -155,7 +155,7 @@ class Call:
 
 
 InferRule = Callable[[list[Sizes | None], Mapping[str, Any]], Sizes | None]
-InferManyRule = Callable[[list[Sizes | None], Mapping[str, Any]], tuple[Sizes, ...] | None]
+InferManyRule = Callable[[list[Sizes | None], Mapping[str, Any]], tuple[Sizes, ...]]
 
 
 def output_elements(call: Call) -> int:

@@ -460,13 +460,11 @@ class Interceptor(TorchFunctionMode):
             result = result.view(sizes)
         return rec.wrap(result, index)
 
-    def _infer_many(self, call: _Call, known: OpSpec) -> tuple[TracedTensor, ...] | None:
+    def _infer_many(self, call: _Call, known: OpSpec) -> tuple[TracedTensor, ...]:
         """Take the shapes of several outputs, all of input 0's dtype, from the operator's own rule."""
         rec = self.recorder
         shapes = [None if i is None else rec.sizes[i] for i in call.inputs]
         outputs = known.infer_many(shapes, call.attrs)  # type: ignore[misc]
-        if outputs is None:
-            return None
         dtype = dtype_of(call.args[0])
         results = [(sizes, DTYPE_NAMES[dtype]) for sizes in outputs]
         indices = rec.add_call(call.target.kind, call.inputs, call.attrs, results)

@@ -8,7 +8,7 @@ from operator import add
 
 from torchedge.expressions.indices import ZERO, Index, flatten, of
 from torchedge.expressions.scalars import Read, Scalar, cast, reads_of, substitute
-from torchedge.lowering.building import Operand, contraction, elementwise, reduction
+from torchedge.lowering.building import contraction, elementwise, reduction
 from torchedge.lowering.nodes import PACKED, ContractionRole, Node, Pointwise, axes
 from torchedge.lowering.rules.registry import Result, rule
 
@@ -26,16 +26,11 @@ def mm(result: Result, input: Node, mat2: Node) -> Node:
 
 @rule("addmm")
 def addmm(result: Result, input: Node, mat1: Node, mat2: Node, beta: float = 1, alpha: float = 1) -> Node:
-    """Beta · input + alpha · (mat1 @ mat2)."""
-    return _added(result, input, _product(mat1, mat2, result.dtype), beta, alpha)
-
-
-@rule("baddbmm")
-def baddbmm(
-    result: Result, input: Node, batch1: Node, batch2: Node, beta: float = 1, alpha: float = 1
-) -> Node:
-    """Beta · input + alpha · (batch1 @ batch2)."""
-    return _added(result, input, _product(batch1, batch2, result.dtype), beta, alpha)
+    """Beta · input + alpha · (mat1 @ mat2); with beta 0, what input holds does not matter."""
+    dtype, product = result.dtype, _product(mat1, mat2, result.dtype)
+    if beta == 0:
+        return elementwise(lambda p: cast(p * alpha, dtype), product, dtype=dtype)
+    return elementwise(lambda x, p: x * beta + p * alpha, input, product, dtype=dtype, compute=dtype)
 
 
 def _product(a: Node, b: Node, dtype: str) -> Node:
@@ -113,11 +108,3 @@ def _largest_read(element: Scalar) -> Read | None:
             break
         reads = below
     return max(reads, key=lambda read: read.tensor.numel, default=None)
-
-
-def _added(result: Result, input: Operand, product: Node, beta: float, alpha: float) -> Node:
-    """Return beta · input + alpha · product; with beta 0, what input holds does not matter."""
-    dtype = result.dtype
-    if beta == 0:
-        return elementwise(lambda p: cast(p * alpha, dtype), product, dtype=dtype)
-    return elementwise(lambda x, p: x * beta + p * alpha, input, product, dtype=dtype, compute=dtype)
