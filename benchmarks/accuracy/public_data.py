@@ -37,7 +37,13 @@ from torchedge.prediction.latency.roofline import pack, prior_mean
 from torchedge.prediction.profiles import FittedModels
 from torchedge.profiling.accuracy import predict_rows
 from torchedge.profiling.forest_fitting import fit_forest
-from torchedge.profiling.latency_fitting import fit_candidates, fit_coefficients, fit_latency, one_thread
+from torchedge.profiling.latency_fitting import (
+    Steps,
+    fit_candidates,
+    fit_coefficients,
+    fit_latency,
+    one_thread,
+)
 from torchedge.profiling.memory_fitting import fit_memory
 from torchedge.profiling.profile_folders import KEYS, ModeFit, check_target, describe, write_profile
 from torchedge.profiling.samples import (
@@ -378,7 +384,7 @@ def gpus(data: Path) -> None:
             factor = np.exp(np.median(np.log(times[kept] / analytic[kept])))
             found["times one factor"][left] = factor * analytic[left]
             rows = pack(works, np.flatnonzero(kept), batch[kept])
-            fitted = fit_coefficients(rows, times[kept], np.ones(kept.sum()), prior)
+            fitted = fit_coefficients(Steps(rows, times[kept], np.ones(kept.sum()), prior))
             one = LatencyModel(fitted, assumed_errors(1.0)).predict([works[left]], np.array([0]), batch[:1])
             found["fitted"][left] = one.value[0]
         cells = ""

@@ -46,7 +46,7 @@ from torchedge.prediction.profiles import (
     under_precision,
 )
 from torchedge.profiling.datasets import Dataset, read_dataset
-from torchedge.profiling.latency_fitting import RIDGE, RIDGE_FEW, fit_coefficients
+from torchedge.profiling.latency_fitting import RIDGE, RIDGE_FEW, Steps, fit_coefficients, fit_slowness
 from torchedge.profiling.layer_fitting import LayerTimes, Layout, fit_layers, read_layer_times
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import FEW_FOLDS, FEW_ROWS, MOST_FOLDS, DataSource, network_groups
@@ -66,10 +66,6 @@ networks of matrices keep `MATRIX_OVERLAP`."""
 
 _QUEUE = 1000
 """Launches that a driver queues (1,024 in CUDA): the thread of a longer step waits for the device."""
-
-_HOST_ROUNDS = 12
-_SLOWNESS = np.exp(np.linspace(-1.0, 1.5, 126))
-"""Most alternating fits of coefficients and hosts; what a named host's slowness is chosen from."""
 
 _HOST_SPREAD = {MATRICES: 1.0}
 """By kind of network: how far launches' times may lie from their prior, as a share of `prior_spread`."""
@@ -120,7 +116,29 @@ class _Fit:
 
     def coefficients(self, rows: _Rows | None = None) -> FloatArray:
         """Return the coefficients (K,) of all rows, or of some."""
-        return _fit(rows or self.rows, self.prior, self.host_spread)
+        return fit_coefficients(self.steps(rows))
+
+    def steps(self, rows: _Rows | None = None) -> Steps:
+        """Return all rows, or some, as a fit reads them."""
+        rows = rows or self.rows
+        spread = prior_spread() * [
+            self.host_spread if name.startswith("launch_") or name == "step" else 1.0
+            for name in COEFFICIENT_NAMES
+        ]
+        if rows.starts:
+            spread = np.where(_STARTS, _START_SPREAD, spread)
+            spread[_OVERLAP] = _OVERLAP_SPREAD
+        if len(self.prior) > len(spread):
+            spread = np.append(spread, [term.spread for term in LAYER_TERMS])
+        return Steps(
+            rows.packed(),
+            rows.phi,
+            _weights(rows),
+            self.prior,
+            RIDGE_FEW if len(rows.phi) < FEW_ROWS else RIDGE,
+            np.diag(spread),
+            thread=rows.thread if np.isfinite(rows.thread).any() else None,
+        )
 
     def on_hosts(self, slowness: Mapping[str, float]) -> _Fit:
         """Return the fit with hosts as slow as said by name."""
@@ -296,35 +314,18 @@ def _described_host(controls: Mapping[str, float], kinds: Sequence[_Rows]) -> fl
 
 
 def _on_hosts(kinds: Mapping[_Key, _Fit]) -> Mapping[_Key, _Fit]:
-    """Return fits with the slowness of each host that jobs name: that of the least mean error in log.
-
-    A host is as slow for every kind of steps.
-    """
+    """Return fits with the slowness of each host that jobs name: the same for every kind of steps."""
     hosts = [fit.rows.host for fit in kinds.values()]
     named_hosts = sorted({*np.concatenate(hosts).tolist()} - {""})
-    if not any((host == "").any() for host in hosts):
+    if not named_hosts or not any((host == "").any() for host in hosts):
         return kinds  # nothing to compare them with
-    before: dict[str, float] = {}
-    for _ in range(_HOST_ROUNDS):
-        coefficients = {key: named(fit.coefficients()) for key, fit in kinds.items()}
-        slowness: dict[str, float] = {}
-        for host in named_hosts:
-            errors = sum(_host_errors(fit.rows, coefficients[key], host) for key, fit in kinds.items())
-            slowness[host] = float(_SLOWNESS[int(np.argmin(errors))])
-        if slowness == before:
-            break
-        kinds, before = {key: fit.on_hosts(slowness) for key, fit in kinds.items()}, slowness
-    return kinds
-
-
-def _host_errors(rows: _Rows, coefficients: Mapping[str, Any], host: str) -> FloatArray:
-    """Return the sum of the errors in log of a host's rows for each slowness of `_SLOWNESS`."""
-    some = rows.some(rows.host == host)
-    if not len(some.phi):
-        return np.zeros(len(_SLOWNESS))
-    times = work_times(replace(some, slowness=np.ones(len(some.phi))).packed(), coefficients)
-    steps = [step_time(times.busy, times.launch * slower, coefficients) for slower in _SLOWNESS]
-    return np.array([np.abs(np.log(some.phi / step)).sum() for step in steps])
+    plain = dict.fromkeys(named_hosts, 1.0)
+    steps = [
+        replace(fit.on_hosts(plain).steps(), hosts=np.searchsorted(["", *named_hosts], fit.rows.host) - 1)
+        for fit in kinds.values()
+    ]
+    slowness = dict(zip(named_hosts, fit_slowness(steps, len(named_hosts)).tolist(), strict=True))
+    return {key: fit.on_hosts(slowness) for key, fit in kinds.items()}
 
 
 def _prior(device: Device, mode: Mode, kind: Kind) -> FloatArray:
@@ -353,27 +354,6 @@ def _informed(prior: FloatArray, kind: Kind, layers: Mapping[Layout, LayerTimes]
         return fit_layers(times, prior)
     depthwise = np.array([name.startswith("depthwise") for name in COEFFICIENT_NAMES])
     return np.where(depthwise, fit_layers(times, prior, terms=False), prior)
-
-
-def _fit(rows: _Rows, prior: FloatArray, host_spread: float) -> FloatArray:
-    """Return the coefficients (K,); host_spread: how far those of launches may move from the prior."""
-    spread = prior_spread() * [
-        host_spread if name.startswith("launch_") or name == "step" else 1.0 for name in COEFFICIENT_NAMES
-    ]
-    if rows.starts:
-        spread = np.where(_STARTS, _START_SPREAD, spread)
-        spread[_OVERLAP] = _OVERLAP_SPREAD
-    if len(prior) > len(spread):
-        spread = np.append(spread, [term.spread for term in LAYER_TERMS])
-    return fit_coefficients(
-        rows.packed(),
-        rows.phi,
-        _weights(rows),
-        prior,
-        ridge=RIDGE_FEW if len(rows.phi) < FEW_ROWS else RIDGE,
-        spread=np.diag(spread),
-        host=rows.thread if np.isfinite(rows.thread).any() else None,
-    )
 
 
 def _left_out(fit: _Fit, step: Callable[[], Any]) -> FloatArray:

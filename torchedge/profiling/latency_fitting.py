@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -112,14 +112,15 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
     few = not several or used.sum() < FEW_ROWS
     ridge = RIDGE_FEW if few else RIDGE if layers is None else RIDGE_LAYERS
     lanes = norm_lanes(samples.device) if samples.mode == "train" else 0.0
-    coefficients = fit_coefficients(
+    steps = Steps(
         pack(samples.work, samples.which[used], samples.batch[used], lanes=lanes),
         samples.phi[used],
         network_weights(samples, used),
         fitting_prior(samples.device, samples.settings.amp),
-        ridge=ridge,
+        ridge,
         layers=layers,
     )
+    coefficients = fit_coefficients(steps)
     bare = LatencyModel(coefficients, NO_ERRORS, scale=any_scale(), amp=samples.settings.amp, lanes=lanes)
     analytic, shares = bare.analytic(samples.work, samples.which[used], samples.batch[used])
     bare = replace(bare, scale=distance_scale(shares))
@@ -173,55 +174,108 @@ def _with_errors(model: LatencyModel, held_out: HeldOut) -> LatencyModel:
 # coefficients -----------------------------------------------------------------------------------------------
 
 
-def fit_coefficients(
-    rows: WorkRows,
-    measured: FloatArray,
-    weights: FloatArray,
-    prior: FloatArray,
-    *,
-    ridge: float = RIDGE,
-    spread: FloatArray | None = None,
-    layers: FloatArray | None = None,
-    host: FloatArray | None = None,
-) -> FloatArray:
-    """Return the coefficients (K,) that explain measured times (R,) in ms best.
+@dataclass(frozen=True)
+class Steps:
+    """Measured steps and what a fit knows of their coefficients beforehand.
 
-    Minimises the weighted pseudo-Huber loss of log(predicted / measured) plus `ridge` times the mean squared
-    distance from the prior in standard deviations, by L-BFGS in float64 from the prior. Deterministic.
-
-    spread: (K, Z) changes of the coefficients by Z independent standard deviations; default: the hardware's
-    priors, one a coefficient. layers: (R, 6) measured ms of layers by `KINDS` (NaN: unknown), which
-    then join the loss; so does host, (R,) ms that the host's thread took for a step (NaN: unknown).
+    measured: (R,) ms; weights: (R,). prior: (K,). spread: (K, Z) changes of the coefficients by Z independent
+    standard deviations; default: the hardware's priors, one a coefficient. layers: (R, 6) measured ms of
+    layers by `KINDS` (NaN: unknown), which then join the loss; so does thread, (R,) ms that the host's thread
+    took for a step (NaN: unknown). hosts: (R,) which fitted host a step ran on, -1: none.
     """
-    fitted = rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
-    target = torch.from_numpy(np.log(measured))
-    share = torch.from_numpy(weights / weights.sum())
-    by_kind = None if layers is None else torch.from_numpy(np.log(layers))
-    lane = None if host is None else torch.from_numpy(np.log(host))
+
+    rows: WorkRows
+    measured: FloatArray
+    weights: FloatArray
+    prior: FloatArray
+    ridge: float = RIDGE
+    spread: FloatArray | None = None
+    layers: FloatArray | None = None
+    thread: FloatArray | None = None
+    hosts: npt.NDArray[np.intp] | None = None
+
+    @property
+    def moves(self) -> FloatArray:
+        """The spread (K, Z)."""
+        return np.diag(prior_spread()) if self.spread is None else self.spread
+
+    def loss(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return the weighted pseudo-Huber loss of log(predicted / measured).
+
+        It is a function of the coefficients, and of the slowness (H + 1,) in log of hosts and of all else.
+        """
+        fitted = self.rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
+        target = torch.from_numpy(np.log(self.measured))
+        share = torch.from_numpy(self.weights / self.weights.sum())
+        by_kind = None if self.layers is None else torch.from_numpy(np.log(self.layers))
+        lane = None if self.thread is None else torch.from_numpy(np.log(self.thread))
+        hosts = None if self.hosts is None else torch.from_numpy(self.hosts)
+
+        def loss(coefficients: torch.Tensor, slowness: torch.Tensor) -> torch.Tensor:
+            p = named(coefficients)
+            times = work_times(fitted, p, torch, _torch_segments)
+            launch = times.launch if hosts is None else times.launch * torch.exp(slowness[hosts])
+            error = (torch.log(step_time(times.busy, launch, p, torch)) - target) / DELTA
+            steps = (share * (torch.sqrt(1 + error * error) - 1)).sum()
+            if lane is not None:
+                known = torch.isfinite(lane)
+                error = (torch.log(launch[known] + torch.exp(p["step"])) - lane[known]) / DELTA
+                steps = steps + HOST * (share[known] * (torch.sqrt(1 + error * error) - 1)).sum()
+            return steps if by_kind is None else steps + LAYERS * _layers_loss(fitted, times, by_kind, share)
+
+        return loss
+
+
+def fit_coefficients(steps: Steps) -> FloatArray:
+    """Return the coefficients (K,) that explain measured times best.
+
+    Minimises the loss of steps plus `ridge` times the mean squared distance from the prior in standard
+    deviations, by L-BFGS in float64 from the prior. Deterministic.
+    """
+    loss, known = steps.loss(), torch.zeros(1, dtype=torch.float64)
+    return most_likely(steps.prior, steps.moves, steps.ridge, lambda coefficients: loss(coefficients, known))
+
+
+def fit_slowness(kinds: Sequence[Steps], hosts: int) -> FloatArray:
+    """Return how many times as long launches take on each host (H,), for every kind of steps the same.
+
+    Each kind has coefficients of its own, which are fitted beside; it counts by its rows.
+    """
+    sizes = [len(kind.prior) for kind in kinds]
+    rows = np.array([len(kind.measured) for kind in kinds]) / sum(len(kind.measured) for kind in kinds)
+    losses, known = [kind.loss() for kind in kinds], torch.zeros(1, dtype=torch.float64)
+    widths = [kind.moves.shape[1] for kind in kinds]
+    moves = np.zeros((sum(sizes) + hosts, sum(widths) + hosts))
+    ridge = np.zeros(moves.shape[1])
+    for place, kind in enumerate(kinds):
+        down, right = sum(sizes[:place]), sum(widths[:place])
+        moves[down : down + sizes[place], right : right + widths[place]] = kind.moves
+        ridge[right : right + widths[place]] = rows[place] * kind.ridge * len(ridge) / widths[place]
+    moves[sum(sizes) :, sum(widths) :] = np.eye(hosts)
 
     def loss(coefficients: torch.Tensor) -> torch.Tensor:
-        p = named(coefficients)
-        times = work_times(fitted, p, torch, _torch_segments)
-        error = (torch.log(step_time(times.busy, times.launch, p, torch)) - target) / DELTA
-        steps = (share * (torch.sqrt(1 + error * error) - 1)).sum()
-        if lane is not None:
-            known = torch.isfinite(lane)
-            thread = times.launch[known] + torch.exp(p["step"])
-            error = (torch.log(thread) - lane[known]) / DELTA
-            steps = steps + HOST * (share[known] * (torch.sqrt(1 + error * error) - 1)).sum()
-        return steps if by_kind is None else steps + LAYERS * _layers_loss(fitted, times, by_kind, share)
+        *parts, slowness = torch.split(coefficients, [*sizes, hosts])
+        known_too = torch.cat([slowness, known])
+        each = zip(rows.tolist(), losses, parts, strict=True)
+        return sum((share * own(part, known_too) for share, own, part in each), torch.zeros(()))
 
-    return most_likely(prior, np.diag(prior_spread()) if spread is None else spread, ridge, loss)
+    prior = np.concatenate([*(kind.prior for kind in kinds), np.zeros(hosts)])
+    return np.exp(most_likely(prior, moves, ridge, loss)[-hosts:])
 
 
 def most_likely(
-    prior: FloatArray, spread: FloatArray, ridge: float, loss: Callable[[torch.Tensor], torch.Tensor]
+    prior: FloatArray,
+    spread: FloatArray,
+    ridge: float | FloatArray,
+    loss: Callable[[torch.Tensor], torch.Tensor],
 ) -> FloatArray:
     """Return the coefficients (K,) that minimise the loss plus `ridge` times the squared distance.
 
-    prior: (K,); spread: (K, Z), in whose units the mean squared distance from it counts.
+    prior: (K,); spread: (K, Z), in whose units the mean squared distance from it counts. ridge: for all (Z,)
+    the same, or one for each.
     """
     mean, moves = torch.from_numpy(prior), torch.from_numpy(spread)
+    weight = torch.as_tensor(ridge, dtype=torch.float64)
     distance = torch.zeros(moves.shape[1], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [distance],
@@ -236,7 +290,7 @@ def most_likely(
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        total = loss(coefficients()) + ridge * (distance * distance).mean()
+        total = loss(coefficients()) + (weight * distance * distance).mean()
         total.backward()
         return total
 

@@ -40,7 +40,7 @@ from torchedge.prediction.memory.peaks import Peaks
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels, read_models
 from torchedge.profiling.accuracy import Score, compare_models
 from torchedge.profiling.forest_fitting import fit_forest, predict_left_out
-from torchedge.profiling.latency_fitting import any_scale, fit_coefficients
+from torchedge.profiling.latency_fitting import Steps, any_scale, fit_coefficients
 from torchedge.profiling.memory_fitting import adapt_process
 from torchedge.profiling.profile_folders import KEYS, ModeFit, describe, score_table
 from torchedge.profiling.samples import (
@@ -354,9 +354,8 @@ def _adapt_latency(
     rows = pack(samples.work, samples.which[used], samples.batch[used], lanes=lanes)
     prior = _prior(base, samples)
     for ridge in (_RIDGE, 4 * _RIDGE, 16 * _RIDGE):  # more where the search for the mode got lost
-        coefficients = fit_coefficients(
-            rows, samples.phi[used], np.ones(count), prior, ridge=ridge * moves.shape[1] / count, spread=moves
-        )
+        weight = ridge * moves.shape[1] / count
+        coefficients = fit_coefficients(Steps(rows, samples.phi[used], np.ones(count), prior, weight, moves))
         if np.median(np.abs(np.log(samples.phi[used]) - _log_times(rows, coefficients))) < _LOST:
             break
     amp = samples.settings.amp
