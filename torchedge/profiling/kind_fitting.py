@@ -273,7 +273,7 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[_Key, _Rows]:
             np.array(thread, dtype=float),
             key[1][0] == MATRICES,
             key[1][0] == MATRICES and device.kind == "gpu",
-            norm_lanes(device) if key[1][0] == CONVOLUTIONS else 0.0,
+            0.0 if key[1][0] == CHANNELS_LAST else norm_lanes(device),
         )
     return arrays
 

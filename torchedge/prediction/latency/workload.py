@@ -506,11 +506,15 @@ _normalized, _reduced = _swept("norm", "norm"), _swept("pool_in", reads=True)
 
 
 def _count_normalization(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    _normalized(counter, op, grad, needs)
+    """Count a pass; batch norms of training read half precision no faster than float32."""
     value = counter.graph.values[op.outputs[0]]
-    if not counter.plain and spec_of(op.kind).kind == "batch_norm":
-        positions, _ = _positions((*value.shape[:1], *value.shape[2:]))
-        counter.add_pass(NORM_CHANNEL, (positions / 2 if value.dtype in _HALF else positions, 0.0))
+    if counter.plain or spec_of(op.kind).kind != "batch_norm":
+        return _normalized(counter, op, grad, needs)
+    wide = 2 if value.dtype in _HALF else 1
+    sample, fixed = counter.elements(op.outputs[0])
+    counter.sweep("norm", (sample * wide, fixed * wide), "norm_fwd", "norm_bwd", float(grad))
+    positions, _ = _positions((*value.shape[:1], *value.shape[2:]))
+    counter.add_pass(NORM_CHANNEL, (positions, 0.0))
 
 
 _COUNTS: Mapping[Work, _Count] = {
