@@ -301,16 +301,15 @@ def _controls(dataset: Dataset) -> Mapping[str, float]:
 def _described_host(controls: Mapping[str, float], kinds: Sequence[_Rows]) -> float | None:
     """Return the control of the host that the coefficients describe: the one whose slowness is one.
 
-    By the median of the steps on hosts whose slowness was fitted; a loop of launches, which is all that
-    rows of older probes say of their hosts, says too little of one.
+    By the mean in log of the hosts whose slowness was fitted: the control of each is one measurement, however
+    many steps follow it. A loop of launches, which is all that rows of older probes say of their hosts, says
+    too little of one.
     """
-    fitted = [
-        controls[host] / slower
-        for rows in kinds
-        for host, slower in zip(rows.host.tolist(), rows.slowness.tolist(), strict=True)
-        if host and host in controls
-    ]
-    return float(np.median(fitted)) if fitted else controls.get("")
+    slowness = {
+        h: s for rows in kinds for h, s in zip(rows.host.tolist(), rows.slowness.tolist(), strict=True)
+    }
+    fitted = [controls[host] / slower for host, slower in slowness.items() if host and host in controls]
+    return float(np.exp(np.mean(np.log(fitted)))) if fitted else controls.get("")
 
 
 def _on_hosts(kinds: Mapping[_Key, _Fit]) -> Mapping[_Key, _Fit]:

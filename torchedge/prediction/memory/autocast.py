@@ -149,7 +149,8 @@ class _AutocastPass:
             key = (index, wanted)
             cast = self.cached.get(key)
             if cast is None:
-                cast = self.out.add("to_copy", (index,), value.shape, wanted, op)
+                attrs = None if self.on_cpu else {"implicit": True}
+                cast = self.out.add("to_copy", (index,), value.shape, wanted, op, attrs)
                 if value.role == "parameter" and value.trainable and wanted == self.low:
                     self.cached[key] = cast
                 else:
