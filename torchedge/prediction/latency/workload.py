@@ -38,7 +38,7 @@ does: in frozen parts, for masks and positions."""
 
 IMPLICIT_LAUNCHES = 0.6
 """The host's time for a cast that autocast makes on a GPU, over that of an operator that the model calls: no
-Python runs for it. Chosen by families left out, of 1.0, 0.8, 0.6 and 0.4."""
+Python runs for it. Chosen by families left out, of 1.0, 0.6 and 0.4."""
 
 NORM_CHANNEL = "norm_channel"
 """Elements of one channel that batch norms of training read, behind `PASSES`: a channel is one block's."""
