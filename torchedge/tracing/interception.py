@@ -479,7 +479,12 @@ class Interceptor(TorchFunctionMode):
         return tuple([self._record(target_of(expand), expand, (t, shape), {}) for t in tensors])
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> Any:
-        return self._record(target_of(torch.Tensor.to), torch.Tensor.to, (tensor, dtype), {})
+        """Record a cast that autocast makes; on a GPU it is marked: no Python runs for it."""
+        rec = self.recorder
+        result = self._record(target_of(torch.Tensor.to), torch.Tensor.to, (tensor, dtype), {})
+        if rec.accelerator.type != "cpu" and rec.ops and rec.ops[-1].kind == "to_copy":
+            rec.ops[-1] = replace(rec.ops[-1], attrs={**rec.ops[-1].attrs, "implicit": True})
+        return result
 
     def _overwrite(self, call: _Call) -> Any:
         """Record an in-place call: from here on the tensor is a new value in the same storage."""
