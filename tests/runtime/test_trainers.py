@@ -74,12 +74,12 @@ def test_training_equals_eager_and_goes_on_in_either(name):
     model = mlp()
     eager = copy.deepcopy(model)
     mine, theirs = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](eager.parameters())
-    data = batches(6)
+    data = batches(9)
     found = train_eager(model, mine, data[:1])  # the optimizer holds something before
     with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine) as trainer:
-        found += [trainer.step(x, y) for x, y in data[1:4]]
-        assert trainer.steps == trainer.batches == 3
-    found += train_eager(model, mine, data[4:])
+        found += [trainer.step(x, y) for x, y in data[1:7]]  # RAdam takes its variance from step 6 on
+        assert trainer.steps == trainer.batches == 6
+    found += train_eager(model, mine, data[7:])
     np.testing.assert_allclose(found, train_eager(eager, theirs, data), **TOLERANCE)
     equal(model, eager, mine, theirs)
 
