@@ -310,6 +310,58 @@ def test_what_is_no_language_model_is_told(inference, tmp_path):
         torchedge.export_lm(config, "local-cpu", out=tmp_path / "lm", max_length=20)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "device"), [(None, "local-cpu"), ("int4", "local-cpu"), ("int8", "adreno-740")]
+)
+def test_a_model_generates_with_what_its_adapters_have_learnt(llama, form, device, tmp_path):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    before = {name: p.clone() for name, p in llama.named_parameters()}
+    bundle = torchedge.export_lm(
+        llama, device, out=tmp_path / "lm", max_length=LENGTH, chunk=CHUNK, lora=4, quantize=form
+    )
+    assert all(torch.equal(p, before[name]) and p.requires_grad for name, p in llama.named_parameters())
+    torch.manual_seed(1)
+    base = (
+        copy.deepcopy(llama)
+        if form is None
+        else torchedge.quantize(llama, form, group={"int4": 32}.get(form))
+    )
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear"))
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.02)
+    bundle.runner.set("lr", 0.02)
+    ids = prompt(LENGTH)
+    labels = ids.clone()
+    labels[:, 40:] = -100
+
+    def expected():
+        tokens = adapted.eval().generate(
+            input_ids=ids[:, :5], max_new_tokens=9, do_sample=False, eos_token_id=None
+        )
+        return tokens[0, 5:].tolist()
+
+    first = bundle.generate(ids[0, :5], 9)
+    assert first == expected()
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = adapted.train()(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        assert bundle.train_step(ids.numpy(), labels.numpy()) == pytest.approx(loss.item(), rel=1e-4)
+    assert bundle.generate(ids[0, :5], 9) == expected() != first
+
+
+def test_adapters_that_cannot_be(llama, tmp_path):
+    peft = pytest.importorskip("peft")
+    options = {"out": tmp_path / "lm", "max_length": 16}
+    with pytest.raises(InputError, match=r"lora is 0; expected"):
+        torchedge.export_lm(llama, "local-cpu", lora=0, **options)
+    adapted = peft.get_peft_model(copy.deepcopy(llama), peft.LoraConfig(target_modules="all-linear"))
+    with pytest.raises(InputError, match="has adapters"):
+        torchedge.export_lm(adapted, "local-cpu", lora=4, **options)
+
+
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
     """A tokenizer.json whose tokens are bytes, and two special ones."""

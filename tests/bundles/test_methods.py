@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import torchedge
+from torchedge import TrainingStep
 from torchedge.errors import InputError, LimitError
 
 pytest.importorskip("pyopencl")
@@ -242,6 +243,79 @@ def test_what_is_wrong_in_methods_is_named(exported, tmp_path, manifest, change,
     assert "\n" not in str(caught.value)
 
 
+class Norms(nn.Module):
+    """A convolution, whose batch norm is folded where nothing trains it, and two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
+        self.hidden = nn.Sequential(*[nn.Linear(*pair) for pair in [(64, 512), (512, 64)] * 3])
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, images):
+        features = self.norm(self.first(images)).relu().mean((2, 3))
+        return self.head(self.hidden(features).relu())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("device", ["local-cpu", "adreno-740"])
+def test_a_method_trains_what_the_others_compute_with(tmp_path, device, frozen):
+    torch.manual_seed(0)
+    model, images, labels = Norms(), torch.randn(4, 3, 6, 6), torch.randint(0, 5, (4,))
+    if frozen:
+        model.first.requires_grad_(False)
+        model.hidden.requires_grad_(False)
+    eager = copy.deepcopy(model)
+    optimizer, same = (
+        torch.optim.Adam([p for p in m.parameters() if p.requires_grad], lr=0.01) for m in (model, eager)
+    )
+    loss = nn.functional.cross_entropy
+    step = TrainingStep(optimizer=optimizer, loss=loss, targets=labels)
+    asked = {"classify": (model, images), "train": (model, images, step)}
+    bundle = torchedge.export(asked, device=device, out=tmp_path / "bundle")
+    assert bundle.manifest.hyperparameters == {"lr": pytest.approx(0.01)} and not bundle.trains
+    whole, limited = bundle.manifest.memory.total_bytes, None
+    if frozen:
+        with pytest.raises(LimitError) as refused:
+            torchedge.export(asked, device=device, out=tmp_path / "none", memory_limit="1KiB")
+        limit = refused.value.works_bytes / 2**20
+        limited = torchedge.export(asked, device=device, out=tmp_path / "limited", memory_limit=limit)
+        assert limited.manifest.memory.total_bytes <= limit * 2**20 < whole
+    for lr in (0.01, 0.01, 0.02, 0.02):
+        bundle.runner.set("lr", lr)
+        same.param_groups[0]["lr"] = lr
+        eager.train()
+        same.zero_grad()
+        wanted = loss(eager(images), labels)
+        wanted.backward()
+        same.step()
+        arrays = images.numpy(), labels.numpy()
+        found = bundle.train_step(*arrays)
+        assert found == pytest.approx(wanted.item(), abs=1e-4)
+        (scores,) = bundle.run(images.numpy(), method="classify")
+        assert np.allclose(scores, eager.eval()(images).detach().numpy(), rtol=1e-4, atol=1e-3)
+        if limited is not None:
+            limited.runner.set("lr", lr)
+            assert limited.train_step(*arrays) == found
+            assert np.array_equal(limited.run(images.numpy())[0], scores)
+    for name, array in bundle.state_dict().items():
+        if name in (known := eager.state_dict()):
+            assert np.allclose(array, known[name].numpy(), atol=1e-3), name
+    loaded = torchedge.load_bundle(tmp_path / "bundle")
+    assert not np.allclose(loaded.run(images.numpy())[0], scores)
+
+
+def test_the_smallest_limit_is_that_of_all_weights_where_staging_takes_more(tmp_path):
+    methods = {
+        name: (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.ones(1, 4)) for name in ("a", "b")
+    }
+    whole = torchedge.export(methods, device="local-cpu", out=tmp_path / "whole").manifest.memory.total_bytes
+    with pytest.raises(LimitError) as refused:
+        torchedge.export(methods, device="local-cpu", out=tmp_path / "none", memory_limit="10B")
+    assert whole <= refused.value.works_bytes < whole + 1024
+
+
 @pytest.mark.parametrize("name", ["program.json", "program.decode.json"])
 def test_programs_of_methods_are_those_of_the_source(exported, tmp_path, reseal, name):
     folder = shutil.copytree(exported, tmp_path / "bundle")
@@ -270,10 +344,16 @@ def test_programs_of_methods_are_those_of_the_source(exported, tmp_path, reseal,
         ({"a": (nn.Linear(2, 2), torch.ones(1, 2))}, {}, "there are 1 methods; expected 2"),
         (2, {"example": torch.ones(1)}, "example is given beside several methods"),
         (2, {"mode": "train"}, "mode is 'train' beside several methods"),
+        (3, "step", "method b has a str behind its example"),
+        (3, TrainingStep(), "method b gives no loss"),
+        (3, TrainingStep(loss="model", accumulation=2), "accumulation is 2 in method b"),
+        (3, TrainingStep(loss="model", amp="bfloat16"), "amp is 'bfloat16'"),
     ],
 )
 def test_methods_that_cannot_be(tmp_path, methods, options, message):
-    if methods == 2:
-        methods = {name: (nn.Linear(2, 2), torch.ones(1, 2)) for name in ("a", "b")}
+    if methods in (2, 3):
+        pair = nn.Linear(2, 2), torch.ones(1, 2)
+        methods, options = {"a": pair, "b": pair if methods == 2 else (*pair, options)}, options
+        options = options if isinstance(options, dict) else {}
     with pytest.raises(InputError, match=message):
         torchedge.export(methods, device="local-cpu", out=tmp_path / "out", **options)

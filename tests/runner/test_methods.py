@@ -18,6 +18,7 @@ from runner.test_hostile_bundles import first
 import torchedge
 from torchedge.bundles.generation import Generator
 from torchedge.bundles.manifests import digest_of
+from torchedge.errors import LimitError
 from torchedge.storage.tensors import read_tensors
 
 pytest.importorskip("pyopencl")
@@ -105,6 +106,34 @@ def test_what_is_wrong_in_methods_is_refused_as_in_python(native, methods, tmp_p
     with pytest.raises(REFUSED):
         torchedge.load_bundle(folder, trust=True)
     native.refusal(folder, "--device", native.device)
+
+
+@pytest.mark.parametrize(("form", "limited"), [(None, False), ("int4", True)])
+def test_adapters_learn_and_generate_as_in_python(native, form, limited, tmp_path):
+    pytest.importorskip("peft")
+    options = {"max_length": LENGTH, "chunk": CHUNK, "quantize": form, "lora": 4}
+
+    def export(**more):
+        return torchedge.export_lm(network("Llama"), "local-cpu", **options, **more)
+
+    limit = {}
+    if limited:
+        with pytest.raises(LimitError) as refused:
+            export(out=tmp_path / "none", memory_limit="1KiB")
+        limit["memory_limit"] = refused.value.works_bytes / 2**20
+    bundle = export(out=tmp_path / "lm", **limit)
+    ids, state = prompt(LENGTH).numpy(), tmp_path / "state.safetensors"
+    steps = [{"input_ids": ids, "labels": ids}] * 5
+    set_lr = ("--set", "lr=0.03125")
+    outputs = native.run(bundle.path, tmp_path, steps, "--method", "train", *set_lr, "--save", state)
+    bundle.runner.set("lr", 0.03125)
+    for number in range(5):
+        assert bundle.train_step(ids, ids) == float(outputs[f"{number}.loss"])
+    words = ",".join(map(str, ids[0, :5]))
+    line = ["--device", native.device, "--prompt-ids", words, "--max-new-tokens", 9]
+    done = native.start(bundle.path, *line, "--load", state)
+    assert done.stdout.strip() == ",".join(map(str, bundle.generate(ids[0, :5], 9)))
+    assert done.stdout != native.start(bundle.path, *line).stdout
 
 
 PROGRAMS = {

@@ -39,7 +39,7 @@ _OPTIMIZERS: dict[str, tuple[str, float, dict[str, float]]] = {
 """By name: the class in torch.optim, the learning rate by default, further options."""
 
 _TRAINING_ONLY = ("loss", "optimizer", "lr", "accumulation")
-_GENERATING_ONLY = ("quantize", "chunk", "cache_dtype", "tokenizer")
+_GENERATING_ONLY = ("quantize", "lora", "chunk", "cache_dtype", "tokenizer")
 _NOT_GENERATING = ("mode", "input_size", "seq_len", "onnx", "check")
 _MAX_WEIGHTS = 2**36
 
@@ -79,6 +79,9 @@ _MAX_WEIGHTS = 2**36
     help="With --max-length: a tokenizer.json to put into the bundle. [default: that of hf:FOLDER]",
 )
 @click.option("--quantize", type=Choice(["int8", "int4"]), help="With --max-length: format of weights.")
+@click.option(
+    "--lora", type=whole(), help="With --max-length: rank of adapters that the method train trains."
+)
 @click.option(
     "--chunk", type=whole(2), help="With --max-length: tokens of a prompt that run at once. [default: 64]"
 )

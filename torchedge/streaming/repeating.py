@@ -182,7 +182,10 @@ def plan_in_turn(
         plans = turns.most_kept(LEAST_STAGING_BYTES)
     if plans is None:
         least = turns.planned(0, LEAST_STAGING_BYTES)
-        raise _too_small(least, memory_limit, beside)
+        raise min(
+            [_too_small(plans, memory_limit, beside) for plans in (least, whole)],
+            key=lambda error: error.works_bytes or 0,
+        )
     return filled(plans, memory_limit - beside - memory_in_turn(plans), STAGING_BYTES)
 
 
@@ -256,6 +259,6 @@ def _too_small(least: Sequence[Budgeted], limit: int, beside: int) -> LimitError
     parts = {
         "inputs, outputs, states and weights that stay": memory_in_turn(least) + beside - arena - staging,
         "intermediates and streamed weights": arena,
-        "staging buffers": staging,
+        "staging buffers": staging if any(plan.schedule.streamed for plan in least) else 0,
     }
     return too_small(names, limit, parts)

@@ -304,7 +304,11 @@ class Objective(torch.nn.Module):
         names: list[str] = []
         args, kwargs, targets = tree_unflatten(self.leaves, self.structure)
         try:
-            bound = inspect.signature(self.model.forward).bind_partial(*args, **kwargs).arguments
+            signature = inspect.signature(self.model.forward)
+            bound = signature.bind_partial(*args, **kwargs).arguments
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    bound |= bound.pop(name, {})
         except (TypeError, ValueError):
             bound = {"x": args, **kwargs}
         for title, item in (*bound.items(), ("target", targets)):
