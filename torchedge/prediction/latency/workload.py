@@ -512,15 +512,18 @@ _normalized, _reduced = _swept("norm", "norm"), _swept("pool_in", reads=True)
 
 
 def _count_normalization(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    """Count a pass; batch norms of training read half precision no faster than float32."""
+    """Count a pass; batch norms of training read bfloat16 no faster than float32.
+
+    PyTorch leaves those in float16 to cuDNN, and runs those in bfloat16 by kernels of its own.
+    """
     value = counter.graph.values[op.outputs[0]]
     if counter.plain or spec_of(op.kind).kind != "batch_norm":
         return _normalized(counter, op, grad, needs)
-    wide = 2 if value.dtype in _HALF else 1
+    wide = 2 if value.dtype == "bfloat16" else 1
     sample, fixed = counter.elements(op.outputs[0])
     counter.sweep("norm", (sample * wide, fixed * wide), "norm_fwd", "norm_bwd", float(grad))
     positions, _ = _positions((*value.shape[:1], *value.shape[2:]))
-    counter.add_pass(NORM_CHANNEL, (positions, 0.0))
+    counter.add_pass(NORM_CHANNEL, (positions / 2 if value.dtype == "float16" else positions, 0.0))
 
 
 _COUNTS: Mapping[Work, _Count] = {
