@@ -8,13 +8,18 @@ import torch
 from oracles.node_runs import program_of, run_nodes
 from oracles.rule_checks import apply
 
+import torchedge
+from torchedge.lowering.assembly import lower
 from torchedge.lowering.building import contraction, elementwise
 from torchedge.lowering.nodes import Stored
+from torchedge.lowering.rules import all_rules
 from torchedge.lowering.rules.convolution import y_of
 from torchedge.lowering.rules.taps import Taps
 from torchedge.lowering.schedules import LARGE, MIDDLE, NARROW, SMALL, TILE, ContractionSchedule
 from torchedge.lowering.targets import TARGETS
+from torchedge.runtime import Executor
 from torchedge.textures.layouts import PATTERNS
+from torchedge.tracing.steps import capture_step
 
 pytest.importorskip("pyopencl")
 
@@ -233,3 +238,32 @@ def test_weight_gradients_divide_no_positions_in_their_loop(side, slices):
     assert np.linalg.norm(found - want.numpy()) <= 1e-5 * np.linalg.norm(want)
     source = program_of(gradient, "gpu", schedule).kernels[0].source
     assert ("points[next & 1]" in source) == (side != 8)
+
+
+@pytest.mark.parametrize(
+    ("form", "group", "zero_points"),
+    [
+        ("int4", 32, False),
+        ("int4", 64, True),
+        ("int4", None, False),
+        ("int8", None, False),
+        ("int8", 32, True),
+    ],
+)
+def test_many_rows_load_vectors_of_a_quantised_weight_that_lies_as_one_row_reads_it(form, group, zero_points):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(128, 64)
+    model = torchedge.quantize(linear, form, group=group, zero_points=zero_points).eval()
+    x = torch.randn(64, 128)
+    token, step = [
+        capture_step(model, rows, training=False, keep=frozenset(all_rules())) for rows in (x[:1], x)
+    ]
+    layouts = {tensor.name: tensor.layout for tensor in lower(token.step).tensors}
+    program = lower(step.step, "cpu", {name: layouts[name] for name in step.tensors})
+    (kernel,) = [kernel for kernel in program.kernels if kernel.kind == "matmul"]
+    assert "panel" in kernel.name and "v[x] =" in kernel.source  # read along the inner points, transposed
+    with Executor(program) as executor:
+        executor.load({name: tensor.detach().numpy() for name, tensor in step.tensors.items()})
+        (found,) = executor.run(x.numpy())
+    wanted = x.double() @ model.weight.double().t() + model.bias.double()
+    assert np.abs(found - wanted.detach().numpy()).max() < 1e-5

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from torchedge.expressions.dialect import offset_of
-from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
+from torchedge.expressions.indices import ZERO, Axis, Floor, Index, axes_of, flatten, of
 from torchedge.expressions.scalars import (
     Bound,
     Constant,
@@ -39,6 +39,9 @@ from torchedge.lowering.schedules import ContractionExtents
 
 Loops = tuple[Axis, ...]
 
+_RUN = 32
+"""Neighbours in whose runs items are shared alike: twice the longest vector, the smallest usual group."""
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -47,6 +50,8 @@ class Product:
     Loops run from the outermost to the innermost; those of extent 1 are gone, neighbours that are one in
     memory are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
     a_contiguous, b_contiguous: the loops along which the operands' neighbours lie side by side in memory.
+    b_shared: those along which several neighbours of `b` share an item, and items lie side by side (two
+    weights of four bits in a byte).
     skips: bounds outside which `b` is zero for whole runs of columns and of the innermost loop (taps that a
     phase of a strided convolution's gradient does not use). dtype: of a sum. joined: the loops of results as
     few as possible, and what those of batches, rows and columns are in them.
@@ -61,6 +66,7 @@ class Product:
     stores: Stores
     a_contiguous: frozenset[Axis]
     b_contiguous: frozenset[Axis]
+    b_shared: frozenset[Axis]
     dtype: str
     joined: tuple[Loops, Mapping[Axis, Index]] = ((), {})
     skips: tuple[Bound, ...] = ()
@@ -155,6 +161,7 @@ def product_of(group: FusionGroup, arguments: Arguments) -> Product:
         moved_stores,
         _contiguous(a, arguments),
         _contiguous(b, arguments),
+        _shared(b, arguments),
         host.dtype,
         joined((*renamed["b"], *renamed["r"], *renamed["c"]), results, "r"),
         _skips(b, {*renamed["b"], *renamed["c"][:-1], *renamed["k"][:-1]}),
@@ -191,13 +198,34 @@ def _inner_strides(loops: Loops, a: Scalar, b: Scalar, arguments: Arguments) -> 
     return both[0]
 
 
-def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
+def _offset(scalar: Scalar, arguments: Arguments) -> Index:
+    """Return where an operand reads its largest tensor; 0 where it reads none."""
     loads = [s for s in walk(scalar) if isinstance(s, Read)]
     if not loads:
-        return {}
+        return ZERO
     load = max(loads, key=lambda load: load.tensor.numel)
-    strides = strides_of(offset_of(arguments.sites[load.tensor], load.indices))
+    return offset_of(arguments.sites[load.tensor], load.indices)
+
+
+def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
+    strides = strides_of(_offset(scalar, arguments))
     return {axis: abs(stride) for axis, stride in strides.items()}
+
+
+def _shared(scalar: Scalar, arguments: Arguments) -> frozenset[Axis]:
+    offset, lane, found = _offset(scalar, arguments), Axis("lane", _RUN), set[Axis]()
+    for axis in axes_of(offset):
+        blocks, rest = divmod(axis.extent, lane.extent)
+        if rest == 0:
+            moved = offset.substitute({axis: of(Axis("block", blocks)) * lane.extent + of(lane)})
+            within = [term for term in moved.terms if lane in axes_of(of(term[0]))]
+            if (
+                [c for _, c in within] == [1]
+                and isinstance(atom := within[0][0], Floor)
+                and atom.index == of(lane)
+            ):
+                found.add(axis)
+    return frozenset(found)
 
 
 def _contiguous(scalar: Scalar, arguments: Arguments) -> frozenset[Axis]:

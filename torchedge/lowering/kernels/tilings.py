@@ -133,7 +133,7 @@ def _panel(product: Product, schedule: ContractionSchedule) -> Tiling:
         along = (
             last not in contiguous or deepest in contiguous
             if is_rows
-            else (deepest in contiguous and last not in contiguous)
+            else (deepest in contiguous | product.b_shared and last not in contiguous)
         )
         lane = deepest if along else last
         tiled = tile_rows if is_rows else tile_cols
