@@ -327,7 +327,8 @@ def _check(options: SimpleNamespace, *, several: bool) -> None:
         if options.prompt_ids is not None:
             refuse_given(("prompt",), "beside --prompt-ids; expected one of them")
         others = (*_HOST_OPTIONS, "method", "inputs", "random", "out", "steps", "settings", "save")
-        refuse_given(others, "with a prompt, which is only continued: omit one of them")
+        given = "--prompt" if options.prompt_ids is None else "--prompt-ids"
+        refuse_given(others, f"with {given}, which is only continued: omit one of them")
 
 
 def _run_over(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:
