@@ -306,16 +306,6 @@ def test_a_method_trains_what_the_others_compute_with(tmp_path, device, frozen):
     assert not np.allclose(loaded.run(images.numpy())[0], scores)
 
 
-def test_the_smallest_limit_is_that_of_all_weights_where_staging_takes_more(tmp_path):
-    methods = {
-        name: (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.ones(1, 4)) for name in ("a", "b")
-    }
-    whole = torchedge.export(methods, device="local-cpu", out=tmp_path / "whole").manifest.memory.total_bytes
-    with pytest.raises(LimitError) as refused:
-        torchedge.export(methods, device="local-cpu", out=tmp_path / "none", memory_limit="10B")
-    assert whole <= refused.value.works_bytes < whole + 1024
-
-
 @pytest.mark.parametrize("name", ["program.json", "program.decode.json"])
 def test_programs_of_methods_are_those_of_the_source(exported, tmp_path, reseal, name):
     folder = shutil.copytree(exported, tmp_path / "bundle")

@@ -182,10 +182,7 @@ def plan_in_turn(
         plans = turns.most_kept(LEAST_STAGING_BYTES)
     if plans is None:
         least = turns.planned(0, LEAST_STAGING_BYTES)
-        raise min(
-            [_too_small(plans, memory_limit, beside) for plans in (least, whole)],
-            key=lambda error: error.works_bytes or 0,
-        )
+        raise _too_small(least, memory_limit, beside)
     return filled(plans, memory_limit - beside - memory_in_turn(plans), STAGING_BYTES)
 
 
@@ -259,6 +256,6 @@ def _too_small(least: Sequence[Budgeted], limit: int, beside: int) -> LimitError
     parts = {
         "inputs, outputs, states and weights that stay": memory_in_turn(least) + beside - arena - staging,
         "intermediates and streamed weights": arena,
-        "staging buffers": staging if any(plan.schedule.streamed for plan in least) else 0,
+        "staging buffers": staging,
     }
     return too_small(names, limit, parts)
