@@ -275,7 +275,7 @@ class Bundle:
             return schedules
         if methods or self.trains:
             in_turn = [*programs.values()]
-            learns = any(program.hyperparameters for program in in_turn)
+            learns = any(program.hyperparameters for program in in_turn)  # the learning rate of a step
             plans = fit_in_turn(in_turn, limit).plans if learns else plan_in_turn(in_turn, limit)
             return dict(zip(programs, [plan.schedule for plan in plans], strict=True))
         name, program = next(iter(programs.items()))

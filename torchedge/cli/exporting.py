@@ -79,9 +79,7 @@ _MAX_WEIGHTS = 2**36
     help="With --max-length: a tokenizer.json to put into the bundle. [default: that of hf:FOLDER]",
 )
 @click.option("--quantize", type=Choice(["int8", "int4"]), help="With --max-length: format of weights.")
-@click.option(
-    "--lora", type=whole(), help="With --max-length: rank of adapters that the method train trains."
-)
+@click.option("--lora", type=whole(), help="With --max-length: also train adapters of this rank.")
 @click.option(
     "--chunk", type=whole(2), help="With --max-length: tokens of a prompt that run at once. [default: 64]"
 )

@@ -182,14 +182,13 @@ Status check_same(const Bundle& bundle) {
     if (program.target != bundle.device_class) return differ("device classes");
     if (program.loads && program.loads->staging_bytes != bundle.programs[0].loads->staging_bytes) return differ("sizes of staging memory");
   }
-  const Program& program = bundle.programs[0];
   if (memory_of(bundle.programs, bundle.in_turn()) != bundle.memory) return differ("memory");
-  std::set<std::string> set;
+  std::set<std::string> fed;
   for (const Program& each : bundle.programs)
-    for (const auto& [name, place] : each.hyperparameters) set.insert(name);
+    for (const auto& [name, place] : each.hyperparameters) fed.insert(name);
   for (const auto& [name, value] : bundle.hyperparameters)
-    if (!set.count(name)) return differ("hyperparameters");
-  if (set.size() != bundle.hyperparameters.size()) return differ("hyperparameters");
+    if (!fed.count(name)) return differ("hyperparameters");
+  if (fed.size() != bundle.hyperparameters.size()) return differ("hyperparameters");
   const std::vector<Port>& outputs = bundle.methods[0].outputs;
   if (bundle.trains && (outputs.empty() || !outputs[0].shape.empty()))
     return Error{bundle.path + ": manifest.json says mode 'train', and program.json gives no loss: export the model again"};
