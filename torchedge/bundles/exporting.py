@@ -70,6 +70,7 @@ from torchedge.lowering.targets import Limits, Precision, Target, Tuner
 from torchedge.storage import write_json
 from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.storage.codecs import PRINTABLE
+from torchedge.storage.locks import collection_paused
 from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.budgets import Budgeted
@@ -161,6 +162,7 @@ class Lowering:
     recomputed: Recomputation | None = None
 
 
+@collection_paused()
 def lower_request(
     request: Request,
     device: Device,

@@ -21,6 +21,7 @@ from torchedge.lowering.recomputing import Recomputation
 from torchedge.lowering.targets import Precision, Tuner
 from torchedge.prediction.results import Estimate
 from torchedge.storage.amounts import Amount, bytes_of
+from torchedge.storage.locks import collection_paused
 from torchedge.streaming.program_costs import ProgramPrediction, predict_program
 from torchedge.streaming.schedules import StreamingSchedule
 from torchedge.texts import number
@@ -216,6 +217,7 @@ _Lowerings = dict[LanguageSettings, tuple[str, Request, Lowering]]
 """A model's class, what is asked for and its programs, by settings without a memory limit."""
 
 
+@collection_paused()
 def plan_language_model(
     model: object, device: Device, settings: LanguageSettings, known: _Lowerings | None = None
 ) -> LanguagePlan:

@@ -117,8 +117,8 @@ class _Folding:
         return index
 
     def _unfit(self, candidates: Sequence[int]) -> set[int]:
-        """Return the candidates that PyTorch does not compute as traced, or that would grow memory."""
-        unfit = {i for i in candidates if self._evaluated(i, meta=True) is None}
+        """Return the candidates that grow memory, else those that PyTorch does not compute as traced."""
+        unfit: set[int] = set()
         stored = self._still_read(candidates)
         for group in self._sharing(candidates, stored):
             if not self._saves(group, stored):
@@ -128,7 +128,7 @@ class _Folding:
                     for i in group
                     if not self._saves([i], stored.union(*[w for o, w in others.items() if o != i]))
                 }
-        return unfit
+        return unfit or {i for i in candidates if self._evaluated(i, meta=True) is None}
 
     def _still_read(self, candidates: Sequence[int]) -> frozenset[int]:
         """Return the weights that the step reads although the candidates are folded."""

@@ -248,21 +248,29 @@ class PythonState:
 
     roots: models, functions and plain values by name. modes: whether training modes of modules count.
     tracing: for a copy that is being traced: parameters, buffers and flags, which the trace exchanges, do not
-    count. text: None where something may decide that no text can hold. signature: of this process.
-    generators: of random numbers, with their places. iterators: places of what a read changes. clocks: names
-    of modules that answer otherwise each time.
+    count. known: an earlier state of the same roots, whose names spare walks. text: None where something may
+    decide that no text can hold. signature: of this process. generators: of random numbers, with their
+    places. iterators: places of what a read changes. clocks: names of modules that answer otherwise each
+    time.
     """
 
-    def __init__(self, roots: Mapping[str, Any], *, modes: bool = True, tracing: bool = False) -> None:
-        names: set[str] = {"forward", "__call__", "_call_impl"}
-        everything = False
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        *,
+        modes: bool = True,
+        tracing: bool = False,
+        known: PythonState | None = None,
+    ) -> None:
+        names, everything = ({"forward", "__call__", "_call_impl"}, False) if known is None else known.names
         while True:
             walk = _Walk(names, everything, modes, tracing)
             text = walk.text_of(roots)
             if len(walk.names) == len(names) and walk.everything == everything:
                 break
             names, everything = set(walk.names), walk.everything
-        self._names, self._everything, self._watched = names, everything, walk.watched
+        self.names: tuple[set[str], bool] = names, everything  # whether of all attributes
+        self._watched = walk.watched
         self._keep_alive = walk.alive
         self.generators, self.iterators, self.clocks = walk.generators, walk.iterators, walk.clocks
         self._now = () if tracing else _flags()
@@ -355,7 +363,7 @@ class PythonState:
             found += [Change(_joined(path, k), {}, attributes[k]) for k in _HOOKS if attributes[k]]
         for home, names, path in seen.homes:
             for key in home.keys() - names:
-                if key in self._names or self._everything:
+                if key in self.names[0] or self.names[1]:
                     found.append(Change(_joined(path, key), _ABSENT, home[key]))
         for home, names, path in seen.missing:
             found += [Change(_joined(path, key), _ABSENT, home[key]) for key in sorted(names & home.keys())]

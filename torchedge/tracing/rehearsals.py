@@ -40,6 +40,7 @@ class ForwardState:
 
     def __init__(self, roots: Mapping[str, Any], draws: Draws, *, accepted: bool = False) -> None:
         self.roots, self.draws, self.accepted = roots, draws, accepted
+        self._known: PythonState | None = None
         self._state: PythonState | None = None
         self._generators: list[tuple[_Generator, Any]] = []
 
@@ -51,12 +52,14 @@ class ForwardState:
             StateChangedError: the run changed something, and that is not accepted.
         """
         self.begin()
+        if self.clocks and not self.accepted:
+            raise StateChangedError("the time")
         try:
             with reading() as files:
                 yield
             reasons = [] if self.accepted else [*map(str, self.changes()), *self.drawn_from()]
-            if not self.accepted and (self.draws.count or self.clocks):
-                reasons.append("random numbers, or the time")
+            if not self.accepted and self.draws.count:
+                reasons.append("random numbers")
             reasons += [] if self.accepted else files
         finally:
             self.restore()
@@ -66,7 +69,7 @@ class ForwardState:
     def begin(self) -> None:
         """Take the state; after the first time restore it."""
         if self._state is None:
-            self._state = PythonState(self.roots, tracing=True)
+            self._state = PythonState(self.roots, tracing=True, known=self._known)
             if self._state.iterators:
                 raise CaptureError(
                     f"the forward pass reads {self._state.iterators[0]}, an iterator: a captured step would "
@@ -87,6 +90,12 @@ class ForwardState:
         for generator, before in self._generators:
             if not _same(generator.get(), before):
                 generator.put(before)
+
+    def anew(self, *, accepted: bool) -> ForwardState:
+        """Return the same with the state as it is when that begins."""
+        other = ForwardState(self.roots, self.draws, accepted=accepted)
+        other._known = self._state or self._known
+        return other
 
     def check_backward(self) -> None:
         """Raise CaptureError if the backward pass has changed the state: it ran outside of `watched`."""
@@ -201,7 +210,7 @@ def rehearse(state: ForwardState, run: Callable[[], Any], sources: Sequence[torc
             raise _refusal(f"draws random numbers from {generators[0]}, other ones each time")
         changed, draws = state.changes(), state.draws.count
         if changed:
-            after = ForwardState(state.roots, state.draws)
+            after = state.anew(accepted=False)
             after.begin()
             second = observed()
             carried = {_storage(leaf) for change in changed for leaf in tensors_in(change.now, torch.Tensor)}

@@ -53,9 +53,10 @@ def with_names(steps: Sequence[CapturedStep]) -> list[CapturedStep]:
                     taken.add(name)
                 names[value.name] = name
         others = [value.name for value in captured.step.values if value.role not in RESIDENT_ROLES]
-        used = {*names.values(), *others}
+        given = {*names.values()}
+        used = given.union(others)
         for name in others:  # an input of one step may have the name of another step's weight
-            names[name] = _free(name, used) if name in set(names.values()) else name
+            names[name] = _free(name, used) if name in given else name
         values = tuple([replace(value, name=names[value.name]) for value in captured.step.values])
         states = {value.name for value in captured.step.values if value.role == "state"}
         tensors = {

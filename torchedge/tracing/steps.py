@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torchedge.errors import CaptureError, InputError, TorchedgeError, check_who
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import UPDATES, GraphBuilder, Step, Term
 from torchedge.graphs.training_steps import Loss, TrainingStep, as_tuple, check_loss
-from torchedge.storage.locks import PROCESS, logs_ignored
+from torchedge.storage.locks import PROCESS, collection_paused, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import Draws, isolated
@@ -30,7 +31,9 @@ from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
 from torchedge.tracing.rehearsals import ForwardState, StateChangedError, rehearse
+from torchedge.tracing.repeated_layers import Layers, Record, continue_graph, find_layers, record_run
 
+_LOG = logging.getLogger(__name__)
 _FAKES = "torch._subclasses.fake_tensor"
 """The logger of errors of shapes, which are raised as well."""
 
@@ -101,14 +104,24 @@ def capture_step(
     gradients = gradients and loss is not None
     _check_choices(loss, optimizer, accumulation, gradients)
     title = name or type(model).__name__
-    draws = Draws()
-    with PROCESS, isolated(model, training, draws) as twin:
-        objective = Objective(twin, as_tuple(args), dict(kwargs or {}), as_tuple(targets), loss)
-        objective.state = ForwardState({"model": twin, "loss": loss}, draws)
-        trained = _trained(objective, optimizer) if gradients else None
-        joint = _traced(objective, trained, keep)
-        capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
-        return capture.training(title, optimizer, accumulation) if gradients else capture.inference(title)
+    seed = _SEED_MASK & (torch.initial_seed() if seed is None else seed)
+
+    def captured(trace: Callable[..., JointGraph | None]) -> CapturedStep | None:
+        draws = Draws()
+        with PROCESS, collection_paused(), isolated(model, training, draws) as twin:
+            objective = Objective(twin, as_tuple(args), dict(kwargs or {}), as_tuple(targets), loss)
+            objective.state = ForwardState({"model": twin, "loss": loss}, draws)
+            trained = _trained(objective, optimizer) if gradients else None
+            joint = trace(objective, trained, keep)
+            if joint is None:
+                return None
+            capture = _Capture(objective, joint, seed)
+            return capture.training(title, optimizer, accumulation) if gradients else capture.inference(title)
+
+    step = captured(_traced_in_part) if find_layers(model) is not None else None
+    step = captured(_traced) if step is None else step
+    assert step is not None
+    return step
 
 
 def check_step(step: TrainingStep, function: str) -> None:
@@ -186,16 +199,55 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
         raise _explained(error, objective) from error
 
 
+def _traced_in_part(
+    objective: Objective, trained: set[int] | None, keep: Collection[str]
+) -> JointGraph | None:
+    """Trace a few of many equal layers alone; None where the others do not compute the same."""
+    layers = find_layers(objective)
+    assert layers is not None
+    try:
+        with layers.shortened():
+            joint = _traced(objective, trained, keep)
+            assert objective.state is not None
+            if objective.state.draws.count:
+                return None
+            state = objective.state.anew(accepted=True)
+            with state.watched():
+                short = _recorded(objective, trained, layers)
+            try:
+                with layers.whole():
+                    full = _recorded(objective, trained, layers)
+            finally:
+                state.restore()
+        return continue_graph(joint, layers, objective) if full.repeats(short) else None
+    except Exception as error:  # whatever the model raises without some of its layers
+        _LOG.debug("all layers of %s are traced: %s", type(objective.model).__name__, first_line(error))
+        return None
+
+
+def _recorded(objective: Objective, trained: set[int] | None, layers: Layers) -> Record:
+    """Return the operators of one run on fake tensors."""
+    with (
+        faked(objective, trained or (), objective.tensors()) as (mode, fakes),
+        mode,
+        torch.set_grad_enabled(trained is not None),
+        tracing(seen=True),
+        plain_kernels(),
+    ):
+        record = record_run(layers, objective.weights(), fakes, lambda: objective.run(fakes))
+    record.returned += objective.output_names
+    return record
+
+
 def _rehearse(
     objective: Objective, fakes: Sequence[torch.Tensor], mode: FakeTensorMode, gradients: bool
 ) -> None:
     """Accept what the forward pass changes; raises CaptureError where that may have an influence."""
     assert objective.state is not None
-    roots, draws = objective.state.roots, objective.state.draws
     with mode, torch.set_grad_enabled(gradients), tracing(seen=True), plain_kernels():
         sources = [*fakes, *objective.parameters(), *objective.buffers()]
-        rehearse(ForwardState(roots, draws), lambda: objective.run(fakes), sources)
-    objective.state = ForwardState(roots, draws, accepted=True)
+        rehearse(objective.state.anew(accepted=False), lambda: objective.run(fakes), sources)
+    objective.state = objective.state.anew(accepted=True)
 
 
 def _explained(error: Exception, objective: Objective) -> TorchedgeError:
