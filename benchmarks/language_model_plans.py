@@ -1,27 +1,34 @@
-"""Predicted against measured times of generation and of a LoRA step on this machine's OpenCL device.
+"""Predicted against measured times of generation and of a LoRA step on an OpenCL device of this machine.
 
     python benchmarks/language_model_plans.py --out FOLDER [--lora] [--layers 4] [--hidden 384]
+    python benchmarks/language_model_plans.py --out FOLDER --device nvidia-h200 --known 1024x32000x256 ...
 
-First, launches of Llamas of other sizes, and of steps that train their adapters, are timed and the device's
-model of programs is fitted to them: FOLDER/profile. Then `torchedge.plan_lm` predicts the Llama of these
-options by it, before it is exported, and the bundle is measured: sums of the shortest times of all launches
-by the device's clock, which other work on the machine disturbs least, and medians of the first token, of
-later ones and of a training step (--lora).
-FOLDER/launches.jsonl is used again.
+First, launches of Llamas of other sizes (--known), of steps that train their adapters, and of --networks of
+torchvision (inference and training) are timed, and the device's model of programs is fitted to them:
+FOLDER/profile, or the profile folder --write. Then `torchedge.plan_lm` predicts the Llama of these options by
+it, before it is exported, and the bundle is measured: sums of the shortest times of all launches by the
+device's clock, which other work on the machine disturbs least, and medians of the first token, of later ones
+and of a training step (--lora).
+FOLDER/launches.jsonl is used again: points that it holds are not measured; with --fit no other is.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
+from multiprocessing import get_context
+from os import cpu_count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from harness import options_of, print_rows, taken_ms
+from harness import options_of, print_rows, read_rows, taken_ms
 from llamas import llama, stamps_of
 
 import torchedge
@@ -29,24 +36,43 @@ from torchedge.devices import Device, find_device
 from torchedge.profiling.campaigns.exported import launches_of
 from torchedge.profiling.profile_folders import write_profile
 from torchedge.profiling.step_fitting import LAUNCHES, fit_device_programs
+from torchedge.tracing.vision import prepare_torchvision
 
-SIZES = ((128, 1000, 64), (256, 4000, 256), (512, 8000, 512))
+SIZES = ("128x1000x64", "256x4000x256", "512x8000x512")
 """Hidden size, vocabulary, and length of the caches of the Llamas that the model of programs is fitted to."""
 FORMATS: tuple[Any, ...] = (None, "int8", "int4")
 RANK, PROMPT, STEPS = 8, 64, 15
+PIXELS = 224
 
 
 def main() -> None:
     """Print predicted and measured figures of one Llama in each format."""
-    parser = options_of(__doc__, layers=4, hidden=384, vocabulary=6000, length=384, tokens=32)
+    parser = options_of(__doc__, layers=4, hidden=384, intermediate=0, vocabulary=6000, length=384, tokens=32)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="local-cpu", help="profile of the device that measures")
+    parser.add_argument("--known", nargs="*", default=SIZES, metavar="HIDDENxVOCABULARYxLENGTH")
+    parser.add_argument("--networks", nargs="*", default=[], help="of torchvision, at batches of 1 and 8")
+    parser.add_argument("--write", type=Path, help="profile folder that gets the model of programs")
+    parser.add_argument("--formats", nargs="*", default=[form or "float32" for form in FORMATS])
+    parser.add_argument("--fit", action="store_true", help="only fit what was measured")
     parser.add_argument("--lora", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    device = _fitted(options.out)
+    device = find_device(options.device)
+    if not options.fit:
+        _measure(options.out / LAUNCHES, device, options.known, options.networks)
+    fitted = fit_device_programs(options.out, device)
+    assert fitted is not None
+    part, errors = fitted
+    print(f"model of programs: latency errs by {errors.mean('latency'):.1f} % on networks left out")
+    device = write_profile(options.write or options.out / "profile", device, {}, programs=part)
+    if options.fit:
+        return
     rows: list[tuple[Any, ...]] = []
-    for form in FORMATS:
-        model = llama(options.hidden, options.layers, options.vocabulary, options.length)
+    for form in [form for form in FORMATS if (form or "float32") in options.formats]:
+        model = llama(
+            options.hidden, options.layers, options.vocabulary, options.length, options.intermediate or None
+        )
         asked: dict[str, Any] = {"max_length": options.length, "quantize": form}
         plan = torchedge.plan_lm(model, device, **asked, prompt=PROMPT, new_tokens=options.tokens)
         with tempfile.TemporaryDirectory() as folder:
@@ -72,47 +98,80 @@ def main() -> None:
     )
 
 
-def _fitted(out: Path) -> Device:
-    """Return this machine's processor with a model of programs, measured where there is none."""
-    device = find_device("local-cpu")
-    if not (out / LAUNCHES).exists():
-        points = [point for size in SIZES for form in FORMATS for point in _points(*size, form, device)]
-        (out / LAUNCHES).write_text("".join(json.dumps(point) + "\n" for point in points))
-    fitted = fit_device_programs(out, device)
-    assert fitted is not None
-    part, errors = fitted
-    print(f"model of programs: latency errs by {errors.mean('latency'):.1f} % on networks left out")
-    return write_profile(out / "profile", device, {}, programs=part)
+def _measure(path: Path, device: Device, sizes: list[str], networks: list[str]) -> None:
+    """Export what is not in the file yet, in processes of their own, and time each method of it."""
+    done = {row["id"] for row in read_rows(path)}
+    wanted: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+    for name in networks:
+        for mode in ("infer", "train"):
+            for batch in (1, 8):
+                wanted[f"{name}@{mode}-{batch}"] = (_export_network, (name, mode, batch))
+    for size in sizes:
+        for form in FORMATS:
+            given = (*map(int, size.split("x")), form)
+            wanted[f"llama-{size}@{form or 'float32'}"] = (_export_llama, given)
+            wanted[f"llama-{size}@{form or 'float32'}-adapters"] = (_export_adapters, given)
+    workers = max(1, (cpu_count() or 1) // 2)
+    with tempfile.TemporaryDirectory() as folder, path.open("a") as stream:
+        with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (2,)) as pool:
+            running = {
+                name: pool.submit(_compiled, work, *given, device.name, Path(folder) / name)
+                for name, (work, given) in wanted.items()
+                if name not in done
+            }
+        for name, export in running.items():
+            if export.exception() is not None:
+                print(f"{name}: {export.exception()}", flush=True)
+                continue
+            print(f"timing {name}", file=sys.stderr, flush=True)
+            point = _point(torchedge.load_bundle(Path(folder) / name), device)
+            stream.writelines(json.dumps({"id": name, "launches": row}) + "\n" for row in point)
+            stream.flush()
 
 
-def _points(
-    hidden: int, vocabulary: int, length: int, form: str | None, device: Device
-) -> list[dict[str, Any]]:
-    """Time each method of a Llama, and a step of its adapters, launch by launch and as a whole."""
-    points = []
-    with tempfile.TemporaryDirectory() as folder:
-        model = llama(hidden, 2, vocabulary, length)
-        adapted, batch, optimizer = _adapted(model, form, min(length, 256))
-        for bundle in (
-            torchedge.export_lm(
-                model, device, out=Path(folder) / "lm", max_length=length, quantize=cast(Any, form)
-            ),
-            torchedge.export(
-                adapted, batch, device, out=Path(folder) / "train", mode="train", loss="model",
-                optimizer=optimizer, onnx=False,
-            ),
-        ):  # fmt: skip
-            for name, shortest, step_ms in _timed(bundle):
-                method, mib = bundle.method(name), bundle.manifest.memory.total_bytes / 2**20
-                launches: dict[str, Any] = {
-                    "kernels": len(method.program.kernels),
-                    "latency_ms": step_ms,
-                    "memory_mib": mib,
-                    "allocated_mib": mib,
-                    "launches": launches_of(method, shortest),  # type: ignore[arg-type]
-                }
-                points.append({"id": f"llama-{hidden}-{form}@{name}", "launches": launches})
-    return points
+def _compiled(export: Callable[..., None], *given: Any) -> None:  # noqa: ANN401
+    """Export a bundle, and leave its compiled kernels in the cache."""
+    export(*given)
+    torchedge.load_bundle(given[-1]).place().close()
+
+
+def _export_network(name: str, mode: Any, batch: int, device: str, out: Path) -> None:  # noqa: ANN401
+    prepare_torchvision()
+    import torchvision
+
+    model = torchvision.models.get_model(name, weights=None).train(mode == "train")
+    options: dict[str, Any] = {}
+    if mode == "train":
+        options["optimizer"] = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    images = torch.zeros(batch, 3, PIXELS, PIXELS)
+    torchedge.export(model, images, device, out=out, mode=mode, onnx=False, **options)
+
+
+def _export_llama(hidden: int, vocabulary: int, length: int, form: Any, device: str, out: Path) -> None:  # noqa: ANN401
+    model = llama(hidden, 2, vocabulary, length)
+    torchedge.export_lm(model, device, out=out, max_length=length, quantize=form)
+
+
+def _export_adapters(hidden: int, vocabulary: int, length: int, form: Any, device: str, out: Path) -> None:  # noqa: ANN401
+    adapted, batch, optimizer = _adapted(llama(hidden, 2, vocabulary, length), form, min(length, 256))
+    torchedge.export(
+        adapted, batch, device, out=out, mode="train", loss="model", optimizer=optimizer, onnx=False
+    )
+
+
+def _point(bundle: torchedge.Bundle, device: Device) -> list[dict[str, Any]]:
+    """Time each method of a bundle, launch by launch and as a whole; memory is what is counted."""
+    mib, beside = bundle.manifest.memory.total_bytes / 2**20, device.figures.get("context_mib")
+    return [
+        {
+            "kernels": len(bundle.method(name).program.kernels),
+            "latency_ms": step_ms,
+            "memory_mib": mib + (beside.value if beside else 0),
+            "allocated_mib": mib,
+            "launches": launches_of(bundle.method(name), shortest),  # type: ignore[arg-type]
+        }
+        for name, shortest, step_ms in _timed(bundle)
+    ]
 
 
 def _timed(bundle: torchedge.Bundle) -> list[tuple[str, list[int], float]]:

@@ -31,7 +31,7 @@ from torchedge.graphs.training_steps import Loss
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.profiling.hosts import STEP_LAUNCHES
 from torchedge.profiling.topologies import build_network, build_topology, example_inputs, set_up
-from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.documents import present, read_unpacked, reading
 from torchedge.storage.journals import parse_lines
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.optimizer_replays import OptimizerReplay
@@ -144,7 +144,7 @@ class Dataset:
 
 def is_dataset(folder: Path) -> bool:
     """Whether a folder holds a table of measurements."""
-    return _present(folder / MEASUREMENTS).is_file()
+    return present(folder / MEASUREMENTS).is_file()
 
 
 def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 224)) -> Dataset:
@@ -162,14 +162,14 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
             f"{root}: holds no {MEASUREMENTS}; expected the folder of a campaign: `torchedge campaign run "
             "NAME --plan quick --out FOLDER` measures one"
         )
-    known = [name for name in (NETWORKS, TOPOLOGIES) if _present(root / name).exists()]
+    known = [name for name in (NETWORKS, TOPOLOGIES) if present(root / name).exists()]
     if not known:
         raise ProfileError(
             f"{root}: holds no {NETWORKS}; expected it, or {TOPOLOGIES}, beside {MEASUREMENTS}: "
             "`torchedge campaign run` writes both"
         )
     public = known == [TOPOLOGIES]
-    files = (_present(root / MEASUREMENTS), _present(root / (TOPOLOGIES if public else NETWORKS)))
+    files = (present(root / MEASUREMENTS), present(root / (TOPOLOGIES if public else NETWORKS)))
     table, described = (read_unpacked(file, max_bytes=_MOST_BYTES) for file in files)
     rows = list(parse_table(files[0], table, _PUBLIC if public else _CAMPAIGN, "a measured point"))
     if not rows:
@@ -207,12 +207,6 @@ def _read_column(file: Path, table: bytes, rows: int, name: str) -> FloatArray:
         return np.full(rows, np.nan)
     column = parse_table(file, table, {name: float | None}, "a measured point")
     return np.array([row[0] for row in column], dtype=float)
-
-
-def _present(file: Path) -> Path:
-    """Return the file, or its compressed form where only that exists."""
-    packed = file.with_name(file.name + ".gz")
-    return packed if packed.exists() and not file.exists() else file
 
 
 # the networks -----------------------------------------------------------------------------------------------
@@ -314,7 +308,7 @@ def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str
 
 def _read_layers(root: Path, networks: Mapping[str, Network]) -> LayerTimes:
     """Read the sums of layer times by kind if the folder has them, else sum the layers it has."""
-    table, layers = _present(root / LAYER_TIMES), _present(root / LAYERS)
+    table, layers = present(root / LAYER_TIMES), present(root / LAYERS)
     if table.exists():
         return _read_sums(table)
     recipes = {name: n.job["build"] for name, n in networks.items() if n.job is not None}

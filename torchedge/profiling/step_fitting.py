@@ -21,7 +21,7 @@ from torchedge.profiling.load_fitting import fit_rates
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
-from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.documents import present, read_unpacked, reading
 from torchedge.storage.journals import parse_lines
 from torchedge.streaming.program_costs import LAUNCH_FEATURES, ProgramCosts, StepCosts, launch_features
 from torchedge.streaming.rates import THRESHOLDS, KernelRates
@@ -95,10 +95,11 @@ def read_steps(folder: Path) -> tuple[TimedStep, ...]:
 
     Raises ProfileError for a line that is none.
     """
-    if not (folder / LAUNCHES).is_file():
+    file = present(folder / LAUNCHES)
+    if not file.is_file():
         return ()
     steps = []
-    for place, row in parse_lines(folder / LAUNCHES, read_unpacked(folder / LAUNCHES, max_bytes=_MOST_BYTES)):
+    for place, row in parse_lines(file, read_unpacked(file, max_bytes=_MOST_BYTES)):
         with reading(place, "a point with its launches", "what `torchedge campaign run --runner` writes"):
             point = msgspec.convert(row["launches"], _Point)
             works = tuple([LaunchWork(*launch[:-1]) for launch in point.launches])
@@ -167,11 +168,11 @@ def _fit(steps: Sequence[TimedStep], latency_error: float = 0.0, memory_error: f
         )
     costs = ProgramCosts(rates, forests, StepCosts(1, 0, 0, 0, 1, 0, 0))
     sums = np.array([costs.launches_ms(step.works).sum() for step in steps])
-    counts = np.array([len(step.works) for step in steps]) / 1e3
-    share, host = _nonnegative([sums, counts], [step.latency_ms for step in steps])
-    parts = [np.ones(len(steps)), [step.kernels for step in steps], [step.allocated_mib for step in steps]]
+    counts, ones = np.array([len(step.works) for step in steps]) / 1e3, np.ones(len(steps))
+    share, host, fixed = _nonnegative([sums, counts, ones], [step.latency_ms for step in steps])
+    parts = [ones, [step.kernels for step in steps], [step.allocated_mib for step in steps]]
     base, kernel, memory = _nonnegative(parts, [step.memory_mib for step in steps])
-    numbers = (share, host, base, kernel, memory, latency_error, memory_error)
+    numbers = (share, host, base, kernel, memory, latency_error, memory_error, fixed)
     own = StepCosts(*[rounded(each, 5) for each in numbers])
     return ProgramCosts(rates, forests, own)
 
@@ -191,7 +192,7 @@ def fit_device_programs(folder: Path, device: Device) -> tuple[PartFit, StepErro
     if not steps:
         return None
     costs, errors = fit_steps(steps)
-    digest = file_sha256(folder / LAUNCHES, max_bytes=_MOST_BYTES)
+    digest = file_sha256(present(folder / LAUNCHES), max_bytes=_MOST_BYTES)
     described = describe(
         DataSource(folder.resolve().name, digest, Provenance.MEASURED),
         f"torchedge fit all {folder.resolve().name} --device {device.name}",

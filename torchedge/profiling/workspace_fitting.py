@@ -25,7 +25,7 @@ from torchedge.prediction.memory.workspaces import (
 )
 from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, package_versions, today
-from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.documents import present, read_unpacked, reading
 from torchedge.storage.journals import parse_lines
 
 CONVOLUTIONS = "convolutions.jsonl"
@@ -128,15 +128,15 @@ def _tree(features: FloatArray, ratio: FloatArray, weights: FloatArray) -> Fores
 
 def fit_device_workspaces(folder: Path) -> PartFit | None:
     """Fit the convolution workspaces that a dataset folder holds measurements of; None where it has none."""
-    for name in (CONVOLUTIONS, CONVOLUTIONS + ".gz"):
-        if (folder / name).exists():
-            measured = read_workspaces(folder / name)
-            described = {
-                "provenance": str(Provenance.MEASURED),
-                "dataset": folder.resolve().name,
-                "date": today(),
-                "convolutions": sum(len(table.geometry) for table in measured.values()),
-                "versions": package_versions(),
-            }
-            return PartFit(fit_workspaces(measured), described)
-    return None
+    file = present(folder / CONVOLUTIONS)
+    if not file.exists():
+        return None
+    measured = read_workspaces(file)
+    described = {
+        "provenance": str(Provenance.MEASURED),
+        "dataset": folder.resolve().name,
+        "date": today(),
+        "convolutions": sum(len(table.geometry) for table in measured.values()),
+        "versions": package_versions(),
+    }
+    return PartFit(fit_workspaces(measured), described)

@@ -42,9 +42,9 @@ class BoundSlot:
 class StagingBuffers:
     """Buffers of one size, mapped while the host fills them, unmapped while kernels read them.
 
-    Without unified memory a buffer is filled while no launch runs: on NVIDIA's driver (580) a launch read
-    what its buffer held before, although it waited for the bytes, where they came by another queue beside a
-    long launch; mapped or written, in host memory or the device's alike. launches: the queue of launches.
+    Without unified memory a buffer is mapped and unmapped while no launch runs: on NVIDIA's driver (580) a
+    launch read what its buffer held before, although it waited for the bytes, where they came by another queue
+    beside a long launch; mapped or written, in host memory or the device's alike. launches: their queue.
 
     Raises DeviceMemoryError: no memory is left.
     """
@@ -71,8 +71,7 @@ class StagingBuffers:
         with translated("mapping a staging buffer", device=self._device):
             for event in events:
                 event.wait()
-            if self._launches is not None:
-                self._launches.finish()
+            self._await_launches()
             mapped, _ = self._cl.enqueue_map_buffer(
                 self._queue, self.buffers[number], ways, 0, (self.part_bytes,), np.uint8
             )
@@ -87,7 +86,15 @@ class StagingBuffers:
     def hand_over(self, number: int, queue: Any) -> tuple[Any, int]:
         """Unmap a buffer; return the event and the byte of its first whole page."""
         begin = self.part_bytes - self._arrays.pop(number).size
-        return self._maps.pop(number).release(queue), begin
+        self._await_launches()
+        released = self._maps.pop(number).release(queue)
+        if self._launches is not None:
+            released.wait()
+        return released, begin
+
+    def _await_launches(self) -> None:
+        if self._launches is not None:
+            self._launches.finish()
 
     def clear(self) -> None:
         """Unmap all buffers."""

@@ -106,6 +106,12 @@ def read_unpacked(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> b
     return unpacked
 
 
+def present(file: Path) -> Path:
+    """Return the file, or its compressed form where only that exists."""
+    packed = file.with_name(file.name + ".gz")
+    return packed if packed.exists() and not file.exists() else file
+
+
 def read_text(path: str | Path, kind: str) -> str:
     """Read a UTF-8 text; `kind` is named in errors.
 

@@ -2,8 +2,8 @@
 
 A campaign with the native runner (`torchedge campaign run --runner`) times every launch of its programs. The
 time of another program is the sum over its launches, each by its class's rates and a forest that corrects
-them, times the share that a step takes of such a sum, plus the host's time a launch. Its memory is what it
-allocates, which is known, beside what the process takes. `step_fitting` fits both.
+them, times the share that a step takes of such a sum, plus the host's time a launch and a step. Its memory is
+what it allocates, which is known, beside what the process takes. `step_fitting` fits both.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ FloatArray = npt.NDArray[np.float64]
 class StepCosts:
     """What a step takes beside its launches, as fitted.
 
-    share: of a step's time over the sum of its launches; host_us: more for each launch. base_mib: memory of a
-    process beside its programs, kernel_mib: for each kernel, memory_share: over the bytes that a program
-    allocates. latency_error, memory_error: 90th percentile of the error on networks left out, as a logarithm.
+    share: of a step's time over the sum of its launches; host_us: more for each launch; fixed_ms: for each
+    step. base_mib: memory of a process beside its programs, kernel_mib: for each kernel, memory_share: over
+    the bytes that a program allocates. latency_error, memory_error: 90th percentile of the error on networks
+    left out, as a logarithm.
     """
 
     share: _Number
@@ -65,6 +66,7 @@ class StepCosts:
     memory_share: _Number
     latency_error: Annotated[float, Meta(ge=0, le=10)]
     memory_error: Annotated[float, Meta(ge=0, le=10)]
+    fixed_ms: _Number = 0
 
     def memory_mib(self, nbytes: float, kernels: int) -> float:
         """Return the memory of a process that runs a program."""
@@ -72,7 +74,7 @@ class StepCosts:
 
     def latency_ms(self, launches_ms: float, launches: int) -> float:
         """Return the time of a step, from the sum of its launches."""
-        return self.share * launches_ms + self.host_us * launches / 1e3
+        return self.fixed_ms + self.share * launches_ms + self.host_us * launches / 1e3
 
 
 @dataclass(frozen=True)
