@@ -43,8 +43,9 @@ class StagingBuffers:
     """Buffers of one size, mapped while the host fills them, unmapped while kernels read them.
 
     Without unified memory a buffer is mapped and unmapped while no launch runs: on NVIDIA's driver (580) a
-    launch read what its buffer held before, although it waited for the bytes, where they came by another queue
-    beside a long launch; mapped or written, in host memory or the device's alike. launches: their queue.
+    launch read what its buffer held before, although it waited for the bytes, where they came by another
+    queue beside a long launch; mapped or written, in host memory or the device's alike. launches: their
+    queue.
 
     Raises DeviceMemoryError: no memory is left.
     """
