@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torchedge.errors import InputError, LoweringError
 from torchedge.expressions.scalars import Scalar, constant, where
@@ -17,7 +18,8 @@ from torchedge.lowering.copies import copied_updates
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.index_ranges import index_ranges, zero_divisions
 from torchedge.lowering.joined_rows import join_rows, join_siblings
-from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
+from torchedge.lowering.kernels.alike import Forms
+from torchedge.lowering.kernels.nests import Nest, beyond_texels, write_kernel
 from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.kernels.updates import gather_updates, write_updates
 from torchedge.lowering.node_checks import check_nodes
@@ -117,8 +119,9 @@ def lower_step(
     groups = copied_updates(fused.groups, images, placed)
     alone, together = gather_updates([group for group in groups if group.host.numel])
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
-    kernels, placed, schedules = _tuned(alone, placed, fixed, device, timer)
-    sources = write_kernels(kernels, placed, device, schedules)
+    forms = Forms()
+    kernels, placed, schedules = _tuned(alone, placed, fixed, device, timer, forms)
+    sources = write_kernels(kernels, placed, device, schedules, forms)
     sources += [write_updates(batch, placed, device) for batch in together]
     others = [group for batch in [*together, [g for g in groups if not g.host.numel]] for group in batch]
     fused = replace(fused, groups=(*kernels, *others))
@@ -132,6 +135,7 @@ def _tuned(
     fixed: Collection[Node],
     target: Target,
     timer: Timer | None,
+    forms: Forms,
 ) -> tuple[Sequence[FusionGroup], dict[Node, Layout], Mapping[FusionGroup, Schedule]]:
     """Return the kernels, where tensors lie, and the schedules that are not the default.
 
@@ -146,7 +150,7 @@ def _tuned(
     for storage in storages:
         stored = replace(target, storage=storage)
         placed = as_images(groups, layouts, fixed, stored)
-        tuned.append(tune(groups, placed, fixed, stored, target.coefficients, timer))
+        tuned.append(tune(groups, placed, fixed, stored, target.coefficients, timer, forms))
     best = min(tuned, key=lambda choice: choice.ms)
     return best.groups, best.layouts, best.schedules
 
@@ -200,24 +204,41 @@ def write_kernels(
     layouts: dict[Node, Layout],
     target: Target,
     schedules: Mapping[FusionGroup, Schedule] | None = None,
+    forms: Forms | None = None,
 ) -> list[KernelSource]:
     """Return the kernels of groups, in order.
 
     A result that lies in an image which its kernel cannot write by whole texels goes to a buffer: `layouts`
-    is changed. schedules: by group, where they are not the defaults of the target.
+    is changed. schedules: by group, where they are not the defaults of the target. forms: of the groups.
     """
+    forms = Forms() if forms is None else forms
+    schedules = {} if schedules is None else schedules
+    decided: dict[Any, tuple[FusionGroup, Nest, Schedule, list[int]]] = {}
     drafts = []
     for group in groups:
-        nest = nest_of(group, layouts)
-        chosen = (schedules or {}).get(group) or default_schedule(nest.extents, target)
-        for node in beyond_texels(group, nest, layouts, chosen, target):
-            layouts[node] = Layout(layouts[node].order)
-        drafts.append((group, nest, chosen))
-    return [
-        kernel
-        for group, nest, chosen in drafts
-        for kernel in write_kernel(group, nest, layouts, chosen, target)
-    ]
+        form = forms.of(group)
+        key = form.text, form.layouts(layouts), schedules.get(group)
+        if key not in decided:
+            nest = forms.nest(group, layouts)
+            chosen = schedules.get(group) or default_schedule(nest.extents, target)
+            beyond = beyond_texels(group, nest, layouts, chosen, target)
+            decided[key] = group, nest, chosen, [form.nodes.index(node) for node in beyond]
+        for number in decided[key][-1]:
+            layouts[form.nodes[number]] = Layout(layouts[form.nodes[number]].order)
+        drafts.append((group, key))
+    kernels: list[KernelSource] = []
+    written: dict[Any, tuple[FusionGroup, Sequence[KernelSource]]] = {}
+    for group, key in drafts:
+        form, (first, nest, chosen, _) = forms.of(group), decided[key]
+        place = key, form.layouts(layouts)
+        if place not in written:
+            if group is not first:  # its tensors came to lie elsewhere
+                before = zip(form.nodes, key[1], strict=True)
+                nest = forms.nest(group, {node: layout for node, layout in before if layout is not None})
+            written[place] = group, write_kernel(group, nest, layouts, chosen, target)
+        like, sources = written[place]
+        kernels += sources if like is group else forms.moved(sources, like, group)
+    return kernels
 
 
 @dataclass(frozen=True, slots=True)

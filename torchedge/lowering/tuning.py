@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -28,8 +28,9 @@ from torchedge.lowering.candidates import Candidates, candidates_of
 from torchedge.lowering.copies import copied_reads, copied_updates, copy_group, overwritten_in
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernel_work import OperandWorks, sketches_of
+from torchedge.lowering.kernels.alike import Forms
 from torchedge.lowering.kernels.loops import work_of
-from torchedge.lowering.kernels.nests import Nest, beyond_texels, nest_of, write_kernel, written
+from torchedge.lowering.kernels.nests import Nest, beyond_texels, write_kernel, written
 from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node
 from torchedge.lowering.schedules import RowsSchedule, Schedule
@@ -178,6 +179,7 @@ def tune(
     target: Target,
     coefficients: KernelCoefficients,
     timer: Timer | None = None,
+    forms: Forms | None = None,
 ) -> Tuned:
     """Choose the schedules of all kernels of a step, and where its tensors lie, by predicted cost.
 
@@ -186,7 +188,7 @@ def tune(
     Tensors that are overwritten, and then those that one kernel reads, may be copied into another layout.
     fixed: tensors that stay where they are. Layouts are chosen where the target stores tensors in images;
     without images to choose and without a timer, only contractions get schedules. timer: measures the best
-    few predicted schedules of each kernel, in the layouts chosen.
+    few predicted schedules of each kernel, in the layouts chosen. forms: of the groups.
     """
     pairs = [pair for group in groups for pair in group.stored.items() if pair[1] is not None]
     settled = {*fixed, *[node for pair in pairs for node in pair]}
@@ -197,18 +199,18 @@ def tune(
     }
     free = {node: options for node, options in free.items() if len(options) > 1}
     known: dict[Any, Scores] = {}
+    keys = _Keys(Forms() if forms is None else forms)
     # Predictions of other kernels have not been held against a GPU's measurements yet.
     everything = target.storage == "image" or timer is not None
     judged = [group for group in groups if everything or isinstance(group.host, Contraction)]
-    nests = {group: nest_of(group, layouts) for group in judged}
-    free = _with_one_split(nests, layouts, free, target, coefficients)
-    tables = [_table(group, nests[group], layouts, free, target, coefficients, known) for group in judged]
+    free = _with_one_split(judged, keys, layouts, free, target, coefficients)
+    tables = [_table(group, keys, layouts, free, target, coefficients, known) for group in judged]
     chosen = _search(tables, {node: len(options) for node, options in free.items()})
     if sum(t.cost(chosen) for t in tables) * (1 + MARGIN) >= sum(t.cost({}) for t in tables):
         chosen = {}
     placed = {**layouts, **{node: free[node][number] for node, number in chosen.items()}}
     if target.storage == "image":
-        copier = _Copier(target, coefficients, free, chosen, placed, known)
+        copier = _Copier(target, coefficients, free, chosen, placed, known, keys)
         tables = copier.update_images(tables, fixed)
         tables = copier.copy_reads(tables)
     if timer is not None:
@@ -232,15 +234,22 @@ def tune(
 class _Table:
     """One kernel: its candidates in every combination of its tensors' layouts.
 
-    nodes: the tensors whose layouts are chosen. steps: how far apart their layouts are among the
-    combinations.
+    placed: where its tensors lie in `nest`. nodes: the tensors whose layouts are chosen. steps: how far apart
+    their layouts are among the combinations. least: (C,) ms of the best schedule of each.
     """
 
     group: FusionGroup
-    nest: Nest
+    forms: Forms
+    placed: Mapping[Node, Layout]
     scores: Scores
     nodes: tuple[Node, ...]
     steps: tuple[int, ...]
+    least: Array
+
+    @property
+    def nest(self) -> Nest:
+        """The kernel's loops."""
+        return self.forms.nest(self.group, self.placed)
 
     def row(self, chosen: Mapping[Node, int]) -> int:
         """Return the number of the combination of layouts."""
@@ -266,7 +275,36 @@ class _Table:
 
     def cost(self, chosen: Mapping[Node, int]) -> float:
         """Return the predicted ms of the best schedule."""
-        return float(self.scores.ms[self.row(chosen)].min())
+        return float(self.least[self.row(chosen)])
+
+    def costs(self, chosen: Mapping[Node, int], node: Node, count: int) -> Array:
+        """Return (count,) the predicted ms of the best schedule for each layout of a tensor."""
+        step = self.steps[self.nodes.index(node)]
+        costs: Array = self.least[self.row(chosen) + (np.arange(count) - chosen.get(node, 0)) * step]
+        return costs
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Keys that kernels with the same work share, found once for all groups of one form."""
+
+    forms: Forms
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    def of(
+        self,
+        group: FusionGroup,
+        placed: Mapping[Node, Layout],
+        layouts: Mapping[Node, Layout],
+        nodes: Sequence[Node],
+    ) -> Any:  # noqa: ANN401
+        """Return the key of a group's loops in `placed`, with tensors in `layouts`."""
+        form = self.forms.of(group)
+        numbers = tuple([form.nodes.index(node) for node in nodes])
+        own = form.text, form.layouts(placed), form.layouts(layouts), numbers
+        if own not in self.known:
+            self.known[own] = _key(self.forms.nest(group, placed), layouts, nodes)
+        return self.known[own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +321,7 @@ class _Copier:
     chosen: Mapping[Node, int]
     placed: dict[Node, Layout]
     known: dict[Any, Any]
+    keys: _Keys
 
     def update_images(self, tables: Sequence[_Table], fixed: Collection[Node]) -> list[_Table]:
         """Let tensors that kernels overwrite lie in images where all that read them gain more than a copy."""
@@ -345,8 +384,9 @@ class _Copier:
     def _costs(self, table: _Table, node: Node, options: Sequence[Layout]) -> Array:
         """Return (K,) the predicted ms of a kernel's best schedule for each layout of one operand."""
         if node in table.nodes:
-            return np.array([table.cost({**self.chosen, node: k}) for k in range(len(options))])
-        key = (_key(table.nest, self.placed, (node,)), table.nodes == (), tuple(options))
+            return table.costs(self.chosen, node, len(options))
+        own = self.keys.of(table.group, table.placed, self.placed, (node,))
+        key = (own, table.nodes == (), tuple(options))
         if key not in self.known:
             placed = [{**self.placed, node: option} for option in options]
             parts = [
@@ -362,7 +402,7 @@ class _Copier:
         return self._scored(copy_group(source, copied), placed).cost({})
 
     def _scored(self, group: FusionGroup, placed: Mapping[Node, Layout]) -> _Table:
-        return _table(group, nest_of(group, placed), placed, {}, self.target, self.coefficients, self.known)
+        return _table(group, self.keys, placed, {}, self.target, self.coefficients, self.known)
 
     def _tables(self, groups: Sequence[FusionGroup], tables: Sequence[_Table]) -> list[_Table]:
         """Return the tables of groups: those that there are, and new ones."""
@@ -440,7 +480,7 @@ def _candidates(
 
 def _table(
     group: FusionGroup,
-    nest: Nest,
+    keys: _Keys,
     layouts: Mapping[Node, Layout],
     free: Mapping[Node, Sequence[Layout]],
     target: Target,
@@ -452,14 +492,18 @@ def _table(
     nodes = tuple(sorted(tensors, key=lambda node: -node.numel)[:LARGEST_OPERANDS])
     steps = tuple([prod([len(free[other]) for other in nodes[k + 1 :]]) for k in range(len(nodes))])
     options = {node: free[node] for node in nodes}
-    key = (*_key(nest, layouts, nodes), tuple(map(tuple, options.values())))
+    key = (*keys.of(group, layouts, layouts, nodes), tuple(map(tuple, options.values())))
     if key not in known:
+        nest = keys.forms.nest(group, layouts)
         known[key] = score(nest, layouts, target, coefficients, options, ablations=False, beam=BEAM)
-    return _Table(group, nest, known[key], nodes, steps)
+    tensors = [node for node in keys.forms.of(group).nodes if node in layouts]
+    placed = {node: layouts[node] for node in tensors}  # `layouts` may change
+    return _Table(group, keys.forms, placed, known[key], nodes, steps, known[key].ms.min(axis=1))
 
 
 def _with_one_split(
-    nests: Mapping[FusionGroup, Nest],
+    groups: Sequence[FusionGroup],
+    keys: _Keys,
     layouts: Mapping[Node, Layout],
     free: Mapping[Node, Sequence[Layout]],
     target: Target,
@@ -476,10 +520,11 @@ def _with_one_split(
     }
     costs = {node: np.zeros(len(options)) for node, options in several.items()}
     known: dict[Any, Array] = {}
-    for group, nest in nests.items():
+    for group in groups:
         for node in [node for node in (*group.stored, *group.reads) if node in several]:
-            key = _key(nest, layouts, (node,))
+            key = keys.of(group, layouts, layouts, (node,))
             if key not in known:
+                nest = keys.forms.nest(group, layouts)
                 default = candidates_of(nest.extents, target)[0].subset(np.zeros(1, int))
                 placed = [{**layouts, node: option} for option in several[node]]
                 ms = _score_set(nest, default, {}, placed, target, coefficients, False)["tuner"][:, 0]
@@ -517,7 +562,7 @@ def _search(tables: Sequence[_Table], counts: Mapping[Node, int]) -> dict[Node, 
     for _ in range(SWEEPS):
         before = dict(chosen)
         for node, its in users.items():
-            costs = [sum(t.cost({**chosen, node: k}) for t in its) for k in range(counts[node])]
+            costs: Any = sum(table.costs(chosen, node, counts[node]) for table in its)
             chosen[node] = int(np.argmin(costs))
         if chosen == before:
             break

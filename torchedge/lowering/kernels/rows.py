@@ -330,12 +330,17 @@ def write_rows(
         name,
         (items.global_size, items.local_size),
         flops,
-        reference if nest.stages else f"element by element for {group.scope or 'the step'}",
+        reference if nest.stages else reference_of(group.scope),
         group.scope,
         text.group * sum(a.nbytes for a in text.shared),
         "elemental" if not nest.stages else "reusable" if name == "matmul" else "hierarchical",
         attributes,
     )
+
+
+def reference_of(scope: str) -> str:
+    """Return the computation of element-wise operators of a module."""
+    return f"element by element for {scope or 'the step'}"
 
 
 def _in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int, int], ...]:
