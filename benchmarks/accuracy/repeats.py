@@ -6,7 +6,8 @@ First the hosts of all campaigns: the median time of a launch and of a step of t
 `measure_operator_us` counts it where the probe ran one, and the median host, which `--write` puts into a
 profile. Then mean absolute differences of the time of a step in percent: as measured, and divided by one of
 the probe's controls just before the point, the time of a launch or of a step of tiny layers. First on another
-host, then on one host within two minutes, of narrow networks whose steps are the host's alone.
+host, then on one host within two minutes, of narrow networks whose steps are the host's alone, and of steps
+in two rounds that lie a minute apart.
 """
 
 from __future__ import annotations
@@ -124,7 +125,27 @@ def main() -> int:
     for name, ratio in ratios.items():
         correlation = np.corrcoef(np.log(latency), np.log(ratio))[0, 1]
         print(f"divided by {name:10}{percent(latency / ratio):6.1f} %, correlation {correlation:.2f}")
+    print_rounds(folder.with_name("settings-fresh"))
     return 0
+
+
+def print_rounds(folder: Path) -> None:
+    """Print by setting how the steps of one host differ between two rounds, and either from their mean."""
+    with gzip.open(folder / "networks.jsonl.gz", "rt") as lines:
+        settings = {job["id"]: job["setting"] for job in map(json.loads, lines)}
+    rounds: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    with gzip.open(folder / "rounds.jsonl.gz", "rt") as lines:
+        for row in map(json.loads, lines):
+            rounds[row["job"]].append((row["latency_ms"], row["step_us"]))
+    ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for job, ((time, control), *others) in rounds.items():
+        for again, other in others:
+            ratios[settings[job]].append((again / time, again / time / (other / control)))
+    print(f"\n{'one host, in rounds':36}points  twice, %  by step_us, %  one from the mean, %")
+    for setting, pairs in sorted(ratios.items()):
+        plain, scaled = map(np.array, zip(*pairs, strict=True))
+        single = percent(plain) / np.sqrt(2)
+        print(f"{setting:36}{len(pairs):6}{percent(plain):10.1f}{percent(scaled):15.1f}{single:22.1f}")
 
 
 def percent(ratios: npt.NDArray[np.float64]) -> float:

@@ -11,7 +11,7 @@ import torchedge
 from torchedge.devices import find_device, list_devices, prediction_provenance
 from torchedge.prediction.latency import rates
 from torchedge.prediction.latency.rates import product_rates
-from torchedge.prediction.latency.roofline import fitting_prior
+from torchedge.prediction.latency.roofline import LAST, fitting_prior
 from torchedge.prediction.profiles import CHANNELS_LAST, MATRICES, load_models, read_relative
 
 PRECISIONS = (None, "float16", "bfloat16")
@@ -241,7 +241,7 @@ def test_kinds_of_steps_are_scaled_with_their_device(mode):
         relative.device, profile={"relative": relative.device.name}, fingerprint=f"as unseen, {mode}"
     )
     models = load_models(same, mode)
-    kinds = {(MATRICES, None)} if mode == "infer" else {(MATRICES, None), (CHANNELS_LAST, None)}
+    kinds = {(MATRICES, None), (LAST, None)} | ({(CHANNELS_LAST, None)} if mode == "train" else set())
     assert set(relative.kinds) == kinds
     np.testing.assert_allclose(
         models.latency.matrices.coefficients, relative.kinds[MATRICES, None].coefficients

@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from torchedge.devices.catalog import find_device
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.latency import workload
-from torchedge.prediction.latency.roofline import pack
+from torchedge.prediction.latency.roofline import PHASES, named, pack, prior_mean, work_times
 from torchedge.prediction.latency.workload import (
+    DEPTHWISE_COLUMNS,
     LAUNCHES,
     PASSES,
     PRODUCT_COLUMNS,
@@ -279,6 +280,39 @@ def test_casts_of_parameters_do_not_grow_with_the_batch():
     assert plain.passes[copies, 1] == 0
     parameters = sum(value.numel[0] for value in analysis.graph.parameters)
     assert 0.4 * parameters < cast.passes[copies, 1] <= parameters
+
+
+class Tokens(nn.Module):
+    """An image, its pixels normalised by channels and read as an image again, by convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.deep = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.norm, self.dense = nn.LayerNorm(16), nn.Conv2d(16, 8, 1)
+
+    def forward(self, x):
+        pixels = self.norm(self.stem(x).permute(0, 2, 3, 1))
+        return self.dense(self.deep(pixels.permute(0, 3, 1, 2)).contiguous()).mean((2, 3))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_convolutions_of_pixels_run_in_channels_last(layout):
+    work = count_work(graph_of(Tokens().to(memory_format=layout)))
+    everywhere = layout == torch.channels_last
+    assert work.products[:, PRODUCT_COLUMNS.index("last")].tolist() == [everywhere] * 2
+    assert work.depthwise[:, DEPTHWISE_COLUMNS.index("last")].tolist() == [True]
+
+
+def test_images_in_channels_last_have_coefficients_of_their_own():
+    coefficients, one = prior_mean(find_device("nvidia-h200")), np.zeros(1, dtype=int)
+    rows = pack([count_work(graph_of(Tokens()))], one, np.array([2.0]))
+    own, other = (
+        work_times(rows, named(coefficients, last=last)) for last in (None, coefficients + np.log(2))
+    )
+    for phase in PHASES:
+        np.testing.assert_array_equal(other.products[phase], own.products[phase])
+        assert other.depthwise[phase] == pytest.approx(2 * own.depthwise[phase])
 
 
 def test_batch_norms_take_as_long_as_those_of_more_channels_by_the_lanes():

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from torchedge.ops.specs import Call, LoadClass, Work, spec
-from torchedge.ops.strides import Sizes
+from torchedge.ops.strides import Sizes, as_image
 
 
 def spread(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -99,7 +99,11 @@ _convolution = partial(
 
 OPS = (
     _convolution(
-        "conv2d", "input weight bias stride padding dilation groups", "conv1d conv3d", infer=conv_shape
+        "conv2d",
+        "input weight bias stride padding dilation groups",
+        "conv1d conv3d",
+        infer=conv_shape,
+        strides=as_image,
     ),
     _convolution(
         "conv_transpose2d",
@@ -112,5 +116,6 @@ OPS = (
         "convolution",
         "input weight bias stride padding dilation transposed output_padding groups",
         "cudnn_convolution mkldnn_convolution",
+        strides=as_image,
     ),
 )

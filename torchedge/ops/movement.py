@@ -45,7 +45,7 @@ def written_by_mask(call: Call) -> Footprint | None:
 
 
 _copy = partial(spec, work=Work.COPY, flops=no_flops)
-_join = partial(_copy, work=Work.JOIN, autocast="join")
+_join = partial(_copy, work=Work.JOIN, autocast="join", strides=strides.as_image)
 _new = partial(_free, stops=EVERY)
 
 OPS = (
@@ -85,6 +85,7 @@ OPS = (
         "input pad mode value",
         "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d "
         "replication_pad1d replication_pad2d replication_pad3d _pad_circular",
+        strides=strides.as_image,
     ),
     _copy("roll", "input shifts dims", "flip rot90 fliplr flipud"),
     _copy("repeat", "input repeats", "tile repeat_interleave"),

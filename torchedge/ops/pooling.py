@@ -9,6 +9,7 @@ from typing import Any
 from torchedge.ops.kernels import kernel
 from torchedge.ops.rows import reduced_flops
 from torchedge.ops.specs import Call, LoadClass, Work, spec
+from torchedge.ops.strides import as_image
 
 
 def window_flops(call: Call) -> int:
@@ -21,7 +22,7 @@ def window_flops(call: Call) -> int:
 
 _MAX = "input kernel_size stride padding dilation ceil_mode return_indices"
 _AVG = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-_pool = partial(spec, load=LoadClass.HIERARCHICAL, work=Work.POOLING, autocast="keep")
+_pool = partial(spec, load=LoadClass.HIERARCHICAL, work=Work.POOLING, autocast="keep", strides=as_image)
 
 
 def taps(count: int) -> Any:  # noqa: ANN401 - a FLOPs rule
@@ -31,7 +32,7 @@ def taps(count: int) -> Any:  # noqa: ANN401 - a FLOPs rule
 
 _PARAMS = "input output_size align_corners scale_factors"
 _resample = partial(spec, work=Work.COPY)
-_interpolated = partial(_resample, autocast="float32_on_cuda")
+_interpolated = partial(_resample, autocast="float32_on_cuda", strides=as_image)
 
 OPS = (
     _pool("max_pool2d", _MAX, flops=window_flops),

@@ -11,7 +11,7 @@ from torchedge.graphs.footprints import Footprint
 from torchedge.ops.elementwise import flops_each, same_shape
 from torchedge.ops.kernels import kernel
 from torchedge.ops.specs import EVERY, Call, LoadClass, Work, spec
-from torchedge.ops.strides import Sizes, packed
+from torchedge.ops.strides import Sizes, as_image, packed
 
 _FLOPS_AN_ELEMENT = 5
 
@@ -81,6 +81,7 @@ OPS = (
         "native_batch_norm cudnn_batch_norm _native_batch_norm_legit _batch_norm_with_update sync_batch_norm",
         stops=(3, 4),
         autocast="keep",
+        strides=as_image,
     ),
     _norm("layer_norm", "input normalized_shape weight bias eps", "native_layer_norm", strides=packed),
     _norm("group_norm", "input num_groups weight bias eps", "native_group_norm"),

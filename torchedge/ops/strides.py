@@ -151,6 +151,34 @@ def packed(x: Strided) -> Sizes:
     return contiguous_strides(x.wanted)
 
 
+_LAST = (0, 2, 3, 1)
+
+
+def channels_last(shape: Sizes) -> Sizes:
+    """Return the strides of an image (N, C, H, W) that lies pixel by pixel."""
+    return permuted(contiguous_strides(permuted(shape, _LAST)), (0, 3, 1, 2))
+
+
+def lies_last(shape: Sizes, strides: Sizes) -> bool:
+    """Whether an image lies in channels_last for PyTorch: its channels next to each other, maybe with gaps.
+
+    As `is_channels_last_strides_2d` of PyTorch.
+    """
+    if len(shape) != 4 or strides == contiguous_strides(shape) or strides[1] == 0:
+        return False
+    least = 0
+    for axis in (1, 3, 2, 0):
+        if strides[axis] < least or (axis == 0 and least == strides[1]):
+            return False
+        least = strides[axis] * max(shape[axis], 1)
+    return True
+
+
+def as_image(x: Strided) -> Sizes | None:
+    """An image lies in channels_last if the first one that is read does."""
+    return channels_last(x.wanted) if len(x.wanted) == 4 and lies_last(x.shape, x.strides) else None
+
+
 def reshaped(x: Strided) -> Sizes | None:
     """A view in another shape."""
     return viewed(x.shape, x.strides, x.wanted)

@@ -27,8 +27,15 @@ from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors, joined_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.rates import REFERENCE_GB_S, SWEPT, CompiledRates, figure_of, norm_lanes
-from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, LAYER_NAMES, matrix_excess, prior_mean
-from torchedge.prediction.latency.workload import FORWARD_SHARE
+from torchedge.prediction.latency.roofline import (
+    COEFFICIENT_NAMES,
+    LAST,
+    LAYER_NAMES,
+    Terms,
+    matrix_excess,
+    prior_mean,
+)
+from torchedge.prediction.latency.workload import FORWARD_SHARE, Workload
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
 from torchedge.storage import REBUILD, file_sha256, profile_file
 from torchedge.storage.tensors import read_tensors, write_tensors
@@ -150,11 +157,19 @@ def _loaded(
     described = device if relative is None or device.measured_operator_us is not None else relative.device
     host, unsure = _host_in_use(device, described)
     spread = _PROCESSOR_LATENCY if device.kind == "cpu" else 0.0
-    in_use: dict[str, Any] = {"host": host, "unsure": unsure, "spread": spread}
-    latency = replace(predicted.latency, **in_use)
+    last = None
+    if any(products == LAST for products, _ in kinds):
+        images = under_precision(_of_kind(models, word, kinds, LAST, precision), device, precision)
+        last = images.latency.coefficients
+
+    def in_use(model: LatencyModel, last: npt.NDArray[np.float64] | None) -> LatencyModel:
+        known: WeakKeyDictionary[Workload, Terms] = WeakKeyDictionary()
+        return replace(model, host=host, unsure=unsure, spread=spread, last=last, known=known)
+
+    latency = in_use(predicted.latency, None if channels_last else last)
     if any(products == MATRICES for products, _ in kinds):
         matrices = under_precision(_of_kind(models, word, kinds, MATRICES, precision), device, precision)
-        latency = replace(latency, matrices=replace(matrices.latency, **in_use))
+        latency = replace(latency, matrices=in_use(matrices.latency, last))
     return replace(predicted, latency=latency)
 
 
@@ -572,13 +587,13 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
 def _kinds(device: Device, mode: Mode, latency: LatencyModel | None) -> Mapping[Kind, LatencyModel]:
     """Return the latency of kinds of steps; of matrices in inference, where not measured, by training's.
 
-    latency: that of the device in this mode.
+    latency: that of the device in this mode. Training's in channels_last are those of `LAST` as well.
     """
-    kinds = read_kinds(device, mode)
-    if mode == "train" or latency is None:
-        return kinds
-    trained = {kind: model for kind, model in read_kinds(device).items() if kind[0] == MATRICES}
-    return {k: swept(_inferred(m, latency), device, mode) for k, m in trained.items()} | dict(kinds)
+    kinds, trained = dict(read_kinds(device, mode)), read_kinds(device)
+    if mode == "infer" and latency is not None:
+        matrices = {kind: model for kind, model in trained.items() if kind[0] == MATRICES}
+        kinds = {k: swept(_inferred(m, latency), device, mode) for k, m in matrices.items()} | kinds
+    return kinds | {(LAST, p): model for (products, p), model in trained.items() if products == CHANNELS_LAST}
 
 
 def _even(kind: LatencyModel) -> LatencyModel:

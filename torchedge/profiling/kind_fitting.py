@@ -108,11 +108,15 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Rows of a kind, the prior of its coefficients (K,), and how far those of launches may move from it."""
+    """Rows of a kind, the prior of its coefficients (K,), and how far those of launches may move from it.
+
+    last: as in `LatencyModel`.
+    """
 
     rows: _Rows
     prior: FloatArray
     host_spread: float
+    last: FloatArray | None = None
 
     def coefficients(self, rows: _Rows | None = None) -> FloatArray:
         """Return the coefficients (K,) of all rows, or of some."""
@@ -138,6 +142,7 @@ class _Fit:
             RIDGE_FEW if len(rows.phi) < FEW_ROWS else RIDGE,
             np.diag(spread),
             thread=rows.thread if np.isfinite(rows.thread).any() else None,
+            last=self.last,
         )
 
     def on_hosts(self, slowness: Mapping[str, float]) -> _Fit:
@@ -195,7 +200,8 @@ def fit_kinds(measured: MeasuredKinds, out: Path, step: Callable[[], Any] = lamb
     that jobs name ("host"), whose slowness is fitted.
     """
     models, accuracy = {}, {}
-    kinds = _on_hosts({key: _prepared(measured, *key, rows) for key, rows in measured.rows.items()})
+    kinds = _in_layouts({key: _prepared(measured, *key, rows) for key, rows in measured.rows.items()})
+    kinds = _on_hosts(kinds)
     operator_us = _described_host(measured.controls, [fit.rows for fit in kinds.values()])
     for (mode, kind), fit in kinds.items():
         rows, coefficients = fit.rows, fit.coefficients()
@@ -231,13 +237,26 @@ def _prepared(measured: MeasuredKinds, mode: Mode, kind: Kind, rows: _Rows) -> _
     return _Fit(rows, prior, spread)
 
 
+def _in_layouts(kinds: Mapping[_Key, _Fit]) -> Mapping[_Key, _Fit]:
+    """Return fits in which convolutions of images in channels_last take what they take in such networks."""
+    last = {
+        precision: fit.coefficients()
+        for (mode, (products, precision)), fit in kinds.items()
+        if mode == "train" and products == CHANNELS_LAST
+    }
+    return {
+        key: fit if key[1][0] == CHANNELS_LAST else replace(fit, last=last.get(key[1][1]))
+        for key, fit in kinds.items()
+    }
+
+
 def kind_title(mode: Mode, kind: Kind) -> str:
     """Return a kind of steps as tables name it."""
     return f"{kind[0]} {kind[1] or 'float32'}{'' if mode == 'train' else ', inference'}"
 
 
 def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[_Key, _Rows]:
-    """Count the work of every measured step, by mode and kind; products of matrices in channels_last not."""
+    """Count the work of every measured step, by mode and kind."""
     kinds: dict[_Key, list[tuple[Any, ...]]] = {}
     chosen = dataset.has_graph & np.isfinite(dataset["latency"])
     slowness = _slowness(dataset)
@@ -252,8 +271,8 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[_Key, _Rows]:
         precision, work = analysis.precision(settings), analysis.work_under(settings)
         convolutions = CHANNELS_LAST if graph.channels_last else CONVOLUTIONS
         kind = (MATRICES if work.of_matrices else convolutions, precision)
-        if kind == (CONVOLUTIONS, None) or (work.of_matrices and graph.channels_last):
-            continue  # the device's own fit; the same kernels as without
+        if kind == (CONVOLUTIONS, None):
+            continue  # the device's own fit
         about = (network.architecture, network.setting, network.host, work)
         waits = work.launches[:-1].sum() > _QUEUE
         thread = np.nan if waits or dataset.host_ms is None else dataset.host_ms[row]
@@ -360,7 +379,7 @@ def _left_out(fit: _Fit, step: Callable[[], Any]) -> FloatArray:
     rows, errors = fit.rows, np.empty(len(fit.rows.phi))
     for group in _groups(rows):
         out = np.isin(rows.family, group)
-        coefficients = named(fit.coefficients(rows.some(~out)))
+        coefficients = named(fit.coefficients(rows.some(~out)), last=fit.last)
         left = rows.some(out)
         times = work_times(left.packed(), coefficients)
         errors[out] = np.log(left.phi / step_time(times.busy, times.launch, coefficients))

@@ -29,6 +29,7 @@ from torchedge.prediction.latency.roofline import (
     work_times,
 )
 from torchedge.prediction.latency.workload import PASSES
+from torchedge.prediction.profiles import CHANNELS_LAST, read_kinds
 from torchedge.profiling.datasets import KINDS
 from torchedge.profiling.forest_fitting import fit_forest
 from torchedge.profiling.memory_fitting import TREES
@@ -112,6 +113,8 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
     few = not several or used.sum() < FEW_ROWS
     ridge = RIDGE_FEW if few else RIDGE if layers is None else RIDGE_LAYERS
     lanes = norm_lanes(samples.device) if samples.mode == "train" else 0.0
+    images = read_kinds(samples.device).get((CHANNELS_LAST, samples.settings.amp))
+    last = None if images is None else images.coefficients
     steps = Steps(
         pack(samples.work, samples.which[used], samples.batch[used], lanes=lanes),
         samples.phi[used],
@@ -119,9 +122,11 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
         fitting_prior(samples.device, samples.settings.amp),
         ridge,
         layers=layers,
+        last=last,
     )
     coefficients = fit_coefficients(steps)
-    bare = LatencyModel(coefficients, NO_ERRORS, scale=any_scale(), amp=samples.settings.amp, lanes=lanes)
+    amp = samples.settings.amp
+    bare = LatencyModel(coefficients, NO_ERRORS, scale=any_scale(), amp=amp, lanes=lanes, last=last)
     analytic, shares = bare.analytic(samples.work, samples.which[used], samples.batch[used])
     bare = replace(bare, scale=distance_scale(shares))
     target = np.log(samples.phi[used] / analytic)
@@ -181,7 +186,8 @@ class Steps:
     measured: (R,) ms; weights: (R,). prior: (K,). spread: (K, Z) changes of the coefficients by Z independent
     standard deviations; default: the hardware's priors, one a coefficient. layers: (R, 6) measured ms of
     layers by `KINDS` (NaN: unknown), which then join the loss; so does thread, (R,) ms that the host's thread
-    took for a step (NaN: unknown). hosts: (R,) which fitted host a step ran on, -1: none.
+    took for a step (NaN: unknown). hosts: (R,) which fitted host a step ran on, -1: none. last: as in
+    `LatencyModel`.
     """
 
     rows: WorkRows
@@ -193,6 +199,7 @@ class Steps:
     layers: FloatArray | None = None
     thread: FloatArray | None = None
     hosts: npt.NDArray[np.intp] | None = None
+    last: FloatArray | None = None
 
     @property
     def moves(self) -> FloatArray:
@@ -210,9 +217,10 @@ class Steps:
         by_kind = None if self.layers is None else torch.from_numpy(np.log(self.layers))
         lane = None if self.thread is None else torch.from_numpy(np.log(self.thread))
         hosts = None if self.hosts is None else torch.from_numpy(self.hosts)
+        last = None if self.last is None else torch.from_numpy(self.last)
 
         def loss(coefficients: torch.Tensor, slowness: torch.Tensor) -> torch.Tensor:
-            p = named(coefficients)
+            p = named(coefficients, last=last)
             times = work_times(fitted, p, torch, _torch_segments)
             launch = times.launch if hosts is None else times.launch * torch.exp(slowness[hosts])
             error = (torch.log(step_time(times.busy, launch, p, torch)) - target) / DELTA

@@ -90,6 +90,7 @@ def _work(row: Mapping[str, Any]) -> tuple[bool, list[float]]:
     )
     inputs, outputs, groups = row["inputs"], row["outputs"], row["groups"]
     sides = {"k": prod(kernel), "stride": max(stride), "ip": prod(size), "op": after}
+    sides["last"] = bool(row.get("channels_last"))
     if inputs == groups > 1:
         sides |= {"n": outputs, "count": 1}
         return True, [float(sides.get(name, 1)) for name in DEPTHWISE_COLUMNS]

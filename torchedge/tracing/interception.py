@@ -20,8 +20,8 @@ from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten, tree_flatte
 
 from torchedge.errors import CaptureError, InputError, described, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
-from torchedge.ops import OpSpec
-from torchedge.ops.strides import as_input, broadcasted, contiguous_strides, packed
+from torchedge.ops import OpSpec, Work
+from torchedge.ops.strides import Strided, as_image, as_input, broadcasted, contiguous_strides, packed
 from torchedge.tracing.checkpointing import Policy, is_stored
 from torchedge.tracing.copies import forget_cached, forget_held, isolated, scoped, where
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator, answered, is_device_query
@@ -450,6 +450,8 @@ class Interceptor(TorchFunctionMode):
         if not all([t.is_contiguous() for t in operands]) and not known.composite:
             if known.strides is as_input:
                 steps = broadcasted(sizes, [(torch.Tensor.size(t), t.stride()) for t in operands])
+            elif known.work is Work.CONVOLUTION:
+                steps = as_image(Strided(tuple(operands[0].shape), operands[0].stride(), sizes, call.attrs))
             elif known.strides is not packed:
                 return None
         (index,) = rec.add_call(call.target.kind, inputs, call.attrs, [(sizes, name)])

@@ -14,7 +14,14 @@ import numpy as np
 from torchedge.graphs.partitions import Buffer, PartGraph, Partition
 from torchedge.prediction.latency.rates import CompiledRates
 from torchedge.prediction.latency.roofline import WorkRows, WorkTimes
-from torchedge.prediction.latency.workload import FUSED_COLUMNS, LAUNCHES, STEP_PHASES, Workload, update_bytes
+from torchedge.prediction.latency.workload import (
+    FUSED_COLUMNS,
+    LAUNCHES,
+    PRODUCT_COLUMNS,
+    STEP_PHASES,
+    Workload,
+    update_bytes,
+)
 from torchedge.prediction.memory.compiled_steps import FusedGraph
 
 _ITEM = 4
@@ -38,7 +45,14 @@ def compiled_work(work: Workload, partition: Partition) -> Workload:
     if not partition.recorded:
         table["launches"] = generated + called
     fused = np.column_stack([*table.values()])
-    return replace(work, passes=np.zeros_like(work.passes), launches=launches, fused=fused)
+    products, depthwise = work.products.copy(), work.depthwise.copy()
+    if partition.channels_last:
+        products[:, -1] = 1 - products[:, PRODUCT_COLUMNS.index("matrix")]
+        depthwise[:, -1] = 1
+    passes = np.zeros_like(work.passes)
+    return replace(
+        work, products=products, depthwise=depthwise, passes=passes, launches=launches, fused=fused
+    )
 
 
 def _fused(graph: PartGraph) -> tuple[int, int, int]:

@@ -99,7 +99,8 @@ class LatencyModel:
     pace: the time of the predicted steps over that of the described ones. compiled: what the graphs of
     compiled steps cost, where those are known. calls: whether calls of views and modules take the host's
     time, as in fits of networks of matrices. lanes: how many channels batch norms read side by side, each as
-    one block: those of fewer channels take hardly less time.
+    one block: those of fewer channels take hardly less time. last: the coefficients of convolutions of images
+    that lie in channels_last, where those differ.
     """
 
     coefficients: FloatArray
@@ -117,6 +118,7 @@ class LatencyModel:
     calls: bool = False
     compiled: CompiledRates | None = None
     lanes: float = 0.0
+    last: FloatArray | None = None
 
     @property
     def feature_set(self) -> str | None:
@@ -136,7 +138,7 @@ class LatencyModel:
         self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray, tuple[Phase, ...]]:
         """Return `analytic`, by how much of its own time in log a slower host's moves a row, its phases."""
-        p = named(self.coefficients, self.excess)
+        p = named(self.coefficients, self.excess, self.last)
         rows = pack(work, which, batch, calls=self.calls, lanes=self.lanes)
         terms = None
         if len(work) == 1:  # the same graph at another batch size, as when a batch size is sought

@@ -105,16 +105,25 @@ COEFFICIENTS = _catalogue()
 COEFFICIENT_NAMES = tuple(c.name for c in COEFFICIENTS)
 
 LAYER_TERMS = tuple(
-    Coefficient(f"{term}_{phase}", 0.0, 0.5)
-    for term in ("uneven", "width", "uneven_width", "image", "window", "strided", "uneven_depthwise")
+    Coefficient(f"{term}_{phase}", 0.0, spread)
+    for terms, spread in (
+        (("uneven", "width", "uneven_width", "image"), 0.5),
+        (("window", "wide", "strided", "uneven_depthwise"), 1.0),
+    )
+    for term in terms
     for phase in PHASES
 )
 """Factors of the time of convolutions that only fits with times of single ones have, elsewhere one: for each
 side whose channels are no multiple of eight; by the width of a group, in powers of two from 16, and for
 widths that are no power of two; for images of at most four channels; for depthwise convolutions with windows
-above 7 x 7, with a stride, and with channels that are no multiple of eight."""
+above 7 x 7, above 5 x 5 up to these, with a stride, and with small windows over channels that are no multiple
+of four. Where a library has no kernel of its own for a depthwise one, its general one takes 4 to 30 times as
+long."""
 LAYER_NAMES = tuple(c.name for c in LAYER_TERMS)
-_WIDEST_GROUP, _WIDEST_WINDOW, _WIDEST_IMAGE = 64, 49, 4
+_WIDEST_GROUP, _WIDEST_WINDOW, _WIDE_WINDOW, _WIDEST_IMAGE = 64, 49, 25, 4
+
+LAST = "last"
+"""Beside the coefficients by name: those of convolutions in channels_last, None where they are the same."""
 
 
 _HALVED = frozenset(
@@ -190,7 +199,7 @@ def prior_spread() -> npt.NDArray[np.float64]:
 class WorkRows:
     """Work of R (graph, batch size) pairs: tables of distinct work, and which line belongs to which row.
 
-    products (U, 13) and depthwise (V, 9) are tables; `product_line` (L,) and `product_row` (L,) say that row
+    products (U, 14) and depthwise (V, 10) are tables; `product_line` (L,) and `product_row` (L,) say that row
     `product_row[i]` runs line `product_line[i]`, and likewise for depthwise convolutions. fused: (R, 3, 6) of
     compiled steps, None where all are eager.
     """
@@ -272,15 +281,22 @@ def numpy_segments(values: Array, index: Array, count: int) -> Array:
     return np.bincount(index, weights=values, minlength=count)
 
 
-Terms = dict[str, tuple[Array, Array, Array]]
+Terms = dict[str, tuple[Array, ...]]
 """By phase, (U,) each: the time of a line of the product table by position, by sample and in any case, ms."""
 
 
 def product_terms(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> Terms:  # noqa: ANN401
     """Return the part that does not depend on the batch size, to predict a workload again."""
-    op = _padded_positions(rows, xp)
+    op, last = _padded_positions(rows, xp), rows.products[:, 13] > 0
     phases = PHASES if rows.training else PHASES[:1]
-    return {phase: _product_terms(rows.products, op, phase, p, xp) for phase in phases}
+    terms = {phase: _product_terms(rows.products, op, phase, p, xp) for phase in phases}
+    if p[LAST] is None or not last.any():
+        return terms
+    there = {phase: _product_terms(rows.products, op, phase, p[LAST], xp) for phase in phases}
+    return {
+        phase: tuple([xp.where(last, a, b) for a, b in zip(there[phase], terms[phase], strict=True)])
+        for phase in phases
+    }
 
 
 def product_times(rows: WorkRows, terms: Terms, xp: Any) -> dict[str, Array]:  # noqa: ANN401
@@ -392,6 +408,14 @@ def _tiled(size: Array, p: Mapping[str, Any], phase: str, xp: Any) -> Array:  # 
 
 def depthwise_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> dict[str, Array]:  # noqa: ANN401
     """Time (D,) of each depthwise convolution by phase, ms."""
+    times, last = _depthwise_times(rows, p, xp), rows.depthwise[rows.depthwise_line, 9] > 0
+    if p[LAST] is None or not last.any():
+        return times
+    there = _depthwise_times(rows, p[LAST], xp)
+    return {phase: xp.where(last, there[phase], time) for phase, time in times.items()}
+
+
+def _depthwise_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> dict[str, Array]:  # noqa: ANN401
     n, k, stride, ip, op, input_grad, count, weight_grad, runs = (
         rows.depthwise[rows.depthwise_line, i] for i in range(9)
     )
@@ -404,8 +428,9 @@ def depthwise_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> dict[str, 
         factor = (
             p[f"depthwise_{phase}"]
             + (k > _WIDEST_WINDOW) * p[f"window_{phase}"]
+            + ((k > _WIDE_WINDOW) & (k <= _WIDEST_WINDOW)) * p[f"wide_{phase}"]
             + (stride > 1) * p[f"strided_{phase}"]
-            + (n % 8 != 0) * p[f"uneven_depthwise_{phase}"]
+            + ((n % 4 != 0) & (k <= _WIDE_WINDOW)) * p[f"uneven_depthwise_{phase}"]
         )
         time = xp.exp(factor) * work[phase]
         if phase == "bwd_x":
@@ -505,12 +530,16 @@ def launch_share(busy: Array, launch: Array, p: Mapping[str, Any]) -> Array:
     return shares * (1 - np.exp(p["step"]) / step_time(busy, launch, p))
 
 
-def named(vector: Any, excess: float = 0.0) -> dict[str, Any]:  # noqa: ANN401
-    """Return coefficients as a mapping by name, with a `matrix_excess` beside them.
+def named(
+    vector: Any,  # noqa: ANN401
+    excess: float = 0.0,
+    last: Any = None,  # noqa: ANN401
+) -> dict[str, Any]:
+    """Return coefficients as a mapping by name, with a `matrix_excess` and those of `LAST` beside them.
 
-    vector: (K,) of `COEFFICIENTS`, or (K + L,) with `LAYER_TERMS` behind them.
+    vector, last: (K,) of `COEFFICIENTS`, or (K + L,) with `LAYER_TERMS` behind them.
     """
     layers = vector[len(COEFFICIENT_NAMES) :]
     terms = dict(zip(LAYER_NAMES, layers if len(layers) else [0.0] * len(LAYER_NAMES), strict=True))
     base = dict(zip(COEFFICIENT_NAMES, vector[: len(COEFFICIENT_NAMES)], strict=True))
-    return base | terms | {MATRIX_EXCESS: excess}
+    return base | terms | {MATRIX_EXCESS: excess, LAST: None if last is None else named(last)}

@@ -22,6 +22,7 @@ from torchedge.graphs.sizes import Affine
 from torchedge.ops import Work, spec_of
 from torchedge.ops.gradients import gradient_needs, is_differentiated
 from torchedge.ops.recurrent import STEP_LAUNCHES
+from torchedge.prediction.memory.decomposition import MOVED, Layouts
 from torchedge.prediction.memory.settings import StepSettings
 
 if TYPE_CHECKING:
@@ -61,12 +62,13 @@ few, so that a fit has them in its launches."""
 
 PRODUCT_COLUMNS = (
     "m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched", "groups", "matrix", "weight_grad",
-    "runs",
+    "runs", "last",
 )  # fmt: skip
 """Input and output channels of a group, kernel volume, stride, input and output positions a sample, whether
 the gradient of the input is computed, how many such products (times groups), whether positions scale with
 the batch, groups, whether it is a plain product of matrices rather than a convolution, whether the gradient
-of the second factor (the weight) is computed, forward runs a step (2: the backward pass runs it again)."""
+of the second factor (the weight) is computed, forward runs a step (2: the backward pass runs it again),
+whether it is a convolution in channels_last."""
 
 STEP_PHASES = ("forward", "backward", "update")
 FUSED_COLUMNS = ("moved", "fixed", "generated", "launches", "arguments", "replayed")
@@ -74,7 +76,7 @@ FUSED_COLUMNS = ("moved", "fixed", "generated", "launches", "arguments", "replay
 sample and whatever the batch size; generated kernels; kernels that the host launches; arguments of the
 model's graph that it launches, or that CUDA replays."""
 
-DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count", "weight_grad", "runs")
+DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count", "weight_grad", "runs", "last")
 
 Array = npt.NDArray[np.float64]
 
@@ -86,7 +88,7 @@ _HALF = frozenset(("float16", "bfloat16"))
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Work of one step: products (P, 13), depthwise (D, 9), passes (10, 2), launches (8,), float64.
+    """Work of one step: products (P, 14), depthwise (D, 10), passes (10, 2), launches (8,), float64.
 
     launches: by `LAUNCHES`, then calls of views and modules. passes: elements a sample, and elements whatever
     the batch size (parameters and their casts), by `PASSES`, then `NORM_CHANNEL`. precisions: the share of
@@ -163,13 +165,17 @@ class _Counter:
     """Accumulates the work of a graph.
 
     runs: how often the forward pass of the operator being counted runs in a step; trained: whether it has a
-    backward pass; implicit: whether autocast calls it rather than the model.
+    backward pass; implicit: whether autocast calls it rather than the model. layouts: None where no image
+    lies in another memory format than the weights of convolutions.
     """
 
     def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
         self.runs, self.trained, self.implicit = 1, True, False
         self.plain = graph.loss is None
+        self.layouts = None
+        if not graph.channels_last and any(op.kind in MOVED for op in graph.ops):
+            self.layouts = Layouts(graph.values, graph.ops)
         self.dtype = "float32"
         self.multiply_adds: dict[str, float] = {}
         self.products: dict[tuple[float, ...], float] = {}
@@ -182,6 +188,10 @@ class _Counter:
         """The forward runs of the operator being counted, as long as the host takes for them."""
         tracked = 1.0 if self.trained or self.plain else UNTRACKED_LAUNCHES
         return self.runs * tracked * (IMPLICIT_LAUNCHES if self.implicit else 1.0)
+
+    def lies_last(self, image: int) -> bool:
+        """Whether an image lies in channels_last, in which libraries then compute a convolution of it."""
+        return self.graph.channels_last if self.layouts is None else self.layouts.last(image)
 
     def elements(self, index: int | None) -> Elements:
         """Elements of a value, of four bytes: those of half precision count half.
@@ -208,10 +218,11 @@ class _Counter:
         groups: float = 1,
         batched: bool = True,
         matrix: bool = False,
+        last: bool = False,
     ) -> None:
         """Book a product; grad, weight_grad: of its first and second factor."""
         self.multiply(m * n * k * op * (32 if batched else 1))
-        flags = tuple(map(float, (batched, matrix, weight_grad, self.runs)))
+        flags = tuple(map(float, (batched, matrix, weight_grad, self.runs, last)))
         key = (m, n, k, stride, ip, op, float(grad), groups, *flags)
         self.products[key] = self.products.get(key, 0.0) + 1
         self.launch_product(frozen=not weight_grad)
@@ -376,9 +387,9 @@ def _count_convolution(
     op_, _ = _positions((*values[large].shape[: -rank - 1], *values[large].shape[-rank:]))
     stride = op.attrs.get("stride", 1)
     step = float(max(stride) if isinstance(stride, tuple) else stride)
-    input_grad, weight_grad = grad and needs[x], grad and needs[w]
+    input_grad, weight_grad, last = grad and needs[x], grad and needs[w], counter.lies_last(x)
     if groups > 1 and channels_in == groups:
-        flags = tuple(map(float, (input_grad, weight_grad, counter.runs)))
+        flags = tuple(map(float, (input_grad, weight_grad, counter.runs, last)))
         key = (channels_out, prod(kernel), step, ip, op_, *flags)
         counter.depthwise[key] = counter.depthwise.get(key, 0.0) + 1
         counter.multiply(channels_out * prod(kernel) * op_ * 32)
@@ -395,6 +406,7 @@ def _count_convolution(
             weight_grad,
             groups,
             batched,
+            last=last,
         )
     if len(op.inputs) > 2 and op.inputs[2] is not None:
         counter.trained = grad and needs[op.inputs[2]]

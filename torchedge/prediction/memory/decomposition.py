@@ -18,9 +18,11 @@ from torchedge.ops.strides import (
     Strided,
     as_input,
     broadcasted,
+    channels_last,
     contiguous_strides,
     filled,
     foldable,
+    lies_last,
     permuted,
     variadic,
     viewed,
@@ -180,8 +182,8 @@ class _CompositePass:
             self.out.emit(self.out.as_kernel(copied), (result,))
 
 
-_LAST = (0, 2, 3, 1)
-"""Dimensions of an image in the order of channels_last: convolutions write as they read."""
+MOVED = frozenset(("transpose", "permute"))
+"""Operators by which tokens become an image that lies in channels_last."""
 
 
 class Layouts:
@@ -220,12 +222,7 @@ class Layouts:
 
     def last(self, index: int) -> bool:
         """Whether a value is an image that lies in channels_last, and not in the default order as well."""
-        shape = self.shape(index)
-        if len(shape) != 4:
-            return False
-        strides = self.of(index)
-        by_tokens = permuted(strides, _LAST) == contiguous_strides(permuted(shape, _LAST))
-        return by_tokens and strides != contiguous_strides(shape)
+        return lies_last(self.shape(index), self.of(index))
 
     def _derive(self, index: int) -> Sizes:
         shape, op = self.shape(index), self._producers.get(index)
@@ -240,9 +237,8 @@ class Layouts:
                 # memory-efficient attention writes (N, L, H, E)
                 return permuted(contiguous_strides([shape[i] for i in (0, 2, 1, 3)]), (0, 2, 1, 3))
             return filled(shape, old)  # flash attention keeps the query's order of dimensions
-        convolved = spec.work is Work.CONVOLUTION and len(shape) == len(old_shape) == 4
-        if convolved and (self._channels_last or self.last(source)):
-            return permuted(contiguous_strides(permuted(shape, _LAST)), (0, 3, 1, 2))
+        if self._channels_last and spec.work is Work.CONVOLUTION and len(shape) == len(old_shape) == 4:
+            return channels_last(shape)
         if aliased and op.inplace:
             return old
         tensors = [i for i in op.inputs if i is not None]

@@ -30,7 +30,7 @@ from torchedge.ops.convolution import explicit_padding, spread, winograd_workspa
 from torchedge.ops.gradients import gradient_needs, is_differentiated, makes_leaf, record_ends
 from torchedge.ops.kernels import kernel
 from torchedge.prediction.memory.autocast import lower_precision
-from torchedge.prediction.memory.decomposition import Layouts, decompose
+from torchedge.prediction.memory.decomposition import MOVED, Layouts, decompose
 from torchedge.prediction.memory.rewriting import releases_of, without_bodies
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
@@ -128,10 +128,6 @@ class _Region:
     seen: set[int] = field(default_factory=set)
 
 
-_MOVED = frozenset(("transpose", "permute"))
-"""Operators by which tokens become an image that lies in channels_last."""
-
-
 class StepWriter:
     """Writes one step of a graph to a tape; `graph` is the graph as the framework runs it."""
 
@@ -142,7 +138,7 @@ class StepWriter:
         self.differentiable = gradient_needs(self.graph)
         self._sliced = {op.inputs[1] for op in self.graph.ops if op.kind == "copy_slices"}
         self._layouts: Layouts | None = None
-        if settings.workspaces is not None and any(op.kind in _MOVED for op in self.graph.ops):
+        if settings.workspaces is not None and any(op.kind in MOVED for op in self.graph.ops):
             self._layouts = Layouts(self.graph.values, self.graph.ops, settings.attention == "fused")
         self._sizes = [value.nbytes for value in self.graph.values]
         self._storage = [-1] * len(self.graph.values)
