@@ -241,7 +241,8 @@ def test_kinds_of_steps_are_scaled_with_their_device(mode):
         relative.device, profile={"relative": relative.device.name}, fingerprint=f"as unseen, {mode}"
     )
     models = load_models(same, mode)
-    kinds = {(MATRICES, None), (LAST, None)} | ({(CHANNELS_LAST, None)} if mode == "train" else set())
+    kinds = {(MATRICES, None), (LAST, None), (LAST, "bfloat16")}
+    kinds |= {(CHANNELS_LAST, None)} if mode == "train" else set()
     assert set(relative.kinds) == kinds
     np.testing.assert_allclose(
         models.latency.matrices.coefficients, relative.kinds[MATRICES, None].coefficients

@@ -512,8 +512,9 @@ class Relative:
     """A measured device of the same kind, from whose latency an unmeasured device's is scaled.
 
     libraries: MiB that a process takes beside its context and its allocator, without and with linear layers.
-    kinds: its latency of kinds of steps in float32. Those in half precision say little about other devices:
-    libraries fill another part of each device's matrix units. error: the half-width of 90 % intervals of what
+    kinds: its latency of kinds of steps in float32, and of `LAST` in each precision, by which libraries have
+    kernels for depthwise convolutions. Others in half precision say little about other devices: there
+    libraries fill another part of the matrix units. error: the half-width of 90 % intervals of what
     is scaled, in log, where it is known from devices left out.
     """
 
@@ -571,7 +572,7 @@ def read_relative(device: Device, mode: Mode) -> Relative | None:
             kinds = {
                 kind: swept(_even(model), source, mode) if kind[0] == MATRICES else model
                 for kind, model in _kinds(source, mode, models.latency).items()
-                if kind[1] is None
+                if kind[1] is None or kind[0] == LAST
             }
             libraries, context = (0.0, 0.0), source.figures.get("context_mib")
             if models.memory is not None and context is not None:
