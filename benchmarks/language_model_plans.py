@@ -74,21 +74,20 @@ def main() -> None:
             options.hidden, options.layers, options.vocabulary, options.length, options.intermediate or None
         )
         asked: dict[str, Any] = {"max_length": options.length, "quantize": form}
+        asked |= {"lora": RANK} if options.lora else {}
         plan = torchedge.plan_lm(model, device, **asked, prompt=PROMPT, new_tokens=options.tokens)
         with tempfile.TemporaryDirectory() as folder:
             bundle = torchedge.export_lm(model, device, out=Path(folder) / "lm", **asked)
             first, token = _generated(bundle, options.vocabulary, options.tokens)
-            launches = {name: sum(ns) / 1e6 for name, ns, _ in _timed(bundle)}
+            timed = _timed(bundle)
             exact = bundle.manifest.memory.total_bytes == plan.total_bytes
+        launches = {name: sum(ns) / 1e6 for name, ns, _ in timed}
         for name, ms in launches.items():
             rows.append((form, f"launches of {name}", sum(plan.runs[name].launches_ms), ms, exact))
         rows.append((form, "first token", plan.first_token.value, first, exact))
         rows.append((form, "token", plan.token.value, token, exact))
-        if options.lora:
-            length = min(128, options.length)
-            plan = torchedge.plan_lm(model, device, max_length=length, quantize=form, lora=RANK)
-            taken, held = _trained(model, form, length)
-            rows.append((form, "LoRA step", plan.step.value, taken, held == plan.total_bytes))
+        if plan.step is not None:
+            rows.append((form, "LoRA step", plan.step.value, timed[-1][-1], exact))
     print_rows(
         ("weights", "", "predicted ms", "measured ms", "ratio", "memory to the byte"),
         [
@@ -108,9 +107,10 @@ def _measure(path: Path, device: Device, sizes: list[str], networks: list[str]) 
                 wanted[f"{name}@{mode}-{batch}"] = (_export_network, (name, mode, batch))
     for size in sizes:
         for form in FORMATS:
-            given = (*map(int, size.split("x")), form)
-            wanted[f"llama-{size}@{form or 'float32'}"] = (_export_llama, given)
-            wanted[f"llama-{size}@{form or 'float32'}-adapters"] = (_export_adapters, given)
+            for rank in (None, RANK):
+                given = (*map(int, size.split("x")), form, rank)
+                name = f"llama-{size}@{form or 'float32'}{'-adapters' if rank else ''}"
+                wanted[name] = (_export_llama, given)
     workers = max(1, (cpu_count() or 1) // 2)
     with tempfile.TemporaryDirectory() as folder, path.open("a") as stream:
         with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (2,)) as pool:
@@ -147,16 +147,17 @@ def _export_network(name: str, mode: Any, batch: int, device: str, out: Path) ->
     torchedge.export(model, images, device, out=out, mode=mode, onnx=False, **options)
 
 
-def _export_llama(hidden: int, vocabulary: int, length: int, form: Any, device: str, out: Path) -> None:  # noqa: ANN401
+def _export_llama(
+    hidden: int,
+    vocabulary: int,
+    length: int,
+    form: Any,  # noqa: ANN401
+    lora: int | None,
+    device: str,
+    out: Path,
+) -> None:
     model = llama(hidden, 2, vocabulary, length)
-    torchedge.export_lm(model, device, out=out, max_length=length, quantize=form)
-
-
-def _export_adapters(hidden: int, vocabulary: int, length: int, form: Any, device: str, out: Path) -> None:  # noqa: ANN401
-    adapted, batch, optimizer = _adapted(llama(hidden, 2, vocabulary, length), form, min(length, 256))
-    torchedge.export(
-        adapted, batch, device, out=out, mode="train", loss="model", optimizer=optimizer, onnx=False
-    )
+    torchedge.export_lm(model, device, out=out, max_length=length, quantize=form, lora=lora)
 
 
 def _point(bundle: torchedge.Bundle, device: Device) -> list[dict[str, Any]]:
@@ -200,25 +201,6 @@ def _generated(bundle: torchedge.Bundle, vocabulary: int, count: int) -> tuple[f
             firsts.append(1e3 * (stamps[1] - stamps[0]))
             tokens += [1e3 * (b - a) for a, b in pairwise(stamps[1:])]
     return statistics.median(firsts), statistics.median(tokens)
-
-
-def _trained(model: Any, form: Any, length: int) -> tuple[float, int]:  # noqa: ANN401
-    """Return the median time of a step of adapters, ms, and the bytes that are held."""
-    adapted, batch, optimizer = _adapted(model, form, length)
-    with torchedge.Trainer(adapted, batch, optimizer=optimizer) as trainer:
-        taken = taken_ms(lambda: trainer.step(batch), STEPS)
-        return statistics.median(taken[1:]), trainer.memory.total
-
-
-def _adapted(model: Any, form: Any, length: int) -> tuple[Any, dict[str, torch.Tensor], torch.optim.AdamW]:  # noqa: ANN401
-    """Return a Llama with adapters in all linear layers but the head, a text for it, and their optimizer."""
-    import peft
-
-    base = model if form is None else torchedge.quantize(model, form, group=32 if form == "int4" else None)
-    adapted = peft.get_peft_model(base, peft.LoraConfig(r=RANK, target_modules="all-linear"))
-    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-    ids = torch.randint(0, model.config.vocab_size, (1, length))
-    return adapted.train(), {"input_ids": ids, "labels": ids}, torch.optim.AdamW(trained)
 
 
 if __name__ == "__main__":

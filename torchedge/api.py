@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from torchedge.bundles.bundle import Bundle
+    from torchedge.bundles.bundle_plans import BundlePlan
     from torchedge.bundles.exporting import Request
     from torchedge.bundles.language_plans import LanguagePlan
     from torchedge.lowering.targets import Precision
@@ -478,12 +479,13 @@ def search(
     return run_search(task, check_score(score, batched), workers=workers, journal=path, progress=progress)
 
 
-@checked_call()
+@overload
 def plan(
     model: torch.nn.Module | str,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
     device: str | Path | Device | None = None,
     *,
+    step: None = None,
     memory_limit: Amount | None = None,
     input_size: tuple[int, ...] | None = None,
     seq_len: int | None = None,
@@ -493,10 +495,40 @@ def plan(
     chunk: Amount = "256KiB",
     fusion: Fusion = "all",
     effort: float = 1.0,
-) -> ModelPlan:
+) -> ModelPlan: ...
+@overload
+def plan(
+    model: torch.nn.Module,
+    example: Any,  # noqa: ANN401
+    device: str | Path | Device | None = None,
+    *,
+    step: TrainingStep,
+    memory_limit: Amount | None = None,
+    precision: Precision = "float32",
+) -> BundlePlan: ...
+@checked_call()
+def plan(
+    model: torch.nn.Module | str,
+    example: Any = None,
+    device: str | Path | Device | None = None,
+    *,
+    step: TrainingStep | None = None,
+    memory_limit: Amount | None = None,
+    input_size: tuple[int, ...] | None = None,
+    seq_len: int | None = None,
+    precision: Precision = "float32",
+    m_peak: Amount | None = "500MiB",
+    lam: float = LAMBDA,
+    chunk: Amount = "256KiB",
+    fusion: Fusion = "all",
+    effort: float = 1.0,
+) -> ModelPlan | BundlePlan:
     """Plan which launch of an inference loads which weights, for models larger than the memory (FlashMem).
 
     The model is lowered as by `export`: the plan is of the kernels that run.
+    step: plan this training step of a model instead, with its example, memory_limit and precision alone, as
+    `export` with mode="train" writes it: which weights are streamed, what is computed again. Returns a
+    BundlePlan, memory in bytes to the byte and times in ms: `total_bytes`, `step`; print it, or `to_dict()`.
     model, example, input_size, seq_len, device: as in `predict`. Weights may be on the meta device.
     memory_limit: all that a run allocates (weights, inputs and outputs, intermediates, staging buffers), in
     MiB or as "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
@@ -516,6 +548,18 @@ def plan(
     from torchedge.streaming.planning import plan_model
 
     chosen = choose_device(device)
+    if step is not None:
+        from torchedge.bundles.bundle_plans import plan_request
+        from torchedge.bundles.exporting import Request
+        from torchedge.tracing.capturing import checked_model
+        from torchedge.tracing.steps import check_step
+
+        asked = TrainingStep.of(step, {}, "train")
+        check_step(asked, "plan")
+        whole = checked_model(model)
+        return plan_request(
+            Request(whole, example, "train", asked, memory_limit=memory_limit, precision=precision), chosen
+        )
     target = target_of_device(chosen, precision=precision)
     captured = capture_model(model, example, input_size=input_size, seq_len=seq_len)
     planned = plan_model(
@@ -654,26 +698,15 @@ def export_lm(
     tokenizer: a tokenizer.json, of which the bundle gets a copy for `Bundle.generate_text`. The other
     arguments and errors are those of `export`; CaptureError also for a model whose attention takes no caches.
     """
-    from torchedge.bundles.exporting import Request
-    from torchedge.bundles.manifests import TRAIN
-    from torchedge.tracing.language_models import language_model, methods_of, with_adapters
+    from torchedge.bundles.language_plans import LanguageSettings, language_request
+    from torchedge.tracing.language_models import language_model
 
-    built = language_model(model, quantize)
-    title, trained = name or type(built).__name__, {}
-    if lora is not None:
-        adapted, text, step = with_adapters(built, lora, max_length, batch)
-        built, trained = adapted.get_base_model(), {TRAIN: (adapted, text, step)}
-    methods = methods_of(built, max_length, chunk, batch, cache_dtype, encoder_length)
-    request = Request(
-        methods | trained,
-        seed=seed,
-        name=title,
-        memory_limit=memory_limit,
-        onnx=False,
-        precision=precision,
-        tuner=tuner,
-        tokenizer=None if tokenizer is None else check_path("tokenizer", tokenizer),
+    settings = LanguageSettings(
+        max_length, chunk, batch, encoder_length, cache_dtype, quantize, lora, memory_limit, precision, tuner
     )
+    request = language_request(language_model(model, quantize), settings)
+    words = None if tokenizer is None else check_path("tokenizer", tokenizer)
+    request = replace(request, seed=seed, name=name or request.name, tokenizer=words)
     return _bundle(request, device, out, force, progress)
 
 
@@ -698,10 +731,8 @@ def plan_lm(
     """Return memory and time of a language model on a device as `export_lm` would export it; nothing runs.
 
     model: as in `export_lm`, or a model's name or file, as for `plan`; only shapes of its weights count, and
-    none is computed or copied. lora: the rank of adapters (peft) in all linear layers but the head: planned
-    is a training step of them by AdamW, of `batch` texts of max_length tokens, instead of generation.
-    prompt, new_tokens: of the text whose times are predicted (0: up to 64 each). The other arguments are
-    those of `export_lm`.
+    none is computed or copied. prompt, new_tokens: of the text whose times are predicted (0: up to 64 each).
+    The other arguments are those of `export_lm`.
     Returns a LanguagePlan, memory in bytes and times in ms: `total_bytes`, that of the bundle to the byte,
     `first_token`, `token`, `reply`, `tokens_per_s`, `step`; print it, or `to_dict()`.
     Raises what `export_lm` raises; LimitError names the smallest limit that works, DeviceError a limit of

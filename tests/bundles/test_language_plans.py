@@ -73,22 +73,44 @@ def test_memory_of_a_streaming_plan_is_that_of_the_bundle(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "tied"), [(None, False), ("int4", False), ("int4", True)])
-def test_memory_of_a_training_step_is_that_of_the_trainer(form, tied):
+def test_a_model_that_generates_and_learns_is_planned_as_its_bundle(form, tied, tmp_path):
+    pytest.importorskip("peft")
+    config, options = _config("llama"), {"max_length": 16, "quantize": form, "lora": 4}
+    config.tie_word_embeddings = tied
+    plan = torchedge.plan_lm(config, "local-cpu", **options)
+    bundle = torchedge.export_lm(config, "local-cpu", out=tmp_path / "bundle", **options)
+    assert plan.total_bytes == bundle.manifest.memory.total_bytes
+    for method, found in (("train", plan.step), ("prefill", plan.first_token), ("decode", plan.token)):
+        assert found == bundle.predict(method=method).latency
+    assert plan.tokens_per_s == pytest.approx(1000 / plan.token.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [None, "int4"])
+def test_memory_of_a_training_step_is_that_of_the_trainer_and_of_its_bundle(form, tmp_path):
     peft = pytest.importorskip("peft")
     config = _config("llama")
-    config.tie_word_embeddings = tied
-    plan = torchedge.plan_lm(config, "local-cpu", max_length=16, quantize=form, lora=4)
+    config.num_hidden_layers = 4
     model = transformers.AutoModelForCausalLM.from_config(config)
     if form is not None:
         model = torchedge.quantize(model, form, group=32)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear")).train()
     optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad])
-    ids = torch.zeros(1, 16, dtype=torch.int64)
-    batch = {"input_ids": ids, "labels": ids}
-    with torchedge.Trainer(adapted.train(), batch, optimizer=optimizer) as trainer:
-        assert plan.total_bytes == trainer.memory.total
-    assert plan.step.value > 0 and plan.first_token is None
-    assert plan.tokens_per_s == pytest.approx(16_000 / plan.step.value)
+    ids = torch.zeros(1, 64, dtype=torch.int64)
+    batch, step = (
+        {"input_ids": ids, "labels": ids},
+        torchedge.TrainingStep(loss="model", optimizer=optimizer),
+    )
+    whole = torchedge.plan(adapted, batch, "local-cpu", step=step)
+    limit = f"{whole.total_bytes * 3 // 4}B"
+    less = torchedge.plan(adapted, batch, "local-cpu", step=step, memory_limit=limit)
+    with torchedge.Trainer(adapted, batch, optimizer=optimizer) as trainer:
+        assert whole.total_bytes == trainer.memory.total
+    asked = {"mode": "train", "step": step, "memory_limit": limit, "onnx": False}
+    bundle = torchedge.export(adapted, batch, "local-cpu", out=tmp_path / "bundle", **asked)
+    assert less.total_bytes == bundle.manifest.memory.total_bytes
+    assert whole.step.value > 0 and less.total_bytes <= whole.total_bytes * 3 // 4
+    assert less.recomputed or less.streamed_bytes
 
 
 @pytest.mark.slow

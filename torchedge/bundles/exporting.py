@@ -162,6 +162,14 @@ class Lowering:
     recomputed: Recomputation | None = None
 
 
+def model_outputs(request: Request) -> list[torch.Tensor]:
+    """Return what the model returns, where the targets of a training step depend on it; else []."""
+    if not request.train or request.step.loss != "default" or request.step.targets:
+        return []
+    call = request.calls[0]
+    return eager_outputs(call.model, call.args, call.kwargs)
+
+
 @collection_paused()
 def lower_request(
     request: Request,
@@ -230,8 +238,7 @@ def make_bundle(
     if not onnx:
         check_packages()
     call = calls[0]
-    wants_targets = request.train and request.step.loss == "default" and not request.step.targets
-    expected = eager_outputs(call.model, call.args, call.kwargs) if wants_targets else []
+    expected = model_outputs(request)
     lowering = lower_request(request, device, expected, progress)
     steps, programs, plans, memory = lowering.steps, lowering.programs, lowering.plans, lowering.memory
     program, captured, limits = programs[0], steps[0], profile_limits(device)

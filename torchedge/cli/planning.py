@@ -462,9 +462,7 @@ def _weight_format(text: str) -> str:
     default="none",
     help="Format of weights.",
 )
-@click.option(
-    "--lora", type=_listed(whole(), "none"), default="none", help="Rank of adapters to train; none: generate."
-)
+@click.option("--lora", type=_listed(whole(), "none"), default="none", help="Rank of adapters to train, too.")
 @click.option(
     "--memory-limit", type=_listed(SIZE, "none"), default="none", help="All that is allocated on the device."
 )
@@ -488,7 +486,7 @@ def _plan_lm(
     memory_limit: tuple[str | None, ...],
     **same: Any,  # noqa: ANN401 - fields of `LanguageSettings`
 ) -> int:
-    """Predict memory and time of a language model: generation, or a training step of adapters.
+    """Predict memory and time of a language model: generation, and a training step of adapters.
 
     Nothing is exported, and no weight is computed. Several models, and several values, separated by commas,
     give a row for each combination. Within --memory-limit weights that it does not hold are streamed. The
@@ -546,16 +544,16 @@ def _print_language_rows(device: str, tables: Mapping[str, Sequence[LanguageRow]
             "streamed",
             "again",
             "first ms",
-            "ms",
+            "token ms",
             "tokens/s",
+            "step ms",
         ]
         body = [
             [*([name] if len(tables) > 1 else []), *_language_row(row)]
             for name, table in tables.items()
             for row in table
         ]
-        print_table(head, body, left=len(head) - 9)
-        print_wrapped("ms: of a token, or of a training step")
+        print_table(head, body, left=len(head) - 10)
         if any(plan.recomputed for plan in plans):
             print_wrapped("again: arithmetic that a training step repeats to hold fewer activations")
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
@@ -568,16 +566,16 @@ def _language_row(row: LanguageRow) -> list[str]:
     limit = "" if own.memory_limit is None else number(bytes_of(own.memory_limit) / MIB)
     cells = [own.quantize or own.precision, str(own.max_length), str(own.lora or ""), limit]
     if plan is None:
-        return [*cells, "-", "", "", "", "", ""]
-    first, each = plan.first_token, plan.step or plan.token
+        return [*cells, "-", "", "", "", "", "", ""]
     return [
         *cells,
         number(plan.total_bytes / MIB),
         number(plan.streamed_bytes / MIB) if plan.streamed_bytes else "",
         f"{100 * plan.recomputed.operations:.0f} %" if plan.recomputed else "",
-        "" if first is None else number(first.value),
-        "" if each is None else number(each.value),
-        "" if plan.tokens_per_s is None else number(plan.tokens_per_s),
+        number(plan.first_token.value),
+        number(plan.token.value),
+        number(plan.tokens_per_s),
+        "" if plan.step is None else number(plan.step.value),
     ]
 
 
