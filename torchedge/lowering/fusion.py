@@ -8,6 +8,7 @@ where it reads the result of a product, a reduction or another element-wise kern
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -263,7 +264,8 @@ class FusionGroup:
 
     host: Pointwise, Rows or Contraction. bodies: the host's expressions over tensors in memory (stages of
     Rows, factors of a Contraction). computed: by tensor. stored: the tensors to write, each with the stored
-    tensor that it overwrites (None: a tensor of its own). place: position in the order of the graph.
+    tensor that it overwrites (None: a tensor of its own). place, first: of its last and its first node in the
+    order of the graph.
     operands: nodes computed where the host, a contraction, reads them.
     """
 
@@ -274,6 +276,11 @@ class FusionGroup:
     reads: dict[Node, None] = field(default_factory=dict)
     stored: dict[Node, Stored | None] = field(default_factory=dict)
     operands: list[Node] = field(default_factory=list)
+    first: int = -1
+
+    def __post_init__(self) -> None:
+        """Begin where it stands."""
+        self.first = self.place if self.first < 0 else self.first
 
     @property
     def scope(self) -> str:
@@ -302,16 +309,36 @@ class _Fuser:
                     yield maker
 
     def reaches(self, start: Iterable[FusionGroup], goal: FusionGroup) -> bool:
-        """Return whether a group must run after one of some others."""
+        """Return whether a group must run after one of some others.
+
+        A reader ends behind the first node of what it reads. So groups that begin behind the goal lead back
+        to it only through one that reaches across its place, or that overwrites what they read.
+        """
         seen: set[FusionGroup] = set()
-        stack = list(start)
+        stack, behind, last = list(start), list[FusionGroup](), goal.place
         while stack:
             group = stack.pop()
             if group is goal:
                 return True
             if group not in seen:
                 seen.add(group)
-                stack += list(self.successors(group))
+                if group.first > last:
+                    behind.append(group)
+                else:
+                    stack += self.successors(group)
+            if not stack and behind and self._leads_back(last, seen):
+                stack = [after for group in behind for after in self.successors(group)]
+                behind, last = [], sys.maxsize
+        return False
+
+    def _leads_back(self, place: int, seen: Collection[FusionGroup]) -> bool:
+        if any(group.first <= place < group.place and group not in seen for group in self.groups):
+            return True
+        for target, node in self.overwriter.items():
+            maker = self.maker[node]
+            late = (group.first > place for group in self.readers.get(target, ()))
+            if maker.first <= place and maker not in seen and any(late):
+                return True
         return False
 
 
@@ -583,9 +610,8 @@ def _may_merge(
 ) -> bool:
     """Return whether two groups can be one: no group between them, no unsafe overwriting."""
     computed = {**group.computed, **joined}
-    for node in computed:
-        target = next((t for t, n in fuser.overwriter.items() if n is node), None)
-        if target is not None and not _reads_safely(group, computed, target, node):
+    for target, node in fuser.overwriter.items():
+        if node in computed and not _reads_safely(group, computed, target, node):
             return False
     between = [g for g in fuser.successors(group) if g is not follower and g is not group]
     return not fuser.reaches(between, follower)
@@ -611,7 +637,7 @@ def _merge(fuser: _Fuser, group: FusionGroup, follower: FusionGroup, joined: dic
         fuser.readers.setdefault(node, set()).add(group)
     for node in joined:
         fuser.readers.get(node, set()).discard(group)
-    group.place = max(group.place, follower.place)
+    group.first, group.place = min(group.first, follower.first), max(group.place, follower.place)
 
 
 def _join_operand(fuser: _Fuser, group: FusionGroup, block: int) -> None:

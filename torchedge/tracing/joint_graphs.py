@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch._decomp import decompositions as rules
 from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import TorchFunctionMetadataMode
 from torch.nn import _reduction
 from torch.nn import functional as F
@@ -27,8 +28,9 @@ from torch.overrides import TorchFunctionMode
 from torchedge.errors import CaptureError
 from torchedge.storage.locks import PROCESS
 from torchedge.tracing.copies import is_library, where
-from torchedge.tracing.decompositions import Table
+from torchedge.tracing.decompositions import Table, base_name
 from torchedge.tracing.grid_sampling import grid_sample, grid_sampler
+from torchedge.tracing.quantizing import DEQUANTIZED, dequantized, whole_weights
 from torchedge.tracing.torch_calls import called_function, for_users_alone, imported, patches
 
 LOSS_SCOPE = "loss"
@@ -80,9 +82,61 @@ def trace_joint(
         stack.enter_context(plain_kernels())
         stack.enter_context(tracing(seen=True))
         stack.enter_context(torch.set_grad_enabled(gradients))
+        stack.enter_context(whole_weights())
         joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors), decompositions=table)
         traced()
+    _expand_weights(joint.graph_module, table)
     return _described(joint.graph_module, len(tensors))
+
+
+class _Weight(torch.nn.Module):
+    """A quantised weight by its parts. form: what follows its tensors among the arguments."""
+
+    def __init__(self, form: Sequence[Any]) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Return the matrix."""
+        packed, scale, *zero = tensors
+        return dequantized(packed, scale, zero[0] if zero else None, *self.form)
+
+
+_expansions: dict[Any, Graph] = {}
+"""Graphs of the parts of weights, by their forms and the decompositions."""
+
+
+def _expand_weights(module: GraphModule, table: Table) -> None:
+    """Replace each node of a quantised weight by those of its parts."""
+    decomposed = frozenset(table)
+    found = module.graph.find_nodes(op="call_function", target=DEQUANTIZED)
+    for node in found:
+        tensors = [item for item in node.args[:3] if item is not None]
+        forms = [(tuple(t.meta["val"].shape), t.meta["val"].dtype) for t in tensors]
+        key = repr((forms, node.args[3:])), decomposed
+        if key not in _expansions:
+            with FakeTensorMode():
+                fakes = [torch.empty(shape, dtype=dtype) for shape, dtype in forms]
+            _expansions[key] = trace_joint(_Weight(node.args[3:]), fakes, table, gradients=False).module.graph
+        env: dict[Node, Node] = {}
+        waiting = iter(tensors)
+        for part in _expansions[key].nodes:
+            if part.op == "placeholder":
+                env[part] = next(waiting)
+            elif part.op == "output":
+                node.replace_all_uses_with(env[part.args[0][0]])
+            else:
+                with module.graph.inserting_before(node):
+                    env[part] = module.graph.node_copy(part, env.__getitem__)
+                env[part].meta = {**node.meta, "val": part.meta["val"]}
+        module.graph.erase_node(node)
+    if found:  # constants are named after nodes, as in a trace of the parts
+        names = Counter[str]()
+        for node in module.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                name = base_name(node.target)
+                node.name = f"{name}_{names[name]}" if names[name] else name
+                names[name] += 1
 
 
 @contextmanager

@@ -7,7 +7,9 @@ is a handful of element-wise operators on stored tensors, which kernels compute 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any, Literal, get_args
 
@@ -17,6 +19,72 @@ from torch.nn.functional import embedding, pad
 from torchedge.errors import InputError, check_choice, check_whole, checked_call, not_a_module, shown
 
 WeightFormat = Literal["int8", "int4"]
+
+
+_whole: ContextVar[bool] = ContextVar("whole", default=False)
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """Compute each weight by one operator, `DEQUANTIZED`, inside: a trace is shorter by its parts."""
+    before = _whole.set(True)
+    try:
+        yield
+    finally:
+        _whole.reset(before)
+
+
+def dequantized(
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    bits: int,
+    group: int,
+    columns: int,
+    dtype: torch.dtype,
+    table: Sequence[float] | None,
+) -> torch.Tensor:
+    """Return rows of a matrix; arguments as of `QuantizedWeight`."""
+    lead = packed.shape[:-1]
+    if bits == 4:
+        # In int32: torch.onnx converts no shift of uint8.
+        shifts = torch.arange(0, 8, 4, dtype=torch.int32, device=packed.device)
+        packed = torch.bitwise_right_shift(packed.unsqueeze(-1).to(torch.int32), shifts) & 15
+    compute = torch.promote_types(dtype, torch.float32)
+    if table is not None:
+        packed = _looked_up(packed, table)
+    values = packed.reshape(*lead, -1, group).to(compute)
+    if zero is not None:
+        values = values - zero.to(compute)
+    elif bits == 4 and table is None:
+        values = values - 8
+    matrix = (values * scale.to(compute)).reshape(*lead, -1)[..., :columns]
+    return matrix.to(dtype)
+
+
+_LIBRARY = torch.library.Library("torchedge", "DEF")
+_LIBRARY.define(
+    "dequantized(Tensor packed, Tensor scale, Tensor? zero, int bits, int group, int columns, "
+    "ScalarType dtype, float[]? table) -> Tensor"
+)
+DEQUANTIZED = torch.ops.torchedge.dequantized.default
+
+
+def _shape(
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    bits: int,
+    group: int,
+    columns: int,
+    dtype: torch.dtype,
+    table: Sequence[float] | None,
+) -> torch.Tensor:
+    return packed.new_empty((*packed.shape[:-1], columns), dtype=dtype)
+
+
+_LIBRARY.impl("dequantized", dequantized, "CPU")
+_LIBRARY.impl("dequantized", _shape, "Meta")
 
 
 class QuantizedWeight(torch.nn.Module):
@@ -57,21 +125,10 @@ class QuantizedWeight(torch.nn.Module):
             packed = embedding(rows, packed)
             scale = embedding(rows, scale.flatten(1)).unsqueeze(-1)
             zero = None if zero is None else embedding(rows, zero.flatten(1)).unsqueeze(-1)
-        lead = packed.shape[:-1]
-        if self.bits == 4:
-            # In int32: torch.onnx converts no shift of uint8.
-            shifts = torch.arange(0, 8, 4, dtype=torch.int32, device=packed.device)
-            packed = torch.bitwise_right_shift(packed.unsqueeze(-1).to(torch.int32), shifts) & 15
-        compute = torch.promote_types(self.dtype, torch.float32)
-        if self.table is not None:
-            packed = _looked_up(packed, self.table)
-        values = packed.reshape(*lead, -1, self.group).to(compute)
-        if zero is not None:
-            values = values - zero.to(compute)
-        elif self.bits == 4 and self.table is None:
-            values = values - 8
-        matrix = (values * scale.to(compute)).reshape(*lead, -1)[..., : self.columns]
-        return matrix.to(self.dtype)
+        form = self.bits, self.group, self.columns, self.dtype, self.table
+        compute = DEQUANTIZED if _whole.get() else dequantized
+        matrix: torch.Tensor = compute(packed, scale, zero, *form)
+        return matrix
 
     def extra_repr(self) -> str:
         """The format, as modules print it."""

@@ -28,6 +28,7 @@ from torchedge.tracing.joint_graphs import JointGraph, faked, plain_kernels, tra
 from torchedge.tracing.objectives import Objective, public_name
 from torchedge.tracing.optimizers import OptimizerPart, Trained, add_updates, check_kind, check_optimizer
 from torchedge.tracing.plain_tensors import check_tensors
+from torchedge.tracing.quantizing import whole_weights
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
 from torchedge.tracing.rehearsals import ForwardState, StateChangedError, rehearse
@@ -233,6 +234,7 @@ def _recorded(objective: Objective, trained: set[int] | None, layers: Layers) ->
         torch.set_grad_enabled(trained is not None),
         tracing(seen=True),
         plain_kernels(),
+        whole_weights(),
     ):
         record = record_run(layers, objective.weights(), fakes, lambda: objective.run(fakes))
     record.returned += objective.output_names
