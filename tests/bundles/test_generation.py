@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -384,10 +385,11 @@ def test_words_in_and_words_out(llama, bundle, words, tmp_path):
     tokens, pieces = bundle.generate(ids, 12), []
     found = bundle.generate_text(text, 12, tokenizer=words, stream=pieces.append)
     assert found == made.decode(tokens) and found.startswith("".join(pieces)) and pieces
-    stop = made.id_to_token(tokens[3])
-    assert bundle.generate_text(text, 12, tokenizer=words, stop=stop) == made.decode(
-        bundle.generate(ids, 12, stop=[tokens[3]])
-    )
+    stop, until = made.id_to_token(tokens[3]), made.decode(bundle.generate(ids, 12, stop=[tokens[3]]))
+    assert bundle.generate_text(text, 12, tokenizer=words, stop=stop) == until
+    ending = replace(bundle, manifest=replace(bundle.manifest, ends=(tokens[3],)))
+    assert ending.generate_text(text, 12, tokenizer=words) == until
+    assert ending.generate_text(text, 12, tokenizer=words, stop=()) == found
     with pytest.raises(InputError, match="holds no tokenizer"):
         bundle.generate_text(text)
     with pytest.raises(InputError, match=r"'nothing' is no token of tokenizer\.json"):
@@ -407,6 +409,7 @@ def test_a_folder_of_transformers_becomes_a_bundle_that_writes(words, tmp_path, 
     from torchedge.cli import main
 
     model, folder = network("Qwen2", tie_word_embeddings=True).bfloat16(), tmp_path / "model"
+    model.generation_config.eos_token_id = [7, 5]
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(words.read_bytes())
     line = ["export", f"hf:{folder}", "-o", str(tmp_path / "lm"), "--max-length", str(LENGTH), "--chunk", "8"]
@@ -414,6 +417,7 @@ def test_a_folder_of_transformers_becomes_a_bundle_that_writes(words, tmp_path, 
     assert "random" not in capsys.readouterr().err
     assert main(["run", str(tmp_path / "lm"), "--prompt", "A TEXT", "--max-new-tokens", "9", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
+    assert torchedge.load_bundle(tmp_path / "lm").manifest.ends == (5, 7)
     expected = torchedge.export_lm(
         torchedge.quantize(model.float(), "int4", group=32), "local-cpu", out=tmp_path / "other",
         max_length=LENGTH, chunk=CHUNK, tokenizer=words,

@@ -348,24 +348,24 @@ class Bundle:
         text: str,
         max_new_tokens: int | None = None,
         *,
-        stop: str | Iterable[int | str] = (),
+        stop: str | Iterable[int | str] | None = None,
         stream: Callable[[str], object] | None = None,
         tokenizer: str | Path | None = None,
         **options: Any,  # noqa: ANN401 - those of `generate`
     ) -> str:
         """Return the text that follows another one; the package `tokenizers` makes its tokens.
 
-        stop: tokens that end it, by name or number. stream: called with each piece of text as soon as it is
-        there. tokenizer: a tokenizer.json, by default the bundle's. Other options and errors are those of
-        `generate`; InputError too where the bundle has no tokenizer and none is given.
+        stop: tokens that end it, by name or number, by default those that the model's settings name; () for
+        none. stream: called with each piece of text as soon as it is there. tokenizer: a tokenizer.json, by
+        default the bundle's. Other options and errors are those of `generate`; InputError too where the
+        bundle has no tokenizer and none is given.
         """
         words = self.tokenizer(tokenizer)
         if stream is not None:
             check_function("stream", stream)
         pieces = None if stream is None else words.pieces(stream)
-        tokens = self.generate(
-            words.tokens(text), max_new_tokens, stop=words.numbers(stop), stream=pieces, **options
-        )
+        ends = self.manifest.ends if stop is None else words.numbers(stop)
+        tokens = self.generate(words.tokens(text), max_new_tokens, stop=ends, stream=pieces, **options)
         return words.text(tokens)
 
     def tokenizer(self, path: str | Path | None = None) -> Tokenizer:

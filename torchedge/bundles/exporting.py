@@ -111,7 +111,7 @@ class Call:
 class Request:
     """The arguments of `torchedge.export`; model: one, or (model, example[, step]) by the name of its method.
 
-    tokenizer: a file that the bundle gets a copy of.
+    tokenizer: a file that the bundle gets a copy of. ends: tokens that end a text.
     """
 
     model: torch.nn.Module | Mapping[str, tuple[Any, ...]]
@@ -127,6 +127,7 @@ class Request:
     tuner: Tuner | None = None
     check: bool = False
     tokenizer: Path | None = None
+    ends: tuple[int, ...] = ()
 
     @property
     def train(self) -> bool:
@@ -578,6 +579,7 @@ def _manifest(
         files=files,
         sha256="",
         methods=tuple(methods) if len(methods) > 1 else (),
+        ends=request.ends,
     )
 
 

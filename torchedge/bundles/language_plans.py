@@ -13,7 +13,7 @@ import torch
 from torchedge.bundles.bundle_plans import BundlePlan
 from torchedge.bundles.exporting import Lowering, Request, lower_request
 from torchedge.bundles.generation import DECODE, ENCODE, PREFILL, shortest
-from torchedge.bundles.manifests import TRAIN
+from torchedge.bundles.manifests import MAX_ENDS, TRAIN
 from torchedge.devices import Device
 from torchedge.errors import DeviceError, InputError, LimitError, check_whole
 from torchedge.lowering.targets import Precision, Tuner
@@ -21,7 +21,7 @@ from torchedge.prediction.results import Estimate
 from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.storage.locks import collection_paused
 from torchedge.texts import number
-from torchedge.tracing.language_models import language_model, methods_of, with_adapters
+from torchedge.tracing.language_models import ends_of, language_model, methods_of, with_adapters
 from torchedge.tracing.quantizing import WeightFormat
 
 _MIB = 2**20
@@ -208,6 +208,7 @@ def language_request(model: torch.nn.Module, settings: LanguageSettings) -> Requ
     )
     return Request(
         methods | trained,
+        ends=ends_of(model)[:MAX_ENDS],
         name=name,
         memory_limit=settings.memory_limit,
         onnx=False,

@@ -33,6 +33,7 @@ PROGRAM, ACCUMULATING = "program.json", "accumulating.json"
 WEIGHTS = "weights.safetensors"
 ONNX, PLAN, CHECK = "model.onnx", "streaming_plan.json", "check.json"
 TOKENIZER = "tokenizer.json"
+MAX_ENDS = 100
 TRAIN = "train"
 """The method that trains, by convention."""
 
@@ -136,6 +137,7 @@ class Manifest:
     beginning. onnx: what was found when model.onnx was run, or why there is none. files: by path within the
     bundle. sha256: of all other entries (`digest_of`). methods: of a bundle with several programs over the
     same weights and states; `inputs` and `outputs` are then the first one's, `memory` that of all together.
+    ends: of a language model, tokens that end its texts.
     """
 
     model: Text
@@ -152,6 +154,7 @@ class Manifest:
     files: Annotated[Mapping[Text, BundleFile], Meta(max_length=MAX_FILES)]
     sha256: Sha256
     methods: Annotated[tuple[Method, ...], Meta(max_length=MAX_METHODS)] = ()
+    ends: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...], Meta(max_length=MAX_ENDS)] = ()
 
     @property
     def programs(self) -> dict[str, str]:

@@ -96,7 +96,9 @@ _HEADER_BYTES = 2**16
 @click.option("--top-k", type=WHOLE, help="Draw among this many of the most likely tokens.")
 @click.option("--top-p", type=float, help="Draw among the most likely tokens of this probability together.")
 @click.option(
-    "--stop", default="", metavar="IDS", help="Tokens that end the text; with --prompt names of them, too."
+    "--stop",
+    metavar="IDS",
+    help="Tokens that end the text; with --prompt names of them, too. [default with --prompt: the model's]",
 )
 @click.option("--seed", type=int, default=0, help="Seed of drawn tokens.")
 @click.option(
@@ -256,11 +258,14 @@ def _continue_text(bundle: Bundle, options: SimpleNamespace) -> int:
 
     words, stream = None, None
     if options.prompt is None:
-        prompt, stop = _token_ids("--prompt-ids", options.prompt_ids), _token_ids("--stop", options.stop)
+        prompt = _token_ids("--prompt-ids", options.prompt_ids)
+        stop: Sequence[int] = _token_ids("--stop", options.stop or "")
     else:
         words = bundle.tokenizer(options.tokenizer)
-        names = options.stop.replace(",", " ").split()
-        stop = words.numbers([int(name) if name.isdecimal() else name for name in names])
+        stop = bundle.manifest.ends
+        if options.stop is not None:
+            names = options.stop.replace(",", " ").split()
+            stop = words.numbers([int(name) if name.isdecimal() else name for name in names])
         prompt = words.tokens(options.prompt)
         if sys.stdout.isatty() and not json_wanted():  # a text is read as it grows
             stream = words.pieces(partial(print, end="", flush=True))

@@ -8,6 +8,7 @@ from copy import copy, deepcopy
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import (
     CaptureError,
@@ -210,6 +211,14 @@ def with_adapters(
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     step = TrainingStep(optimizer=torch.optim.AdamW(trained), loss="model")
     return adapted, {"input_ids": ids, "labels": ids}, step
+
+
+def ends_of(model: torch.nn.Module) -> tuple[int, ...]:
+    """Return the tokens that end a text, as a model's generation settings or its configuration name them."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if named is None:
+        named = getattr(getattr(model, "config", None), "eos_token_id", None)
+    return tuple(sorted({n for n in tree_leaves(named) if type(n) is int and 0 <= n < 2**31}))
 
 
 def _check_equal(cached: CachedModel, length: int, texts: int) -> None:

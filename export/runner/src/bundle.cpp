@@ -85,7 +85,7 @@ Status read_manifest(const File& folder, const std::string& expected, Bundle& bu
   TE_TRY(document, Document::parse(file.name(), text));
   Entry entry = document.root();
   entry.only({"schema", "model", "mode", "accumulation", "versions", "device", "inputs", "outputs", "hyperparameters",
-              "memory", "onnx", "notes", "files", "sha256", "methods"});
+              "memory", "onnx", "notes", "files", "sha256", "methods", "ends"});
   entry.at("schema").word({"torchedge-bundle-2"});
   bundle.sha256 = entry.at("sha256").sha256();
   TE_CHECK(document.status());
@@ -100,6 +100,7 @@ Status read_manifest(const File& folder, const std::string& expected, Bundle& bu
   for (const auto& [name, value] : entry.at("versions").entries(kMaxPorts)) value.text();
   for (const auto& [name, value] : entry.at("onnx").entries(kMaxPorts)) value.plain();
   for (const Entry& note : entry.at("notes").items(1000)) note.text(4000, 0);
+  for (const Entry& token : entry.find("ends").items(100)) token.integer(0, INT32_MAX);
   read_methods(entry, bundle);
   for (const auto& [name, value] : entry.at("hyperparameters").entries(kMaxPorts)) bundle.hyperparameters[name] = value.number();
   for (const auto& [name, value] : entry.at("files").entries(kMaxFiles)) {
