@@ -40,7 +40,14 @@ from torchedge.prediction.intervals import weighted_quantiles
 from torchedge.prediction.latency import rates
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import named, pack, work_times
-from torchedge.prediction.latency.workload import LAUNCHES, PASSES, Workload, count_work
+from torchedge.prediction.latency.workload import (
+    DEPTHWISE_COLUMNS,
+    LAUNCHES,
+    PASSES,
+    PRODUCT_COLUMNS,
+    Workload,
+    count_work,
+)
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.profiles import (
@@ -192,16 +199,18 @@ def read_kernels(data: Path, operator: str, rows: int) -> dict[str, Kernels]:
 def work_of(operator: str, row: Mapping[str, str]) -> Workload:
     """Return the work of one kernel, with the gradients of both factors of a product."""
     size = {name: float(value) for name, value in row.items() if name not in ("device", "kernel_name", "ms")}
-    passes, products = np.zeros((len(PASSES) + 1, 2)), np.zeros((0, 13))
+    passes, products = np.zeros((len(PASSES) + 1, 2)), np.zeros((0, len(PRODUCT_COLUMNS)))
     if operator == "conv":
         after = (size["size"] + 2 * size["padding"] - size["kernel"]) // size["stride"] + 1
         shape = (size["in_channels"], size["out_channels"], size["kernel"] ** 2, size["stride"])
-        products = np.array([[*shape, size["size"] ** 2, after**2, 1, 1, 1, 1, 0, 1, 1]])
+        products = np.array([[*shape, size["size"] ** 2, after**2, 1, 1, 1, 1, 0, 1, 1, 0]])
     elif operator in PASS_OF:
         passes[PASSES.index(PASS_OF[operator]), 0] = size["h"]
     else:
-        products = np.array([[size["k"], size["n"], 1, 1, size["m"], size["m"], 1, 1, 1, 1, 1, 1, 1]])
-    return Workload(products, np.zeros((0, 9)), passes, np.zeros(len(LAUNCHES) + 1), True)
+        products = np.array([[size["k"], size["n"], 1, 1, size["m"], size["m"], 1, 1, 1, 1, 1, 1, 1, 0]])
+    return Workload(
+        products, np.zeros((0, len(DEPTHWISE_COLUMNS))), passes, np.zeros(len(LAUNCHES) + 1), True
+    )
 
 
 def kernel_errors(kernels: Kernels, model: LatencyModel, mode: Mode) -> FloatArray:
