@@ -351,6 +351,18 @@ INPUTS = {
         lambda: torchedge.plan_lm(NET, device=TX2, max_length=64),
         "expected a causal model",
     ),
+    "a plan of a number as a step": (
+        lambda: torchedge.plan(NET, X, TX2, step=3),
+        "step is an int; expected a torchedge.TrainingStep",
+    ),
+    "a plan of a step in autocast": (
+        lambda: torchedge.plan(NET, X, TX2, step=torchedge.TrainingStep(amp="bfloat16")),
+        "amp is 'bfloat16'; expected the default in plan",
+    ),
+    "a step of a name": (
+        lambda: torchedge.plan("resnet18", X, TX2, step=torchedge.TrainingStep()),
+        "expected a torch.nn.Module",
+    ),
     "a plan of no length": (
         lambda: torchedge.plan_lm(NET, device=TX2),
         "missing the required argument: 'max_length'",
