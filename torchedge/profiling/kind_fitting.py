@@ -256,7 +256,7 @@ def kind_title(mode: Mode, kind: Kind) -> str:
 
 
 def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[_Key, _Rows]:
-    """Count the work of every measured step, by mode and kind."""
+    """Count the work of every measured step, by mode and kind; products of matrices in channels_last not."""
     kinds: dict[_Key, list[tuple[Any, ...]]] = {}
     chosen = dataset.has_graph & np.isfinite(dataset["latency"])
     slowness = _slowness(dataset)
@@ -271,8 +271,8 @@ def _rows_by_kind(dataset: Dataset, device: Device) -> Mapping[_Key, _Rows]:
         precision, work = analysis.precision(settings), analysis.work_under(settings)
         convolutions = CHANNELS_LAST if graph.channels_last else CONVOLUTIONS
         kind = (MATRICES if work.of_matrices else convolutions, precision)
-        if kind == (CONVOLUTIONS, None):
-            continue  # the device's own fit
+        if kind == (CONVOLUTIONS, None) or (work.of_matrices and graph.channels_last):
+            continue  # the device's own fit; the same kernels as without
         about = (network.architecture, network.setting, network.host, work)
         waits = work.launches[:-1].sum() > _QUEUE
         thread = np.nan if waits or dataset.host_ms is None else dataset.host_ms[row]
