@@ -70,7 +70,6 @@ from torchedge.lowering.targets import Limits, Precision, Target, Tuner
 from torchedge.storage import write_json
 from torchedge.storage.amounts import Amount, bytes_of
 from torchedge.storage.codecs import PRINTABLE
-from torchedge.storage.locks import collection_paused
 from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.budgets import Budgeted
@@ -171,7 +170,6 @@ def model_outputs(request: Request) -> list[torch.Tensor]:
     return eager_outputs(call.model, call.args, call.kwargs)
 
 
-@collection_paused()
 def lower_request(
     request: Request,
     device: Device,

@@ -19,7 +19,7 @@ from torchedge.errors import CaptureError, InputError, TorchedgeError, check_who
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import UPDATES, GraphBuilder, Step, Term
 from torchedge.graphs.training_steps import Loss, TrainingStep, as_tuple, check_loss
-from torchedge.storage.locks import PROCESS, collection_paused, logs_ignored
+from torchedge.storage.locks import PROCESS, logs_ignored
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import Draws, isolated
@@ -109,7 +109,7 @@ def capture_step(
 
     def captured(trace: Callable[..., JointGraph | None]) -> CapturedStep | None:
         draws = Draws()
-        with PROCESS, collection_paused(), isolated(model, training, draws) as twin:
+        with PROCESS, isolated(model, training, draws) as twin:
             objective = Objective(twin, as_tuple(args), dict(kwargs or {}), as_tuple(targets), loss)
             objective.state = ForwardState({"model": twin, "loss": loss}, draws)
             trained = _trained(objective, optimizer) if gradients else None
