@@ -157,7 +157,7 @@ def test_kernels_that_read_copies_compute_the_same(monkeypatch, seed):
     chance = np.random.default_rng(seed)
     copied = []
 
-    def tune(groups, layouts, fixed, target, coefficients, timer=None):
+    def tune(groups, layouts, fixed, target, coefficients, timer=None, forms=None):
         placed, copies = dict(layouts), {}
         for group in groups:
             operands = [node for node in group.reads if node not in group.stored.values()]
