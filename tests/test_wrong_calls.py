@@ -359,6 +359,14 @@ INPUTS = {
         lambda: torchedge.plan(NET, X, TX2, step=torchedge.TrainingStep(amp="bfloat16")),
         "amp is 'bfloat16'; expected the default in plan",
     ),
+    "a plan of a step in chunks": (
+        lambda: torchedge.plan(NET, X, TX2, step=torchedge.TrainingStep(), chunk="1MiB"),
+        "chunk is given with step, and is of an inference's plan alone: omit it",
+    ),
+    "a plan of a step without an example": (
+        lambda: torchedge.plan(NET, device=TX2, step=torchedge.TrainingStep()),
+        "example holds no tensor",
+    ),
     "a step of a name": (
         lambda: torchedge.plan("resnet18", X, TX2, step=torchedge.TrainingStep()),
         "expected a torch.nn.Module",

@@ -479,6 +479,13 @@ def search(
     return run_search(task, check_score(score, batched), workers=workers, journal=path, progress=progress)
 
 
+_OF_AN_INFERENCE: Mapping[str, object] = {
+    "input_size": None, "seq_len": None, "m_peak": "500MiB", "lam": LAMBDA, "chunk": "256KiB",
+    "fusion": "all", "effort": 1.0,
+}  # fmt: skip
+"""What `plan` takes of an inference alone, with the defaults."""
+
+
 @overload
 def plan(
     model: torch.nn.Module | str,
@@ -556,6 +563,10 @@ def plan(
 
         asked = TrainingStep.of(step, {}, "train")
         check_step(asked, "plan")
+        given = (input_size, seq_len, m_peak, lam, chunk, fusion, effort)
+        for (name, default), value in zip(_OF_AN_INFERENCE.items(), given, strict=True):
+            if value != default:
+                raise InputError(f"{name} is given with step, and is of an inference's plan alone: omit it")
         whole = checked_model(model)
         return plan_request(
             Request(whole, example, "train", asked, memory_limit=memory_limit, precision=precision), chosen

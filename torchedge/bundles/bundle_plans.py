@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchedge.bundles.exporting import (
     Lowering,
     Request,
+    check_example,
     check_memory,
     lower_request,
     model_outputs,
@@ -137,6 +138,8 @@ def plan_request(request: Request, device: Device) -> BundlePlan:
 
     Raises InputError, CaptureError, LoweringError, LimitError, DeviceError.
     """
+    for call in request.calls:
+        check_example(call)
     return BundlePlan.of(request, lower_request(request, device, model_outputs(request)), device)
 
 

@@ -358,6 +358,12 @@ def _source(captured: Sequence[CapturedStep], target: Target, request: Request) 
     return Source.of(steps, replace(target, half_weights=target.half), apart)
 
 
+def check_example(call: Call) -> None:
+    """Raise InputError unless a model is called with a tensor."""
+    if not tensors_in((call.args, call.kwargs), torch.Tensor):
+        raise InputError("example holds no tensor; expected what the model is called with, batch included")
+
+
 def _check_request(request: Request) -> None:
     if isinstance(request.model, Mapping):
         _check_methods(request)
@@ -365,10 +371,7 @@ def _check_request(request: Request) -> None:
         model = call.model
         if not isinstance(model, torch.nn.Module):
             raise not_a_module(model)
-        if not tensors_in((call.args, call.kwargs), torch.Tensor):
-            raise InputError(
-                "example holds no tensor; expected what the model is called with, batch included"
-            )
+        check_example(call)
         state = unwrapped(model).state_dict()
         empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
         if empty:

@@ -462,7 +462,9 @@ def _weight_format(text: str) -> str:
     default="none",
     help="Format of weights.",
 )
-@click.option("--lora", type=_listed(whole(), "none"), default="none", help="Rank of adapters to train, too.")
+@click.option(
+    "--lora", type=_listed(whole(), "none"), default="none", help="Rank of adapters that it also trains."
+)
 @click.option(
     "--memory-limit", type=_listed(SIZE, "none"), default="none", help="All that is allocated on the device."
 )

@@ -103,7 +103,8 @@ class _Weight(torch.nn.Module):
 
 
 _expansions: dict[Any, Graph] = {}
-"""Graphs of the parts of weights, by their forms and the decompositions."""
+"""Graphs of the parts of weights, by their forms and the decompositions; at most `_MOST_EXPANSIONS`."""
+_MOST_EXPANSIONS = 256
 
 
 def _expand_weights(module: GraphModule, table: Table) -> None:
@@ -115,6 +116,8 @@ def _expand_weights(module: GraphModule, table: Table) -> None:
         forms = [(tuple(t.meta["val"].shape), t.meta["val"].dtype) for t in tensors]
         key = repr((forms, node.args[3:])), decomposed
         if key not in _expansions:
+            if len(_expansions) == _MOST_EXPANSIONS:
+                _expansions.clear()
             with FakeTensorMode():
                 fakes = [torch.empty(shape, dtype=dtype) for shape, dtype in forms]
             _expansions[key] = trace_joint(_Weight(node.args[3:]), fakes, table, gradients=False).module.graph

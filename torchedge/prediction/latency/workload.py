@@ -22,7 +22,7 @@ from torchedge.graphs.sizes import Affine
 from torchedge.ops import Work, spec_of
 from torchedge.ops.gradients import gradient_needs, is_differentiated
 from torchedge.ops.recurrent import STEP_LAUNCHES
-from torchedge.prediction.memory.decomposition import MOVED, Layouts
+from torchedge.prediction.memory.decomposition import images_last
 from torchedge.prediction.memory.settings import StepSettings
 
 if TYPE_CHECKING:
@@ -165,17 +165,15 @@ class _Counter:
     """Accumulates the work of a graph.
 
     runs: how often the forward pass of the operator being counted runs in a step; trained: whether it has a
-    backward pass; implicit: whether autocast calls it rather than the model. layouts: None where no image
-    lies in another memory format than the weights of convolutions.
+    backward pass; implicit: whether autocast calls it rather than the model. lies_last: whether an image lies
+    in channels_last, in which libraries then compute a convolution of it.
     """
 
     def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
         self.runs, self.trained, self.implicit = 1, True, False
         self.plain = graph.loss is None
-        self.layouts = None
-        if not graph.channels_last and any(op.kind in MOVED for op in graph.ops):
-            self.layouts = Layouts(graph.values, graph.ops)
+        self.lies_last = images_last(graph)
         self.dtype = "float32"
         self.multiply_adds: dict[str, float] = {}
         self.products: dict[tuple[float, ...], float] = {}
@@ -188,10 +186,6 @@ class _Counter:
         """The forward runs of the operator being counted, as long as the host takes for them."""
         tracked = 1.0 if self.trained or self.plain else UNTRACKED_LAUNCHES
         return self.runs * tracked * (IMPLICIT_LAUNCHES if self.implicit else 1.0)
-
-    def lies_last(self, image: int) -> bool:
-        """Whether an image lies in channels_last, in which libraries then compute a convolution of it."""
-        return self.graph.channels_last if self.layouts is None else self.layouts.last(image)
 
     def elements(self, index: int | None) -> Elements:
         """Elements of a value, of four bytes: those of half precision count half.

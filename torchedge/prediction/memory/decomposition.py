@@ -5,7 +5,7 @@ Batched products and attention, taken apart as PyTorch's own C++ code does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -182,8 +182,16 @@ class _CompositePass:
             self.out.emit(self.out.as_kernel(copied), (result,))
 
 
-MOVED = frozenset(("transpose", "permute"))
+_MOVED = frozenset(("transpose", "permute"))
 """Operators by which tokens become an image that lies in channels_last."""
+
+
+def images_last(graph: ForwardGraph, fused_attention: bool = False) -> Callable[[int | None], bool]:
+    """Return whether an image lies in channels_last: in such a network, or where tokens are read as one."""
+    if graph.channels_last or not any(op.kind in _MOVED for op in graph.ops):
+        return lambda image: graph.channels_last
+    layouts = Layouts(graph.values, graph.ops, fused_attention)
+    return lambda image: image is not None and layouts.last(image)
 
 
 class Layouts:

@@ -30,7 +30,7 @@ from torchedge.ops.convolution import explicit_padding, spread, winograd_workspa
 from torchedge.ops.gradients import gradient_needs, is_differentiated, makes_leaf, record_ends
 from torchedge.ops.kernels import kernel
 from torchedge.prediction.memory.autocast import lower_precision
-from torchedge.prediction.memory.decomposition import MOVED, Layouts, decompose
+from torchedge.prediction.memory.decomposition import decompose, images_last
 from torchedge.prediction.memory.rewriting import releases_of, without_bodies
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
@@ -137,9 +137,7 @@ class StepWriter:
         self.tape = TapeWriter()
         self.differentiable = gradient_needs(self.graph)
         self._sliced = {op.inputs[1] for op in self.graph.ops if op.kind == "copy_slices"}
-        self._layouts: Layouts | None = None
-        if settings.workspaces is not None and any(op.kind in MOVED for op in self.graph.ops):
-            self._layouts = Layouts(self.graph.values, self.graph.ops, settings.attention == "fused")
+        self._lies_last = images_last(self.graph, settings.attention == "fused")
         self._sizes = [value.nbytes for value in self.graph.values]
         self._storage = [-1] * len(self.graph.values)
         self._releases = releases_of(self.graph)
@@ -531,12 +529,6 @@ class StepWriter:
         if geometry is not None:
             label, name = f"workspace of {_title(op)} ({PHASES[phase]})", NAMES.index(kind + PHASES[phase])
             self.tape.take(name, tuple([poly(entry) for entry in geometry]), WORKSPACE, label)
-
-    def _lies_last(self, image: int | None) -> bool:
-        """Whether an image lies in channels_last: in such a network, or where tokens are read as an image."""
-        if self.graph.channels_last or self._layouts is None or image is None:
-            return self.graph.channels_last
-        return self._layouts.last(image)
 
     def _call(self, op: Op, needs: list[bool]) -> Call:
         """Return the call of an operator as its rules see it."""
