@@ -9,7 +9,8 @@ FOLDER/profile, or the profile folder --write. Then `torchedge.plan_lm` predicts
 it, before it is exported, and the bundle is measured: sums of the shortest times of all launches by the
 device's clock, which other work on the machine disturbs least, and medians of the first token, of later ones
 and of a training step (--lora).
-FOLDER/launches.jsonl is used again: points that it holds are not measured; with --fit no other is.
+FOLDER/launches.jsonl is used again: points that it holds are not measured; with --fit no other is. With
+--known alone nothing is fitted: the device's own profile predicts.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ def main() -> None:
     device = find_device(options.device)
     if not options.fit:
         _measure(options.out / LAUNCHES, device, options.known, options.networks)
-    fitted = fit_device_programs(options.out, device)
-    assert fitted is not None
-    part, errors = fitted
-    print(f"model of programs: latency errs by {errors.mean('latency'):.1f} % on networks left out")
-    device = write_profile(options.write or options.out / "profile", device, {}, programs=part)
+    if options.fit or options.known or options.networks:
+        fitted = fit_device_programs(options.out, device)
+        assert fitted is not None
+        part, errors = fitted
+        print(f"model of programs: latency errs by {errors.mean('latency'):.1f} % on networks left out")
+        device = write_profile(options.write or options.out / "profile", device, {}, programs=part)
     if options.fit:
         return
     rows: list[tuple[Any, ...]] = []

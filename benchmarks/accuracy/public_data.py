@@ -194,7 +194,7 @@ def _published(samples: Samples, train: Mask, test: Mask) -> FloatArray:
 
 def fit_public(samples: Samples) -> FittedModels:
     """Fit the quantity that a table measures on all rows; cross-validation decides about the forest."""
-    sets = (NO_FOREST, *candidate_sets(samples, samples.every))
+    sets = candidate_sets(samples, samples.every)
     if quantity_of(samples) == "latency":
         latency = fit_latency(samples, samples.every, feature_sets=sets)
         return FittedModels(None, latency, samples.source.provenance)

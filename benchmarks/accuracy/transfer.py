@@ -31,7 +31,15 @@ from torchedge.prediction.profiles import FittedModels
 from torchedge.profiling.accuracy import TRAINING_LEVELS, predict_rows
 from torchedge.profiling.latency_fitting import fit_latency, one_thread
 from torchedge.profiling.memory_fitting import fit_memory
-from torchedge.profiling.samples import QUANTITIES, Mask, Samples, device_of, measured_device, read_samples
+from torchedge.profiling.samples import (
+    OWN,
+    QUANTITIES,
+    Mask,
+    Samples,
+    device_of,
+    measured_device,
+    read_samples,
+)
 from torchedge.profiling.transfer import adapt_models, base_of, select_points
 
 SIZES = (5, 10, 30, 100)
@@ -67,9 +75,9 @@ def fit_fully(samples: Samples, rows: Mask) -> FittedModels:
     """Fit every figure that is measured to all of these rows."""
     memory = latency = None
     if samples.usable("memory", rows).any():
-        memory = fit_memory(samples, rows, errors=False)
+        memory = fit_memory(samples, rows, errors=False, feature_sets=(OWN,))
     if samples.usable("latency", rows).any():
-        latency = fit_latency(samples, rows, errors=False)
+        latency = fit_latency(samples, rows, errors=False, feature_sets=(OWN,))
     return FittedModels(memory, latency, Provenance.PUBLIC_DATA)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from typing import Literal
 
@@ -282,10 +283,14 @@ def network_groups(names: Sequence[str], most: int = MOST_FOLDS) -> list[list[st
 
 
 def candidate_sets(samples: Samples, used: Mask) -> tuple[str, ...]:
-    """Return the candidates for forests: our own features, the paper's 15 for inference; few rows: none."""
-    if used.sum() < FEW_ROWS:
-        return (OWN, NO_FOREST)
-    return (OWN,) if samples.mode == "train" else (OWN, INFERENCE.name)
+    """Return the candidates for forests: none, our own features, for inference the paper's 15 features.
+
+    The first is taken unless another is clearly better. Many rows of a few networks are asked about prunings
+    of these, which a forest knows best, so that it goes first.
+    """
+    own = (OWN,) if samples.mode == "train" or used.sum() < FEW_ROWS else (OWN, INFERENCE.name)
+    few_networks = len(set(samples.network[used].tolist())) <= MOST_FOLDS
+    return (*own, NO_FOREST) if few_networks and used.sum() >= FEW_ROWS else (NO_FOREST, *own)
 
 
 def enough_rows(samples: Samples, quantity: Quantity, rows: Mask) -> Mask:
@@ -310,7 +315,7 @@ def columns_of(samples: Samples, rows: Mask, feature_set: str | None) -> FloatAr
 class HeldOut:
     """Errors of E rows predicted by models fitted without them: log(measured / predicted), difficulty.
 
-    best: place of the candidate with the smallest errors, whose errors these are. weight: every fold counts
+    best: place of the candidate that was chosen, whose errors these are. weight: every fold counts
     the same. network: (E,) of each row.
     """
 
@@ -346,7 +351,7 @@ def cross_validate(
     levels: bool,
     networks: bool,
 ) -> HeldOut:
-    """Return the candidate with the smallest error on held-out rows, with its errors there.
+    """Return the first candidate within a standard error of the best on held-out rows, with its errors.
 
     predict(training rows, held-out rows) returns each candidate's predictions of the held-out rows, and the
     difficulty of these. levels, networks: as in `folds`. Raises ProfileError where there is nothing to hold
@@ -367,5 +372,9 @@ def cross_validate(
         )
     weight = np.concatenate(weights)
     by_candidate = [np.concatenate(parts) for parts in zip(*errors, strict=True)]
-    best = int(np.argmin([np.average(np.abs(e), weights=weight) for e in by_candidate]))
+    # (candidates, folds)
+    means = np.array([[float(np.abs(e).mean()) for e in parts] for parts in zip(*errors, strict=True)])
+    behind = means - means[means.mean(axis=1).argmin()]
+    spread = behind.std(axis=1, ddof=1) / sqrt(len(weights)) if len(weights) > 1 else np.zeros(len(means))
+    best = int(np.argmax(behind.mean(axis=1) <= spread))
     return HeldOut(best, by_candidate[best], np.concatenate(difficulties), weight, np.concatenate(labels))

@@ -237,11 +237,14 @@ def forget_held(tensors: list[Any]) -> None:
             holder[:] = [entry for entry in holder if not _is_among(entry, tensors)]
             continue
         home = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        held = [key for key, entry in [*home.items()] if _is_among(entry, tensors)]
         named = home is not holder or "__builtins__" in home
-        for key in [key for key, entry in [*home.items()] if _is_among(entry, tensors)]:
+        if held and not named:  # once for all of a dict: it looks at every object of the process
+            named = any(getattr(owner, "__dict__", None) is home for owner in gc.get_referrers(home))
+        for key in held:
             if isinstance(holder, type):
                 setattr(holder, key, None)
-            elif named or any(getattr(owner, "__dict__", None) is home for owner in gc.get_referrers(home)):
+            elif named:
                 home[key] = None
             else:
                 del home[key]
