@@ -202,7 +202,8 @@ class Source:
                 own = {name: layout for name, layout in _layouts(alone[place]).items() if name in written}
                 settled = own | settled
         programs: dict[int, Program] = {}
-        for place in sorted(range(len(steps)), key=lambda place: _activation_elements(steps[place])):
+        elements = [sum(math.prod(v.at(1)) for v in s.values if v.role == "activation") for s in steps]
+        for place in sorted(range(len(steps)), key=elements.__getitem__):
             step, program = steps[place], alone.get(place)
             if program is None or any(settled.get(n, own) != own for n, own in _layouts(program).items()):
                 program = lower_step(step, target, settled, () if place else self.apart).program
@@ -223,11 +224,6 @@ def _chosen(program: Program, number: int) -> Program:
             f"recomputed is {number} for {program.name}, which has {len(checkpoints)} choices; expected one"
         )
     return checkpoints.choice(number, ALIGNMENT).program
-
-
-def _activation_elements(step: Step) -> int:
-    """Return the number of elements that a step computes."""
-    return sum(math.prod(value.at(1)) for value in step.values if value.role == "activation")
 
 
 _LIMITS = ("image_width", "image_height", "half_images", "local_bytes", "double")

@@ -223,6 +223,7 @@ def print_opencl_device(device: ClDevice, fault: str) -> None:
     """Print the properties of one device, and the fault that its probe found."""
     print_wrapped(device.name, first=f"{device.index}: ", rest="   ")
     image = f"up to {device.image_width} x {device.image_height} texels" if device.images else "no"
+    half = ["buffers", *["images"] * device.half_images, *["arithmetic"] * device.half_arithmetic]
     rows = {
         "type": device.kind,
         "vendor": device.vendor,
@@ -237,7 +238,7 @@ def print_opencl_device(device: ClDevice, fault: str) -> None:
         "work-group": f"{device.work_group} work-items within {' x '.join(map(str, device.work_item_sizes))}",
         "image2d": image,
         "image from buffer": _images_from_buffers(device),
-        "half floats": ", ".join(_half(device)),
+        "half floats": ", ".join(half),
         "double": "yes" if device.double else "no",
         "sub-buffers": f"aligned to {device.base_alignment} bytes",
         "extensions": ", ".join(device.extensions) or "none that torchedge uses",
@@ -253,8 +254,3 @@ def _images_from_buffers(device: ClDevice) -> str:
     alignments = (device.pitch_alignment, device.address_alignment)
     rows = "rows in multiples of {} texels, beginning at multiples of {}".format(*alignments)
     return f"up to {device.image_buffer_texels:,} texels, {rows if all(alignments) else 'alignment unknown'}"
-
-
-def _half(device: ClDevice) -> list[str]:
-    """Return where half floats may be used, the most demanding use last."""
-    return ["buffers", *["images"] * device.half_images, *["arithmetic"] * device.half_arithmetic]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ from torchedge.storage.pictures import save_picture
 from torchedge.texts import number
 
 if TYPE_CHECKING:
-    from torchedge.bundles.language_plans import LanguageRow, LanguageSettings
+    from torchedge.bundles.language_plans import LanguageRow
     from torchedge.devices import Device
     from torchedge.lowering.programs import Program
     from torchedge.lowering.targets import Precision
@@ -505,9 +504,11 @@ def _plan_lm(
         for word, (built, label) in named.items():
             name = label if len(named) == 1 else _short(word)
             name = word if name in tables else name
-            tables[name] = plan_table(
-                built, chosen, settings, choices, partial(_begin_planning, progress, name)
-            )
+
+            def begin(row: LanguageSettings, name: str = name) -> None:
+                progress.begin(f"planning {name}: {row}")
+
+            tables[name] = plan_table(built, chosen, settings, choices, begin)
     rows = [row for table in tables.values() for row in table]
     documents = [{"name": name, **row.to_dict()} for name, table in tables.items() for row in table]
     answer(documents[0] if len(rows) == 1 else documents, lambda: _print_language_rows(chosen.name, tables))
@@ -520,10 +521,6 @@ def _short(word: str) -> str:
     if not word.startswith("hf:") or path.suffix != ".json":
         return word
     return path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-
-
-def _begin_planning(progress: Progress, name: str, settings: LanguageSettings) -> None:
-    progress.begin(f"planning {name}: {settings}")
 
 
 def _print_language_rows(device: str, tables: Mapping[str, Sequence[LanguageRow]]) -> None:

@@ -146,7 +146,12 @@ def stand_in(
     card = _card(name, jetson)
     if card is None and capability is None and not (jetson or "nvidia" in name.lower()):
         return None
-    generation = card.generation if card is not None else _generation(capability, jetson)
+    if card is not None:
+        generation = card.generation
+    elif jetson:
+        generation = _BOARDS_BY_AGE[-1]
+    else:
+        generation = _CARDS_BY_AGE[-1] if capability is None else _of_capability(capability)
     candidates = _candidates(generation, _GEFORCE.search(name.lower()) is not None)
     if not candidates:
         return None
@@ -179,12 +184,6 @@ def _card(name: str, jetson: bool) -> _Card | None:
     mig = re.search(r"mig ([1-7])g", name.lower())
     share = int(mig[1]) / 7 if mig else 1.0
     return replace(best, gflops=best.gflops * share, bandwidth=best.bandwidth * share)
-
-
-def _generation(capability: tuple[int, int] | None, jetson: bool) -> str:
-    if jetson:
-        return _BOARDS_BY_AGE[-1]
-    return _CARDS_BY_AGE[-1] if capability is None else _of_capability(capability)
 
 
 def _of_capability(capability: tuple[int, int]) -> str:

@@ -327,7 +327,7 @@ class Renderer:
         bounds = [
             # A fetched number may be so small that its coordinate overflows.
             (index, low, high)
-            if low or index not in borders or any(map(_is_fetched, atoms_of(index)))
+            if low or index not in borders or any(isinstance(a, Fetched) for a in atoms_of(index))
             else (index, index.range[0] // LANES * LANES, high)
             for index, low, high in scalar.bounds
         ]
@@ -586,10 +586,6 @@ def writes_texels(site: Site, indices: Sequence[Index], lane: Axis | None, width
     """Return whether a kernel whose `width` lanes lie along a loop writes an image by whole texels."""
     renderer = Renderer(lambda _: site, lane if width > 1 else None, width)
     return renderer.fills_texels(site, [renderer.widened(index) for index in indices])
-
-
-def _is_fetched(atom: Atom) -> bool:
-    return isinstance(atom, Fetched)
 
 
 def is_within(index: Index, most: int) -> bool:

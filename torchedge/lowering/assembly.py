@@ -269,12 +269,11 @@ def _checks(step: Step, translation: Translation, ranges: Mapping[int, IndexRang
         checks[reduced("max", translation.nodes[index], body=outside, dtype="int32")] = _Check(index, bound)
     for index, divisor in zero_divisions(step).items():
         node = full((1,), 0, "int32") if divisor is None else translation.nodes[divisor]
-        checks[reduced("max", node, body=_is_zero, dtype="int32")] = _Check(index, None)
+        is_zero = reduced(
+            "max", node, body=lambda n: where(n.equals(0), constant(1, "int32"), 0), dtype="int32"
+        )
+        checks[is_zero] = _Check(index, None)
     return checks
-
-
-def _is_zero(divisor: Scalar) -> Scalar:
-    return where(divisor.equals(0), constant(1, "int32"), 0)
 
 
 def _tensors(

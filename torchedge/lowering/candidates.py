@@ -198,15 +198,11 @@ def _filled(counts: Sequence[Any], sizes: Array) -> tuple[Any, ...]:
     """Return work-groups of these sizes, as wide as possible along the innermost loop."""
     group, left = [], sizes
     for wanted in map(np.asarray, launch_sizes(counts)):
-        part = np.minimum(np.where(wanted <= 64, wanted, _power(wanted)), left)
+        powers = 2 ** np.floor(np.log2(np.maximum(wanted, 1))).astype(int)
+        part = np.minimum(np.where(wanted <= 64, wanted, powers), left)
         group.append(part)
         left = left // part
     return tuple(group)
-
-
-def _power(numbers: Array) -> Array:
-    """Return the largest powers of two that are not above numbers."""
-    return 2 ** np.floor(np.log2(np.maximum(numbers, 1))).astype(int)
 
 
 def _grid(*axes: Array) -> list[Any]:

@@ -225,7 +225,7 @@ def default_group(counts: Sequence[int], target: Target) -> Sizes:
     group: list[int] = []
     left = group_size(prod(wanted), target)
     for size in wanted:
-        part = min(_power_below(size), left)
+        part = min(size if size <= 64 else power_of_two(size), left)
         if not target.serial:
             part = min(part, target.group_sizes[len(group)])
         group.append(part)
@@ -454,8 +454,3 @@ def ceil_div(number: Any, divisor: Any) -> Any:  # noqa: ANN401 - numbers or arr
 def multiple(number: Any, step: Any) -> Any:  # noqa: ANN401 - numbers or arrays
     """Return the smallest multiple of a step that is not below a number."""
     return ceil_div(number, step) * step
-
-
-def _power_below(size: int) -> int:
-    """Return the size itself where it is small, else the largest power of two that is not above it."""
-    return size if size <= 64 else power_of_two(size)

@@ -235,13 +235,9 @@ class Predictions:
         return data
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def checked_confidence(confidence: float) -> float:
+def checked_confidence(confidence: object) -> float:
     """Return a one-sided confidence; raises InputError unless it is a number from 0.5 up to 1."""
-    if not _is_number(confidence) or not 0.5 <= confidence < 1:
+    if not isinstance(confidence, (int, float, np.integer, np.floating)) or not 0.5 <= confidence < 1:
         raise InputError(
             f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1"
         )

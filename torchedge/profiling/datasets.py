@@ -272,7 +272,7 @@ def _capture_job(
             graphs[key] = capture(module, input_size=tuple(job["input_size"]), mode=mode, name=job["network"])
             return graphs[key]
         example = example_inputs(job, 2)
-        loss: Loss = _own_loss if job.get("loss") == "model" else "default"
+        loss: Loss = (lambda output: output.loss) if job.get("loss") == "model" else "default"
         if length is None:
             graphs[key] = capture(module, example, mode=mode, loss=loss, name=job["network"])
             return graphs[key]
@@ -280,11 +280,6 @@ def _capture_job(
         return families[key].graph(length)
 
     return captured
-
-
-def _own_loss(output: Any) -> Any:  # noqa: ANN401 - a model's output
-    """Return the loss that a model of transformers computes from its labels."""
-    return output.loss
 
 
 def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str, Network]:
@@ -310,15 +305,11 @@ def _read_layers(root: Path, networks: Mapping[str, Network]) -> LayerTimes:
     """Read the sums of layer times by kind if the folder has them, else sum the layers it has."""
     table, layers = present(root / LAYER_TIMES), present(root / LAYERS)
     if table.exists():
-        return _read_sums(table)
+        data = read_unpacked(table, max_bytes=_MOST_LAYER_BYTES)
+        rows = parse_table(table, data, _SUMS, "a row of layer times")
+        return {(name, mode, batch): np.array(sums, dtype=float) for name, mode, batch, *sums in rows}
     recipes = {name: n.job["build"] for name, n in networks.items() if n.job is not None}
     return _sum_layers(layers, recipes) if recipes and layers.exists() else {}
-
-
-def _read_sums(file: Path) -> LayerTimes:
-    data = read_unpacked(file, max_bytes=_MOST_LAYER_BYTES)
-    rows = parse_table(file, data, _SUMS, "a row of layer times")
-    return {(name, mode, batch): np.array(sums, dtype=float) for name, mode, batch, *sums in rows}
 
 
 def _sum_layers(file: Path, recipes: Mapping[str, Mapping[str, Any]]) -> LayerTimes:
@@ -331,7 +322,8 @@ def _sum_layers(file: Path, recipes: Mapping[str, Mapping[str, Any]]) -> LayerTi
             if layers is None or name not in recipes:
                 continue
             if name not in kinds:
-                kinds[name] = _kinds_of(recipes[name])
+                modules = build_network(recipes[name]).named_modules()
+                kinds[name] = {path: _kind(module) for path, module in modules if not list(module.children())}
             times[name, str(row["mode"]), int(row["batch_size"])] = _sums(layers, kinds[name])
     return times
 
@@ -346,12 +338,6 @@ def _sums(layers: list[tuple[str, float, float | None]], kinds: Mapping[str, str
     both = [forward[k] + backward[k] for k in ("depthwise", "norm", "activation", "pool")]
     products = [forward["product"], backward["product"]] if forward["grouped"] == 0 else [math.nan] * 2
     return np.array([*products, *both])
-
-
-def _kinds_of(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Return the kind of each layer of a network by its path."""
-    modules = build_network(recipe).named_modules()
-    return {path: _kind(module) for path, module in modules if not list(module.children())}
 
 
 def _kind(module: Any) -> str:  # noqa: ANN401 - a module

@@ -99,7 +99,8 @@ class LimitedMemory:
     def _in_turn(self, arena: Arena) -> tuple[list[Arena], bool]:
         """Return the arenas of all programs and another one, and whether it fits into what is allocated."""
         in_turn = [*self._arenas, *(() if arena in self._arenas else (arena,))]
-        return in_turn, _same_allocations(common_arena(in_turn), common_arena(self._arenas))
+        one, other = common_arena(in_turn), common_arena(self._arenas)
+        return in_turn, (one.buffers, one.slots) == (other.buffers, other.slots)
 
     @property
     def nbytes(self) -> int:
@@ -174,10 +175,6 @@ def _shared(program: Program) -> set[str]:
     """Return the names of the tensors of a program that later ones use."""
     tensors = enumerate(program.tensors)
     return {t.name for index, t in tensors if t.role in SHARED_ROLES and not program.arena.holds(index)}
-
-
-def _same_allocations(one: Arena, other: Arena) -> bool:
-    return (one.buffers, one.slots) == (other.buffers, other.slots)
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -72,7 +72,8 @@ class Journal:
     def append(self, row: Mapping[str, Any]) -> int:
         """Append a row and return its place; the row is on disk when this returns."""
         file = self._opened()
-        data = _sealed(json.dumps(row, separators=(",", ":"), allow_nan=False).encode())
+        data = json.dumps(row, separators=(",", ":"), allow_nan=False).encode()
+        data = data[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(data)  # the checksum is the last entry
         place = file.seek(0, os.SEEK_END)
         try:
             file.write(data)
@@ -170,11 +171,6 @@ def parse_lines(source: str | Path, data: bytes) -> Iterator[tuple[str, dict[str
 
 
 _CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\n?$')
-
-
-def _sealed(data: bytes) -> bytes:
-    """Return a JSON object as a line with its checksum as the last entry."""
-    return data[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(data)
 
 
 def _unsealed(line: bytes, *, sealed: bool = False) -> bytes:

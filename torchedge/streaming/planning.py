@@ -269,7 +269,10 @@ def plan_model(
     check_choice("fusion", fusion, get_args(Fusion))
     lowered = lower_inference(captured, target)
     best = plan_program(lowered.program, device, **options)
-    names = _candidates(lowered) if fusion == "adaptive" and _lacks_capacity(best) else []
+    first = {weight.name for weight in best.instance.weights if weight.first_use == 1}
+    # A layer exceeds its capacity, or a weight is preloaded that an earlier layer could load.
+    lacks_capacity = best.relaxation > 1 or not first.issuperset(best.plan.preload)
+    names = _candidates(lowered) if fusion == "adaptive" and lacks_capacity else []
     while names:
         apart = frozenset(names)
         trial = plan_program(lower_inference(captured, target, apart).program, device, **options)
@@ -288,12 +291,6 @@ def _candidates(lowered: Lowered) -> list[str]:
 
     ordered = sorted(lowered.fused, key=lambda fused: -stored(fused.launch))
     return list(dict.fromkeys(fused.values[-1] for fused in ordered))
-
-
-def _lacks_capacity(plan: StreamingPlan) -> bool:
-    """Whether a layer exceeds its capacity, or a weight is preloaded that an earlier layer could load."""
-    first = {weight.name for weight in plan.instance.weights if weight.first_use == 1}
-    return plan.relaxation > 1 or not first.issuperset(plan.plan.preload)
 
 
 def price_ms(plan: StreamingPlan) -> float:

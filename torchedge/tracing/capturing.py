@@ -197,7 +197,8 @@ def _noted(graph: ForwardGraph) -> ForwardGraph:
 
 def _marked(graph: ForwardGraph, request: CaptureRequest) -> ForwardGraph:
     """Return a graph with a mark where the model is compiled: its operators are eager PyTorch's."""
-    if not request.compiled and not _is_compiled(request.model):
+    modules = request.model.modules() if isinstance(request.model, torch.nn.Module) else ()
+    if not request.compiled and not any(map(is_wholly_compiled, modules)):
         return graph
     partition = _partition_of(graph, request)
     if partition is None:
@@ -253,11 +254,6 @@ def records_graphs(model: object) -> bool:
         if isinstance(configuration, Mapping) and configuration.get("triton.cudagraphs"):
             return True
     return False
-
-
-def _is_compiled(model: object) -> bool:
-    """Whether a module, or one inside of it, runs under torch.compile."""
-    return isinstance(model, torch.nn.Module) and any(map(is_wholly_compiled, model.modules()))
 
 
 def capture_request(request: CaptureRequest) -> ForwardGraph:

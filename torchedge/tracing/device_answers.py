@@ -345,7 +345,8 @@ class _Installed:
                         question = f"{name}.{function}()" if asked else None
                         answering = _answering(vars(home)[function], answers[function], question)
                         self._replace(home, function, answering)
-            self._replace(torch, "clear_autocast_cache", _heard(torch.clear_autocast_cache, _cleared))
+            cleared = _heard(torch.clear_autocast_cache, lambda listener, _: listener.end_autocast())
+            self._replace(torch, "clear_autocast_cache", cleared)
             self._replace(torch.autocast, "__init__", _heard(torch.autocast.__init__, _made))
             self._replace(torch.autocast, "__enter__", _heard(torch.autocast.__enter__, _entered))
             self._replace(torch.autocast, "__exit__", _heard(torch.autocast.__exit__, _left))
@@ -414,10 +415,6 @@ def _through_int(original: Any) -> Any:
         return original(*[int(n) if isinstance(n, int) else n for n in numbers])
 
     return run
-
-
-def _cleared(listener: QuestionTaker, _: Any) -> None:
-    listener.end_autocast()
 
 
 def _made(listener: QuestionTaker, autocast: Any) -> None:

@@ -228,7 +228,12 @@ def tracing(*, seen: bool) -> Iterator[None]:
                 _replace(torch.compiler, name, _answer(getattr(torch.compiler, name)))
             mode = TorchFunctionMetadataMode
             _replace(mode, "__torch_function__", _of_called(mode.__torch_function__))
-            _replace(torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
+            # PyTorch looks for the hint in the mask, which is added all the same.
+            _replace(
+                torch.nn.modules.transformer,
+                "_detect_is_causal_mask",
+                lambda mask, is_causal=None, size=None: is_causal is True,
+            )
             for home, name, patch in patches():
                 _replace(home, name, for_users_alone(patch, imported(home, name)))
                 if home is torch.Tensor and name in vars(FunctionalTensor):  # it converts by itself
@@ -245,11 +250,6 @@ def tracing(*, seen: bool) -> Iterator[None]:
             _tracing.remove(thread)
             while _replaced and not _tracing:
                 setattr(*_replaced.pop())
-
-
-def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Return the hint about a mask. PyTorch looks for one in the mask, which is added all the same."""
-    return is_causal is True
 
 
 def _replace(home: Any, name: str, item: Any) -> None:

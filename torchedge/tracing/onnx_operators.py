@@ -349,10 +349,6 @@ def _batch_norm(node: OnnxNode, x: Any, scale: Any, bias: Any, mean: Any, var: A
     return (result, mean, var) if len(node.outputs) > 1 else result
 
 
-def _layer_norm(node: OnnxNode, x: Any, scale: Any = None, bias: Any = None) -> Any:
-    return F.layer_norm(x, tuple(x.shape[node.get("axis", -1) :]), scale, bias, node.get("epsilon", 1e-5))
-
-
 def _resize(node: OnnxNode, x: Any, *operands: Any) -> Any:
     """Resize (roi, scales, sizes) and the older Upsample (scales)."""
     present = [
@@ -408,7 +404,10 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "AveragePool": _average_pool,
     "GlobalAveragePool": lambda node, x: _WHOLE_AVERAGES[x.dim() - 2](x, (1,) * (x.dim() - 2)),
     "GlobalMaxPool": lambda node, x: torch.amax(x, tuple(range(2, x.dim())), True),
-    "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm,
+    "BatchNormalization": _batch_norm,
+    "LayerNormalization": lambda node, x, scale=None, bias=None: F.layer_norm(
+        x, tuple(x.shape[node.get("axis", -1):]), scale, bias, node.get("epsilon", 1e-5)
+    ),
     "InstanceNormalization": lambda node, x, scale, bias: F.instance_norm(
         x, None, None, scale, bias, True, 0.1, node.get("epsilon", 1e-5)
     ),

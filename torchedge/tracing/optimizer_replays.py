@@ -304,14 +304,10 @@ def _configure(optimizer: Any, foreach: bool) -> bool:
             if group.get(option):
                 group[option], group[_ON_DEVICE] = False, True
     if hasattr(optimizer, "init_state") and hasattr(optimizer, "update_step"):  # bitsandbytes
-        optimizer.update_step = _runs_on_gpus
+        optimizer.update_step = lambda *_: None  # its kernel updates in place
         if getattr(optimizer, "is_paged", False):
             optimizer.get_state_buffer = _paged
     return fused
-
-
-def _runs_on_gpus(*arguments: Any) -> None:
-    """A kernel of bitsandbytes, which updates in place."""
 
 
 def _paged(p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

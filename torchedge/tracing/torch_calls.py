@@ -167,7 +167,7 @@ def forget_patched() -> None:
 def _plain_globals(home: dict[str, Any]) -> dict[str, Any]:
     if id(home) not in _rooms:
         _originals.append((home, dict(home)))
-        names = _rooms[id(home)] = {**home, **dict.fromkeys(_HANDLES & home.keys(), _never)}
+        names = _rooms[id(home)] = {**home, **dict.fromkeys(_HANDLES & home.keys(), lambda *_: False)}
         for name in home:
             names[name] = plain_body(names[name])
     return _rooms[id(home)]
@@ -179,10 +179,6 @@ def cell_content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-def _never(*args: object) -> bool:
-    return False
 
 
 _WRITTEN_IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)

@@ -122,10 +122,6 @@ class _StepRecorder(Recorder):
         """Return the name of one of the model's tensors, nothing for another one."""
         return self._model_tensors().get(id(tensor), ("",))[0]
 
-    def is_used(self) -> bool:
-        """Return whether the code still holds what was recorded, or a backward pass has read it."""
-        return bool(self.losses) or self.leaked()
-
     def forget_names(self) -> None:
         """Name the model's tensors anew: another module is called."""
         self._named = None
@@ -406,7 +402,7 @@ class StepWatch(Interceptor):
                 )
         if not self._begun:
             self._begin()
-        elif self._recording is not None and not self._recording.is_used():
+        elif self._recording is not None and not self._recording.losses and not self._recording.leaked():
             names = dict.fromkeys(type(root).__name__ for root in self._roots.roots.values())
             self._note(f"calls of modules whose results nothing reads are left out ({', '.join(names)})")
             self._recording, self._roots = None, _Roots()
