@@ -249,7 +249,9 @@ def make_bundle(
     with new_folder(target) as folder:
         progress("write")
         write_json(folder / SOURCE, SOURCES.document(lowering.source))
-        named = dict(zip(_program_files(calls, programs), programs, strict=True))
+        names = [program_file(call.method, place) for place, call in enumerate(calls)]
+        names += [ACCUMULATING] * (len(programs) - len(calls))
+        named = dict(zip(names, programs, strict=True))
         files = {SOURCE: file_of(folder / SOURCE)}
         if request.tokenizer is not None:
             shutil.copyfile(request.tokenizer, folder / TOKENIZER)
@@ -349,7 +351,12 @@ def check_memory(lowering: Lowering, limits: Limits) -> None:
 
 def _source(captured: Sequence[CapturedStep], target: Target, request: Request) -> Source:
     """Return the captured steps and their target as the bundle holds them."""
-    _check_dtypes(captured)
+    for value in [value for entry in captured for value in entry.step.values]:
+        if value.dtype not in _DTYPES:
+            raise LoweringError(
+                f"{value.name} is {value.dtype}, with which kernels do not compute; expected float32 or "
+                "float16: cast the model"
+            )
     steps = [entry.step for entry in captured]
     if request.train:
         steps += [entry.accumulating for entry in captured if entry.accumulating is not None]
@@ -445,15 +452,6 @@ def _check_method_step(name: str, step: object) -> None:
         raise InputError(f"method {name} gives no loss; expected loss= a function, or 'model'")
 
 
-def _check_dtypes(captured: Sequence[CapturedStep]) -> None:
-    for value in [value for entry in captured for value in entry.step.values]:
-        if value.dtype not in _DTYPES:
-            raise LoweringError(
-                f"{value.name} is {value.dtype}, with which kernels do not compute; expected float32 or "
-                "float16: cast the model"
-            )
-
-
 def _captured(
     request: Request, calls: Sequence[Call], expected: list[torch.Tensor]
 ) -> tuple[list[CapturedStep], list[str]]:
@@ -522,12 +520,6 @@ def _values(captured: Sequence[CapturedStep], programs: Sequence[Program]) -> di
     fed = {name for program in programs for name in program.hyperparameters}
     tensors = [item for entry in captured for item in entry.tensors.items()]
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors if name not in fed}
-
-
-def _program_files(calls: Sequence[Call], programs: Sequence[Program]) -> list[str]:
-    """Return the file of each program."""
-    names = [program_file(call.method, place) for place, call in enumerate(calls)]
-    return names + [ACCUMULATING] * (len(programs) - len(calls))
 
 
 def _loading_order(plans: Sequence[Budgeted]) -> list[str]:

@@ -81,7 +81,11 @@ def write_onnx(
         node.metadata_props.clear()  # stack traces: paths of this machine, different from run to run
     if streaming is not None:
         order, plan = streaming
-        _reorder(exported.model.graph, order)
+        initializers = exported.model.graph.initializers
+        values = {name: initializers[name] for name in initializers}
+        initializers.clear()
+        for name in dict.fromkeys([*(name for name in order if name in values), *values]):
+            initializers[name] = values[name]
         exported.model.metadata_props[METADATA] = plan
     exported.save(str(path), include_initializers=True, external_data=True if streaming else None)
     try:
@@ -114,15 +118,6 @@ def write_onnx(
             f"apart, expected at most {TOLERANCE}; pass onnx=False to leave it out"
         )
     return {**facts, "run_by": f"onnxruntime {onnxruntime.__version__}", "largest_difference": apart}
-
-
-def _reorder(graph: Any, order: Sequence[str]) -> None:  # noqa: ANN401 - a graph of onnx_ir
-    """Put initializers into an order; those it does not name follow."""
-    initializers = graph.initializers
-    values = {name: initializers[name] for name in initializers}
-    initializers.clear()
-    for name in dict.fromkeys([*(name for name in order if name in values), *values]):
-        initializers[name] = values[name]
 
 
 def _name_outputs(graph: Any, names: Sequence[str]) -> None:  # noqa: ANN401 - a graph of onnx_ir

@@ -139,7 +139,10 @@ def export(
 
     training = {name: others.pop(name) for name in _TRAINING_ONLY}
     generating = {name: value for name in _GENERATING_ONLY if (value := others.pop(name)) is not None}
-    _check_training(mode, training)
+    if mode != "train":
+        refuse_given(_TRAINING_ONLY, "without --mode train; add that, or omit it")
+    if training["lr"] is not None:
+        check_rate("--lr", training["lr"])
     if max_length is None:
         refuse_given(_GENERATING_ONLY, "without --max-length; add that, or omit it")
     else:
@@ -171,13 +174,6 @@ def export(
             step["accumulation"] = training["accumulation"] or 1
             bundle = api.export(module, example, mode=mode, onnx=onnx, **same, **step, **others)
     answer(bundle.document(), lambda: print(bundle), written=bundle.path)
-
-
-def _check_training(mode: str, training: dict[str, Any]) -> None:
-    if mode != "train":
-        refuse_given(_TRAINING_ONLY, "without --mode train; add that, or omit it")
-    if training["lr"] is not None:
-        check_rate("--lr", training["lr"])
 
 
 def _load(text: str, weights: Path | None, seed: int) -> tuple[torch.nn.Module, str]:

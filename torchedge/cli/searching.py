@@ -29,7 +29,6 @@ from torchedge.errors import InputError, described
 if TYPE_CHECKING:
     from torchedge.searching.driver import Search, SearchProgress
     from torchedge.searching.spaces import SearchSpace
-    from torchedge.storage.amounts import Amount
 
 _MS = number_from(0.001, 1e9, name="MS")
 _OF_PRUNINGS = ("input_size", "round_to")
@@ -110,7 +109,10 @@ def search(
     """
     from torchedge import api
 
-    limits = _limits({name: asked.pop(name) for name in _LIMITS})
+    limits = {name: value for name in _LIMITS if (value := asked.pop(name)) is not None}
+    if not limits:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in _LIMITS)
+        raise InputError(f"no limit is given; expected one or more of {names}")
     journal = _journal(out, resume)
     candidates = _space(space, image_sizes, input_size, round_to)
     function, meaning = _score(score, candidates)
@@ -131,15 +133,6 @@ def search(
 
 
 # what is asked for ------------------------------------------------------------------------------------------
-
-
-def _limits(asked: dict[str, Any]) -> dict[str, Amount]:
-    """Return the limits that are given: amounts of memory, and ms."""
-    limits = {name: value for name, value in asked.items() if value is not None}
-    if not limits:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in _LIMITS)
-        raise InputError(f"no limit is given; expected one or more of {names}")
-    return limits
 
 
 def _journal(folder: Path | None, resume: bool) -> Path | None:

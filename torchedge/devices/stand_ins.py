@@ -157,8 +157,11 @@ def stand_in(
         return None
 
     def distance(device: Device) -> tuple[float, float, str]:
-        rates = _distance(card, device) if card is not None else 0.0
-        return rates, _memory_distance(device, memory_mib), device.name
+        figures = {} if card is None else {"peak_fp32_gflops": card.gflops, "bandwidth_gb_s": card.bandwidth}
+        rates = sum(abs(math.log(value / device.value(figure))) for figure, value in figures.items())
+        known = device.figures.get("memory_mib")
+        memory = abs(math.log(memory_mib / known.value)) if known is not None and memory_mib else 0.0
+        return rates, memory, device.name
 
     return _scaled(min(candidates, key=distance), name.strip(), card, memory_mib)
 
@@ -215,17 +218,6 @@ def _candidates(generation: str, geforce: bool) -> list[Device]:
     return []
 
 
-def _distance(card: _Card, device: Device) -> float:
-    """Return how far a profile's rate and bandwidth are from a card's, in powers of e."""
-    pairs = ((card.gflops, "peak_fp32_gflops"), (card.bandwidth, "bandwidth_gb_s"))
-    return sum(abs(math.log(value / device.value(figure))) for value, figure in pairs)
-
-
-def _memory_distance(device: Device, memory_mib: float | None) -> float:
-    known = device.figures.get("memory_mib")
-    return abs(math.log(memory_mib / known.value)) if known is not None and memory_mib else 0.0
-
-
 def _scaled(nearest: Device, name: str, card: _Card | None, memory_mib: float | None) -> Device:
     """Return a device of another name with the nearest profile's figures, scaled where a card's are known."""
     figures: dict[str, Figure] = dict(nearest.figures)
@@ -261,9 +253,10 @@ def _scaled(nearest: Device, name: str, card: _Card | None, memory_mib: float | 
         f"{', scaled to its rates' if card is not None else ''}; the figures are an estimate "
         "(another device: device=)"
     )
+    words = [word for word in re.findall(r"[a-z0-9]+", title.lower()) if word not in ("nvidia", "geforce")]
     return replace(
         nearest,
-        name=_slug(title),
+        name="-".join(words)[:60].strip("-") or "gpu",
         title=title,
         aliases=(),
         notes=note,
@@ -279,8 +272,3 @@ def _relative(nearest: Device) -> Mapping[str, Any]:
         return {"relative": nearest.profile["relative"]}
     measured = any(table in nearest.profile for table in ("training", "inference"))
     return {"relative": nearest.name} if measured else {}
-
-
-def _slug(title: str) -> str:
-    words = [word for word in re.findall(r"[a-z0-9]+", title.lower()) if word not in ("nvidia", "geforce")]
-    return "-".join(words)[:60].strip("-") or "gpu"

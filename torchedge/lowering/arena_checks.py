@@ -21,7 +21,11 @@ def check_arena(program: Program, alignment: int, streamed: Mapping[int, int] | 
     outside the arena, a tensor in two pieces, an image larger than its slot, two live tensors that overlap.
     """
     arena, tensors, loads = program.arena, program.tensors, streamed or {}
-    touched = _touched(program, loads)
+    touched: dict[int, list[int]] = defaultdict(list)
+    for position, launch in enumerate(program.launches):
+        for index in launch.tensors:
+            if tensors[index].role == "intermediate" or index in loads:
+                touched[index].append(position)
     for index in sorted({*touched, *loads, *arena.offset, *arena.slot}):
         if not 0 <= index < len(tensors) or not (tensors[index].role == "intermediate" or index in loads):
             raise PlanError(
@@ -50,16 +54,6 @@ def check_arena(program: Program, alignment: int, streamed: Mapping[int, int] | 
         if tensor.layout.storage != "image" or tensor.dtype != arena.slots[slot][2]:
             raise PlanError(f"arena: {tensor.name} is no {arena.slots[slot][2]} image as its slot {slot} is")
     _check_contents(program, touched, loads)
-
-
-def _touched(program: Program, loads: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return the launches that touch each intermediate and each streamed weight."""
-    touched: dict[int, list[int]] = defaultdict(list)
-    for position, launch in enumerate(program.launches):
-        for index in launch.tensors:
-            if program.tensors[index].role == "intermediate" or index in loads:
-                touched[index].append(position)
-    return touched
 
 
 def _ranges(program: Program) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

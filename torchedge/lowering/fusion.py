@@ -369,7 +369,10 @@ def form_groups(
     fuser = _Fuser(Expander(kept), {}, {}, overwriter)
     for place, node in enumerate(order):
         if isinstance(node, RowsResult):
-            _add_part(fuser, node)
+            group, output = fuser.maker[node.rows], node.rows.outputs[node.position]
+            fuser.maker[node] = group
+            group.computed[node] = Computed(fuser.expander.expand(output.body), indices_of(output.axes))
+            group.reads = dict.fromkeys(_read_by(group))
         elif isinstance(node, (Rows, Contraction)) or node in kept:
             _add(fuser, node, place)
     _index_readers(fuser)
@@ -432,13 +435,6 @@ def _add(fuser: _Fuser, node: Node, place: int) -> None:
     group.reads = dict.fromkeys(_read_by(group))
     fuser.groups[group] = None
     fuser.maker[node] = group
-
-
-def _add_part(fuser: _Fuser, node: RowsResult) -> None:
-    group = fuser.maker[node] = fuser.maker[node.rows]
-    output = node.rows.outputs[node.position]
-    group.computed[node] = Computed(fuser.expander.expand(output.body), indices_of(output.axes))
-    group.reads = dict.fromkeys(_read_by(group))
 
 
 def _copy_where_unsafe(fuser: _Fuser) -> None:

@@ -81,7 +81,11 @@ def _check_program(program: Program) -> None:
     parameters = [
         _check_kernel(f"kernels[{number}]", kernel) for number, kernel in enumerate(program.kernels)
     ]
-    _check_indices(program)
+    launched = ((f"launches[{n}].tensors", launch.tensors) for n, launch in enumerate(program.launches))
+    single = [(f"hyperparameters.{key}", (place,)) for key, place in program.hyperparameters.items()]
+    for where, indices in [*launched, ("inputs", program.inputs), ("outputs", program.outputs), *single]:
+        for index in indices:
+            _check_index(where, index, len(program.tensors))
     for number, launch in enumerate(program.launches):
         _check_launch(f"launches[{number}]", launch, program, parameters)
     named = [tensor.name for tensor in program.tensors if tensor.role != "intermediate"]
@@ -175,15 +179,6 @@ def _check_launch(where: str, launch: Launch, program: Program, parameters: Sequ
         )
     tensors = [program.tensors[index] for index in launch.tensors]
     check_arguments(where, launch, kernel, parameters[launch.kernel], tensors)
-
-
-def _check_indices(program: Program) -> None:
-    launched = ((f"launches[{n}].tensors", launch.tensors) for n, launch in enumerate(program.launches))
-    named = [("inputs", program.inputs), ("outputs", program.outputs)]
-    single = [(f"hyperparameters.{key}", (place,)) for key, place in program.hyperparameters.items()]
-    for where, indices in [*launched, *named, *single]:
-        for index in indices:
-            _check_index(where, index, len(program.tensors))
 
 
 def _check_index(where: str, index: int, count: int) -> None:

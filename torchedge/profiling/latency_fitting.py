@@ -102,7 +102,11 @@ def fit_latency(
         return models[0]
     held_out = _held_out(samples, used, sets)
     judge(held_out)
-    return _with_errors(models[held_out.best], held_out)
+    model, distance = models[held_out.best], held_out.difficulty
+    assert model.scale is not None
+    scale = fit_law(model.scale, held_out.errors, distance, held_out.weight)
+    quantiles = fit_errors(held_out.errors, scale.floor + scale.slope * distance, held_out.weight)
+    return replace(model, errors=quantiles, scale=scale)
 
 
 def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[LatencyModel]:
@@ -165,15 +169,6 @@ def _held_out(samples: Samples, used: Mask, sets: Sequence[str]) -> HeldOut:
 
     many = len(set(samples.network[used].tolist())) > MOST_FOLDS
     return cross_validate(samples, "latency", used, predict, levels=not many, networks=True)
-
-
-def _with_errors(model: LatencyModel, held_out: HeldOut) -> LatencyModel:
-    """Return the model with the errors of rows held out, scaled by distance."""
-    assert model.scale is not None
-    distance = held_out.difficulty
-    scale = fit_law(model.scale, held_out.errors, distance, held_out.weight)
-    quantiles = fit_errors(held_out.errors, scale.floor + scale.slope * distance, held_out.weight)
-    return replace(model, errors=quantiles, scale=scale)
 
 
 # coefficients -----------------------------------------------------------------------------------------------

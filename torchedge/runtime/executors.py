@@ -117,7 +117,11 @@ class Executor:
     ) -> None:
         schedule = program if isinstance(program, StreamingSchedule) else None
         self.program = program if isinstance(program, Program) else program.program
-        _check_source(schedule, source)
+        if (schedule is None) != (source is None):
+            what = "a source without a schedule" if schedule is None else "a schedule without a source"
+            raise InputError(
+                f"the executor got {what}; pass a StreamingSchedule and a source= of its weights"
+            )
         self._placed = dict(placed or {})
         owners = (shared,) if isinstance(shared, Executor) else tuple(shared or ())
         self._theirs = {name: held for each in reversed(owners) for name, held in each._tensors.items()}
@@ -572,7 +576,10 @@ class Executor:
                     self._check_computed()
             store.end()
         except BaseException as error:
-            self._abort()
+            self._store.abort()
+            if self._store is not PRELOADED:  # wait for what the step has enqueued
+                with translated("ending a step", device=self.context.device):
+                    wait(self.context, self._queue)
             if not isinstance(error, self.context.cl.Error):
                 raise
             doing, nbytes = "running a step", 0
@@ -581,13 +588,6 @@ class Executor:
                 doing = f"{self._named(position)},"
                 nbytes = sum(self.program.tensors[index].nbytes for index in {*launch.tensors})
             raise translation(error, doing, nbytes=nbytes, device=self.context.device) from error
-
-    def _abort(self) -> None:
-        """Wait for what an unfinished step has enqueued; the executor can run the next one."""
-        self._store.abort()
-        if self._store is not PRELOADED:
-            with translated("ending a step", device=self.context.device):
-                wait(self.context, self._queue)
 
     def _check_launch(self, position: int) -> None:
         """Wait for a launch; raise KernelCheckError if its kernel has found an access outside a tensor."""
@@ -675,12 +675,6 @@ class Executor:
             hint = did_you_mean(name, self._tensors, "what lies in the arena is for launches only", most=3)
             raise InputError(f"program {self.program.name} has no tensor {name!r}; {hint}")
         return self._tensors[name]
-
-
-def _check_source(schedule: StreamingSchedule | None, source: WeightSource | None) -> None:
-    if (schedule is None) != (source is None):
-        what = "a source without a schedule" if schedule is None else "a schedule without a source"
-        raise InputError(f"the executor got {what}; pass a StreamingSchedule and a source= of its weights")
 
 
 def _sources(program: Program, kernels: Sequence[OffsetKernel], slots: Mapping[int, Slot]) -> dict[str, str]:

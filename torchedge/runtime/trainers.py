@@ -182,7 +182,11 @@ class Trainer:
         batch = _batch_of(inputs, targets)
         programs = self._trained_on(batch)
         executor = programs[(self.batches + 1) % self._accumulation > 0]
-        self._send_rates(executor)
+        sent = self._rates.setdefault(executor, {})
+        for name, rate in self._settings.rates().items():
+            if name in executor.program.hyperparameters and sent.get(name) != rate:
+                executor.set(name, rate)
+                sent[name] = rate
         try:
             (loss,) = executor.run(*batch.arrays())
         except (IndexRangeError, DivisionError):
@@ -487,13 +491,6 @@ class Trainer:
                 "different one, each of which takes a program; pad batches to one shape (DataLoader: "
                 "drop_last=True)"
             )
-
-    def _send_rates(self, executor: Executor) -> None:
-        sent = self._rates.setdefault(executor, {})
-        for name, rate in self._settings.rates().items():
-            if name in executor.program.hyperparameters and sent.get(name) != rate:
-                executor.set(name, rate)
-                sent[name] = rate
 
     # names -------------------------------------------------------------------------------------------------
 

@@ -591,7 +591,9 @@ def arguments_of(model: torch.nn.Module, example: Any, input_size: tuple[int, ..
         return _from_example(example)
     if input_size is not None:
         size = _checked_size(input_size)
-        dtype = infer_input(model).dtype if _wants_integers(model) else _floating_dtype(model)
+        first = next((m for m in model.modules() if getattr(m, "weight", None) is not None), None)
+        integers = isinstance(first, torch.nn.Embedding)
+        dtype = infer_input(model).dtype if integers else _floating_dtype(model)
         keyword = getattr(model, "main_input_name", None) if hasattr(model, "config") else None
         return _fed(torch.empty((1, *size), dtype=dtype, device="meta"), keyword, ())
     if isinstance(model, FileProgram):
@@ -623,11 +625,6 @@ def _from_example(example: Any) -> _Inputs:
 
 def _fed(tensor: torch.Tensor, keyword: str | None, notes: tuple[str, ...]) -> _Inputs:
     return ((), {keyword: tensor}, notes) if keyword else ((tensor,), {}, notes)
-
-
-def _wants_integers(model: torch.nn.Module) -> bool:
-    first = next((m for m in model.modules() if getattr(m, "weight", None) is not None), None)
-    return isinstance(first, torch.nn.Embedding)
 
 
 def _floating_dtype(model: torch.nn.Module) -> torch.dtype:

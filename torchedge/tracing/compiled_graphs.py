@@ -189,7 +189,9 @@ def _without_tokens(module: GraphModule) -> GraphModule:
             _, target, *args = node.args
             args, kwargs = map_arg((tuple(args), node.kwargs), copies.__getitem__)
             copies[node] = graph.call_function(target, args, kwargs)
-            copies[node].meta = {**node.meta, "val": _results_behind_token(node)}
+            results = tuple(node.meta["val"][1:])  # behind the token; a tuple of several, or the only one
+            value = results if len(results) > 1 else next(iter(results), None)
+            copies[node].meta = {**node.meta, "val": value}
         elif node.target is operator.getitem and node.args[0].target is with_effects:
             call, place = node.args
             several = isinstance(copies[call].meta["val"], tuple)
@@ -205,12 +207,6 @@ def _without_tokens(module: GraphModule) -> GraphModule:
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     return GraphModule(module, graph)
-
-
-def _results_behind_token(node: Node) -> Any:
-    """Return the example results of an operator with effects; a tuple of several, or the only one."""
-    results = tuple(node.meta["val"][1:])
-    return results if len(results) > 1 else next(iter(results), None)
 
 
 def _returning_storages(module: GraphModule, returned: int) -> list[View | None]:

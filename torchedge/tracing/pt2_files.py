@@ -106,7 +106,9 @@ class Pt2Program(FileProgram):
             _name(spec["user_output"]["arg"]) for spec in signature["output_specs"] if "user_output" in spec
         ]
         fed = [sizes[place] for name, place in self_inputs if not name and place in sizes]
-        symbol = _symbol(fed[0]) if fed else None
+        first = fed[0]["sizes"][0] if fed and fed[0]["sizes"] else {}
+        # The text of a symbolic size is compared and never evaluated.
+        symbol = str(first["as_expr"]["expr_str"]) if "as_expr" in first else None
         self.batch_is_dynamic = symbol is not None
         self._example = tuple([_tensor(meta, symbol) for meta in fed])
 
@@ -273,12 +275,6 @@ def _name(arg: dict[str, Any]) -> str:
     """Return the name of an argument or result, "" if it has none."""
     ((_, body),) = arg.items()
     return str(body.get("name", body.get("as_name", ""))) if isinstance(body, dict) else ""
-
-
-def _symbol(meta: dict[str, Any]) -> str | None:
-    """Return a symbolic size of dimension 0 as text, which is compared and never evaluated; else None."""
-    first = meta["sizes"][0] if meta["sizes"] else {}
-    return str(first["as_expr"]["expr_str"]) if "as_expr" in first else None
 
 
 def _tensor(meta: dict[str, Any], symbol: str | None) -> torch.Tensor:

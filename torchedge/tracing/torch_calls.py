@@ -142,17 +142,13 @@ def _plain_body(func: FunctionType) -> Any:
         return func
     if id(func) not in _bodies:
         fresh = tuple([CellType() if isinstance(item, FunctionType) else cell for cell, item in cells])
-        _bodies[id(func)] = _with_globals(func, names, fresh or None)
+        body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, fresh or None)
+        body.__kwdefaults__ = func.__kwdefaults__
+        _bodies[id(func)] = body
         for new, (_, item) in zip(fresh, cells, strict=True):
             if isinstance(item, FunctionType):  # a function may hold itself
                 new.cell_contents = plain_body(item)
     return _bodies[id(func)]
-
-
-def _with_globals(func: FunctionType, names: dict[str, Any], closure: Any) -> FunctionType:
-    body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, closure)
-    body.__kwdefaults__ = func.__kwdefaults__
-    return body
 
 
 def forget_patched() -> None:

@@ -33,7 +33,7 @@ from torchedge.tracing.copies import forget_cached, forget_held, isolated, scope
 from torchedge.tracing.device_answers import Accelerator, Inert, answered, is_device_query, tensor_answer
 from torchedge.tracing.interception import Interceptor, batch_of, loss_index, tensors_in
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, Token, TracedTensor, leaves_of
-from torchedge.tracing.torch_calls import TorchCall, called_function, target_of
+from torchedge.tracing.torch_calls import called_function, target_of
 
 _ELSEWHERE = frozenset(("cuda", "mps", "xpu", "hip"))
 _ATOMS = (int, float, bool, str, type(None))
@@ -524,7 +524,8 @@ class StepWatch(Interceptor):
                     gradients[id(result)] = result, gradients[id(args[0])][1]
                 return result
         elif target.role == "read" or target.kind in _SHOWN:
-            return self._read_outside(target, func, args, kwargs)
+            self._note(f"values that the code reads are zero ({target.kind}{where()}): nothing is computed")
+            return func(*map(_zeros, args), **{key: _zeros(item) for key, item in kwargs.items()})
         if not self._recording.begun and target.inplace:  # on gradients, such as clipping: in no graph
             self._by_hand = self._by_hand or self._recording.is_weight(args[0])
             return args[0]
@@ -561,11 +562,6 @@ class StepWatch(Interceptor):
         elif any(isinstance(item, torch.device) for item in args):
             args = tuple([on_cpu(item) if isinstance(item, torch.device) else item for item in args])
         return func(*args, **kwargs)
-
-    def _read_outside(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
-        """Answer a read of values outside of the model, such as a loss that is printed, by zeros."""
-        self._note(f"values that the code reads are zero ({target.kind}{where()}): nothing is computed")
-        return func(*map(_zeros, args), **{key: _zeros(item) for key, item in kwargs.items()})
 
     def _note(self, text: str) -> None:
         if not any(note.startswith(text.split(" (")[0]) for note in self._notes):

@@ -296,7 +296,9 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         modules[op.scope] = max(modules.get(op.scope, 1), counter.runs)
         counter.implicit = "implicit" in op.attrs
         work = spec_of(op.kind).work
-        if work is Work.NONE or not op.outputs or _bookkeeping(graph, op):
+        first = graph.values[op.outputs[0]] if op.outputs else None
+        # Counters that advance, such as batch norm's `num_batches_tracked`, are no work.
+        if work is Work.NONE or first is None or (not first.shape and first.dtype not in FLOATING):
             views += counter.calls
             continue
         dtype = graph.values[op.outputs[0]].dtype
@@ -342,12 +344,6 @@ def _ends_of_second_runs(graph: ForwardGraph, needs: list[bool]) -> dict[int, in
         if op.region in ends and keeps and is_differentiated(op, needs):
             ends[op.region] = position + 1
     return ends
-
-
-def _bookkeeping(graph: ForwardGraph, op: Op) -> bool:
-    """Whether an operator only advances a counter, such as batch norm's `num_batches_tracked`."""
-    first = graph.values[op.outputs[0]]
-    return not first.shape and first.dtype not in FLOATING
 
 
 def _positions(shape: tuple[object, ...]) -> tuple[float, bool]:

@@ -199,7 +199,10 @@ class FamilyTape:
         units = -(-self._bytes(columns) // ALIGNMENT)
         if self.workspaces is not None:
             return ReplayRows(self.events, self.persistent, units.T, self.counted_from), np.zeros((count, 0))
-        live = np.asarray(self._live(units) * (ALIGNMENT / _MIB)).reshape(count, -1)
+        changes = units[np.abs(self.events) - 1] * self.signs
+        rise = np.cumsum(changes, axis=0).max(axis=0, initial=0)
+        live = (rise + units[self.persistent].sum(axis=0)) * (ALIGNMENT / _MIB)
+        live = np.asarray(live).reshape(count, -1)
         at_anchors = units.T.reshape(count, len(batches), -1)[:, 1:].reshape(-1, len(units))
         return ReplayRows(self.events, self.persistent, at_anchors), live
 
@@ -228,12 +231,6 @@ class FamilyTape:
             geometry = self.geometry.at(columns).T.reshape(columns.shape[1], len(self.scratch), -1)
             sizes[self.scratch] = known_bytes(self.workspaces, self.names, geometry).T
         return sizes
-
-    def _live(self, units: IntArray) -> IntArray:
-        """Return the most units alive at once, of sizes (S, R): (R,)."""
-        changes = units[np.abs(self.events) - 1] * self.signs
-        rise = np.cumsum(changes, axis=0).max(axis=0, initial=0)
-        return np.asarray(rise + units[self.persistent].sum(axis=0))
 
 
 @lru_cache(maxsize=16)

@@ -82,7 +82,7 @@ def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False)
         step.forget_unused()
     elif step.graph.loss is not None:
         if step.differentiable[step.graph.loss]:
-            step.write_backward()
+            step._run_all_back(step.graph.loss)
             step.write_update(first)
         step.forget_unused()
     return step
@@ -595,11 +595,6 @@ class StepWriter:
 
     # backward: the autograd engine --------------------------------------------------------------------------
 
-    def write_backward(self) -> None:
-        """Run the records in reverse: among the nodes that are ready, autograd takes the last recorded."""
-        assert self.graph.loss is not None
-        self._run_all_back(self.graph.loss)
-
     def _run_all_back(self, loss: int) -> None:
         self.tape.phase = 1
         self._gradients[loss] = self.tape.new(self._sizes[loss], TEMPORARY, "gradient of the loss")
@@ -607,7 +602,7 @@ class StepWriter:
         self._run_back(0)
 
     def _run_back(self, floor: int) -> None:
-        """Run the records above `floor`, the last first."""
+        """Run the records above `floor` in reverse: of the nodes that are ready, the last recorded first."""
         last = 2 * len(self.graph.ops) - 1
         while len(self._records) > floor:
             record = self._records.pop()
