@@ -776,14 +776,6 @@ def choose_device(device: object) -> Device:
     named = default_device_name()
     if named is not None:
         return find_device(named)
-    return _this_machine()
-
-
-_CUDA = re.compile(r"cuda(:[0-9]+)?")
-
-
-def _this_machine() -> Device:
-    """Return this machine's first CUDA device, its Jetson board, else its processor."""
     import torch
 
     if torch.cuda.is_available():
@@ -794,6 +786,9 @@ def _this_machine() -> Device:
     jetson = board if is_jetson(board) else None
     match = (match_device(jetson) or stand_in(jetson)) if jetson is not None else None
     return match if match is not None else find_device(LOCAL_DEVICE)
+
+
+_CUDA = re.compile(r"cuda(:[0-9]+)?")
 
 
 def _own_device(device: object) -> Device:

@@ -446,7 +446,39 @@ class Bundle:
         }
 
     def __str__(self) -> str:
-        return _description(self)
+        manifest = self.manifest
+        memory, target = manifest.memory, manifest.target
+        step = "training step" if self.trains else "inference"
+        if manifest.accumulation > 1:
+            step += f", weights updated every {manifest.accumulation} batches"
+        rows = [("for", f"{target.name} ({target.device_class})")]
+        for name in self.methods:
+            method, prefix = self.method(name), f"{name}: " if manifest.methods else ""
+            rows += [
+                (f"{prefix}inputs", _listed(method.inputs)),
+                (f"{prefix}outputs", _listed(method.outputs)),
+                (
+                    f"{prefix}kernels",
+                    f"{len(method.program.kernels)} in {len(method.program.launches)} launches",
+                ),
+            ]
+        rows += [
+            ("weights", f"{manifest.files[WEIGHTS].nbytes / MEBIBYTE:.1f} MiB"),
+            ("device memory", _memory_text(memory)),
+            ("limits", f"{len(target.checked)} respected, unknown: {', '.join(target.unknown) or 'none'}"),
+            ("onnx", ", ".join(f"{key} {_shown(value)}" for key, value in manifest.onnx.items())),
+        ]
+        if manifest.hyperparameters:
+            values = ", ".join(f"{name} = {value:g}" for name, value in manifest.hyperparameters.items())
+            rows.insert(3, ("set before a step", values))
+        if self.plan is not None and self.schedule is not None:
+            rows.append(
+                ("streaming", _streaming_text(self.plan, self.schedule, memory_of([*self.programs.values()])))
+            )
+        rows += [("note", note) for note in manifest.notes]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {text}" for name, text in rows]
+        return "\n".join([f"{manifest.model}: {step}", *lines])
 
 
 @dataclass(frozen=True, eq=False)
@@ -791,43 +823,6 @@ def _ports(program: Program, places: Sequence[int], declared: tuple[Port, ...]) 
 
 
 # as text ----------------------------------------------------------------------------------------------------
-
-
-def _description(bundle: Bundle) -> str:
-    """Return a bundle's model, device, inputs, outputs, memory and files."""
-    manifest = bundle.manifest
-    memory, target = manifest.memory, manifest.target
-    step = "training step" if bundle.trains else "inference"
-    if manifest.accumulation > 1:
-        step += f", weights updated every {manifest.accumulation} batches"
-    rows = [("for", f"{target.name} ({target.device_class})")]
-    for name in bundle.methods:
-        method, prefix = bundle.method(name), f"{name}: " if manifest.methods else ""
-        rows += [
-            (f"{prefix}inputs", _listed(method.inputs)),
-            (f"{prefix}outputs", _listed(method.outputs)),
-            (f"{prefix}kernels", f"{len(method.program.kernels)} in {len(method.program.launches)} launches"),
-        ]
-    rows += [
-        ("weights", f"{manifest.files[WEIGHTS].nbytes / MEBIBYTE:.1f} MiB"),
-        ("device memory", _memory_text(memory)),
-        ("limits", f"{len(target.checked)} respected, unknown: {', '.join(target.unknown) or 'none'}"),
-        ("onnx", ", ".join(f"{key} {_shown(value)}" for key, value in manifest.onnx.items())),
-    ]
-    if manifest.hyperparameters:
-        values = ", ".join(f"{name} = {value:g}" for name, value in manifest.hyperparameters.items())
-        rows.insert(3, ("set before a step", values))
-    if bundle.plan is not None and bundle.schedule is not None:
-        rows.append(
-            (
-                "streaming",
-                _streaming_text(bundle.plan, bundle.schedule, memory_of([*bundle.programs.values()])),
-            )
-        )
-    rows += [("note", note) for note in manifest.notes]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {text}" for name, text in rows]
-    return "\n".join([f"{manifest.model}: {step}", *lines])
 
 
 def _memory_text(memory: Memory) -> str:

@@ -426,7 +426,17 @@ def _check_methods(request: Request) -> None:
                 "that trains"
             )
         for step in pair[2:]:
-            _check_method_step(name, step)
+            if not isinstance(step, TrainingStep):
+                raise InputError(
+                    f"method {name} has {described(step)} behind its example; expected a TrainingStep"
+                )
+            check_step(step, "export")
+            if step.accumulation > 1:
+                raise InputError(
+                    f"accumulation is {step.accumulation} in method {name}; expected 1 among several methods"
+                )
+            if step.loss == "default":
+                raise InputError(f"method {name} gives no loss; expected loss= a function, or 'model'")
     if not 2 <= len(methods) <= MAX_METHODS:
         raise InputError(f"there are {len(methods)} methods; expected 2 to {MAX_METHODS}, or one model alone")
     given = {"example": request.example, "plan": request.plan}
@@ -438,18 +448,6 @@ def _check_methods(request: Request) -> None:
             "mode is 'train' beside several methods; expected the step of the one that trains behind its "
             "example, as (model, example, TrainingStep(...)): omit mode"
         )
-
-
-def _check_method_step(name: str, step: object) -> None:
-    if not isinstance(step, TrainingStep):
-        raise InputError(f"method {name} has {described(step)} behind its example; expected a TrainingStep")
-    check_step(step, "export")
-    if step.accumulation > 1:
-        raise InputError(
-            f"accumulation is {step.accumulation} in method {name}; expected 1 among several methods"
-        )
-    if step.loss == "default":
-        raise InputError(f"method {name} gives no loss; expected loss= a function, or 'model'")
 
 
 def _captured(

@@ -115,10 +115,6 @@ def print_device(device: Device) -> None:
     for title, pairs in (("software", device.software), ("simulated behaviour", device.runtime)):
         if pairs:
             print_wrapped(", ".join(f"{k} {v}" for k, v in pairs.items()), first=f"{title}: ", rest="  ")
-    _print_fitted(device)
-
-
-def _print_fitted(device: Device) -> None:
     keys = ("dataset", "rows", "precision", "date", "command")
     for mode in ("training", "inference"):
         table = device.profile.get(mode)

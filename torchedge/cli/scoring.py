@@ -52,6 +52,8 @@ def accuracy(
     If the profile was fitted to these rows, networks are left out in turn and predicted by models of the
     others; --protocol profile prints the profile's own errors.
     """
+    from torchedge.profiling.accuracy import comparison_document
+
     with tempfile.TemporaryDirectory() as scratch, Progress(3, "comparing") as progress:
         compared, report = _compare_source(
             source, device, Path(scratch), progress, protocol=protocol, intervals=intervals
@@ -60,7 +62,15 @@ def accuracy(
             from torchedge.profiling.plots import draw_overview
 
             draw_overview(report, out)
-    document = _document(report)
+    document: dict[str, Any] = {
+        "device": report.device.name,
+        "dataset": report.dataset,
+        "dataset_sha256": report.digest,
+        "method": report.method,
+        "fitted_to_these_rows": report.seen,
+        "notes": list(report.notes),
+        "figures": [comparison_document(comparison) for comparison in report.comparisons],
+    }
     answer(document, lambda: _print(compared, report, document["figures"]), written=out)
 
 
@@ -131,20 +141,6 @@ def _compare(
     if not report.comparisons:
         raise InputError(f"{folder}: no run passed, so that there is nothing to compare; measure again")
     return report
-
-
-def _document(report: Report) -> dict[str, Any]:
-    from torchedge.profiling.accuracy import comparison_document
-
-    return {
-        "device": report.device.name,
-        "dataset": report.dataset,
-        "dataset_sha256": report.digest,
-        "method": report.method,
-        "fitted_to_these_rows": report.seen,
-        "notes": list(report.notes),
-        "figures": [comparison_document(comparison) for comparison in report.comparisons],
-    }
 
 
 def _print(device: Device, report: Report, figures: list[dict[str, Any]]) -> None:

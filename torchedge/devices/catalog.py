@@ -295,34 +295,32 @@ def _read_member(root: Path, folder: str) -> Device:
 def _read_folder(folder: Path) -> Device:
     path = resolve_inside(folder, DEVICE_FILE)
     if path.parent == (data_folder("profiles") / LOCAL_DEVICE).resolve():
-        return _template_here(_stored(path))
+        device = _stored(path)
+        cores, (wide, half) = usable_cores(), _operations_a_cycle()
+        where = "this machine's system"
+        figures = {
+            "compute_units": Figure(
+                cores, "1", Provenance.MEASURED, f"{where}: cores this process may run on"
+            ),
+            "peak_fp32_gflops": Figure(
+                _GHZ * cores * wide,
+                "GFLOP/s",
+                Provenance.ASSUMED,
+                f"{cores} cores of {wide} single-precision operations a cycle at {_GHZ:g} GHz; measure the "
+                "machine to replace it",
+            ),
+        }
+        if half:
+            figures["peak_bf16_matrix_gflops"] = replace(
+                figures["peak_fp32_gflops"],
+                value=_GHZ * cores * half,
+                source=f"{cores} cores of {half} bfloat16 operations a cycle at {_GHZ:g} GHz; measure them",
+            )
+        with contextlib.suppress(DeviceError):
+            source = f"{where}: physical pages, within the limit of the process's control group"
+            figures["memory_mib"] = Figure(round(memory_mib()[0], 1), "MiB", Provenance.MEASURED, source)
+        return replace(device, figures=freeze({**device.figures, **figures}))  # type: ignore[arg-type]
     return _stored(path)
-
-
-def _template_here(device: Device) -> Device:
-    """Return the template of an unmeasured processor with what this machine's system reports of it."""
-    cores, (wide, half) = usable_cores(), _operations_a_cycle()
-    where = "this machine's system"
-    figures = {
-        "compute_units": Figure(cores, "1", Provenance.MEASURED, f"{where}: cores this process may run on"),
-        "peak_fp32_gflops": Figure(
-            _GHZ * cores * wide,
-            "GFLOP/s",
-            Provenance.ASSUMED,
-            f"{cores} cores of {wide} single-precision operations a cycle at {_GHZ:g} GHz; measure the "
-            "machine to replace it",
-        ),
-    }
-    if half:
-        figures["peak_bf16_matrix_gflops"] = replace(
-            figures["peak_fp32_gflops"],
-            value=_GHZ * cores * half,
-            source=f"{cores} cores of {half} bfloat16 operations a cycle at {_GHZ:g} GHz; measure them",
-        )
-    with contextlib.suppress(DeviceError):
-        source = f"{where}: physical pages, within the limit of the process's control group"
-        figures["memory_mib"] = Figure(round(memory_mib()[0], 1), "MiB", Provenance.MEASURED, source)
-    return replace(device, figures=freeze({**device.figures, **figures}))  # type: ignore[arg-type]
 
 
 def _stored(path: Path) -> Device:

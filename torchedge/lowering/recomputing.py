@@ -261,7 +261,15 @@ def _cuts_of(forward: _Forward) -> list[int]:
     made = np.array([forward.maker[t] for t in tensors], np.int64)
     read = np.array([forward.read_last.get(t, forward.maker[t]) for t in tensors], np.int64)
     needed = np.array([t in forward.needed for t in tensors])
-    grid = _narrow_places(sizes, made, read, forward.end)
+    # Fewer bytes cross at a cut than beside it.
+    change = np.zeros(forward.end + 2, np.int64)
+    np.add.at(change, made + 1, sizes)
+    np.add.at(change, read + 1, -sizes)
+    across = np.cumsum(change)
+    inner = np.arange(1, forward.end)
+    narrow = inner[(across[inner] <= across[inner - 1]) & (across[inner] < across[inner + 1])]
+    narrow = narrow[np.argsort(across[narrow], kind="stable")[:MOST_CUTS]]
+    grid = np.unique(np.concatenate([[0], narrow, [forward.end]]))
     first = np.searchsorted(grid, made, side="right")  # the first cut that it may cross
     last = np.searchsorted(grid, read, side="right") - 1  # the last cut that it crosses
     crossing = np.zeros((len(grid) + 1, len(grid) + 1), np.int64)
@@ -281,18 +289,6 @@ def _cuts_of(forward: _Forward) -> list[int]:
         if budget < inside[-1] * 0.75**BUDGETS:
             break
     return cuts
-
-
-def _narrow_places(sizes: _Bytes, made: _Bytes, read: _Bytes, end: int) -> _Bytes:
-    """Return the places where fewer bytes cross than beside them, the narrowest ones; 0 and the end."""
-    change = np.zeros(end + 2, np.int64)
-    np.add.at(change, made + 1, sizes)
-    np.add.at(change, read + 1, -sizes)
-    across = np.cumsum(change)
-    inner = np.arange(1, end)
-    narrow = inner[(across[inner] <= across[inner - 1]) & (across[inner] < across[inner + 1])]
-    narrow = narrow[np.argsort(across[narrow], kind="stable")[:MOST_CUTS]]
-    return np.unique(np.concatenate([[0], narrow, [end]]))
 
 
 def _fewest_crossing(below: _Bytes, inside: _Bytes, budget: float) -> list[int]:

@@ -84,7 +84,14 @@ class FamilyPredictor:
         """Return the groups' analyses; split a family whose rules depend on its sizes into single graphs."""
         analysed = []
         for family, values in groups:
-            analysis = self._analysis(family)
+            if family not in self._analyses:
+                try:
+                    self._analyses[family] = FamilyAnalysis(family, self.settings)
+                except UndecidedError:
+                    if not family.symbols:
+                        raise
+                    self._analyses[family] = None
+            analysis = self._analyses[family]
             if analysis is not None:
                 analysed.append((analysis, values))
                 continue
@@ -92,16 +99,6 @@ class FamilyPredictor:
                 single = GraphFamily(family.graph(column.tolist()), ())
                 analysed.append((FamilyAnalysis(single, self.settings), np.zeros((0, 1), dtype=np.int64)))
         return analysed
-
-    def _analysis(self, family: GraphFamily) -> FamilyAnalysis | None:
-        if family not in self._analyses:
-            try:
-                self._analyses[family] = FamilyAnalysis(family, self.settings)
-            except UndecidedError:
-                if not family.symbols:
-                    raise
-                self._analyses[family] = None
-        return self._analyses[family]
 
 
 class FamilyAnalysis:

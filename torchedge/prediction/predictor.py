@@ -86,7 +86,11 @@ def _predicted(
     models, peaks, memory, times = rows.models, rows.peaks, rows.memory, rows.times
     tape = analysis.tape(settings)
     outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.seen)
-    needed = _needed(models, memory, peaks)
+    process, one = models.memory.process, np.ones(1)
+    off = np.exp(models.memory.reserved_errors.half_width(one))
+    low, high = (process.beyond(peaks.reserved * by, peaks.linear) for by in (1 / off, off))
+    value = float(memory.value[0] + memory.beyond[0])
+    needed = Estimate(value, float(memory.low[0] + low[0]), float(memory.high[0] + high[0]), "MiB")
     breakdown = _breakdown(_categories(tape, int(batch_size)), float(peaks.reserved[0]), needed.value)
     timeline = walk(times.phases, float(times.value[0]))
     return Prediction(
@@ -389,15 +393,6 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
     if tape.scales[0] != 1 and whole > exact:
         parts[len(_EXACT) :] *= max(tape.scales[0] * whole - exact, 0) / (whole - exact)
     return parts
-
-
-def _needed(models: StepModels, memory: PredictedMemory, peaks: Peaks) -> Estimate:
-    """Return the memory that one run asks for: Γ, and above a board's ceiling what the allocator asks for."""
-    process, one = models.memory.process, np.ones(1)
-    off = np.exp(models.memory.reserved_errors.half_width(one))
-    low, high = (process.beyond(peaks.reserved * by, peaks.linear) for by in (1 / off, off))
-    value = float(memory.value[0] + memory.beyond[0])
-    return Estimate(value, float(memory.low[0] + low[0]), float(memory.high[0] + high[0]), "MiB")
 
 
 _EXACT = ("weights", "gradients", "optimizer_state", "inputs")

@@ -482,7 +482,14 @@ def complete_models(
         known = other.memory if other is not None else None
         origins["memory"] = "analytic" if known is None else "derived"
         if known is None:
-            memory = _analytic_memory(device, relative)
+            # Simulation plus the device's context, and what libraries take on a relative.
+            figure = device.figures.get("context_mib")
+            context = figure.value if figure is not None else _ASSUMED_CONTEXT[device.kind]
+            without, with_linear = (0.0, 0.0) if relative is None else relative.libraries
+            beside = context + without, context + with_linear
+            total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
+            capacity = max(total.value - beside[1], 1.0) if total is not None else UNLIMITED
+            memory = _wide(Process(beside, beside, UNLIMITED, capacity))
         else:  # the constants of the process, without its floor, its ceiling and the forest
             memory = _wide(replace(known.process, floor=(0.0, 0.0), ceiling=UNLIMITED))
     if latency is None:
@@ -681,17 +688,6 @@ def _notes(
     if origins.get("latency") in ("analytic", "relative") and missing:
         notes.append(f"{device.name} gives no {' and no '.join(missing)}: the Jetson TX2's stand in for it")
     return tuple(notes)
-
-
-def _analytic_memory(device: Device, relative: Relative | None) -> MemoryModel:
-    """Simulation plus the device's context, and what libraries take on a relative."""
-    figure = device.figures.get("context_mib")
-    context = figure.value if figure is not None else _ASSUMED_CONTEXT[device.kind]
-    without, with_linear = (0.0, 0.0) if relative is None else relative.libraries
-    beside = context + without, context + with_linear
-    total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
-    capacity = max(total.value - beside[1], 1.0) if total is not None else UNLIMITED
-    return _wide(Process(beside, beside, UNLIMITED, capacity))
 
 
 def _wide(process: Process) -> MemoryModel:

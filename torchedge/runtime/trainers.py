@@ -314,7 +314,15 @@ class Trainer:
         make: Callable[[], _Made],
     ) -> _Made:
         """Return the programs for the present Python state and a batch; form: by which batches share them."""
-        self._check_host()
+        kept = [tensor for _, _, tensor in self._kept_states()]
+        replaced = len(kept) != len(self._kept) or not all(map(is_, kept, self._kept))
+        changed = "the optimizer's state" if replaced else self._marks.changed()
+        if changed is not None:
+            raise InputError(
+                f"{changed} was written to in main memory, and the Trainer trains the copy on the device; "
+                "call load() to train on with the model and the optimizer as they are in main memory, or "
+                "sync() to overwrite them (before such a write: sync())"
+            )
         key = (state.check(), *form)
         if key not in programs:
             self._check_room([k for k in programs if k[0] == key[0]], batch)
@@ -450,18 +458,6 @@ class Trainer:
         }
         self._kept = [*states.values()]
         self._marks = HostMarks({**self._held, **states})
-
-    def _check_host(self) -> None:
-        """Raise InputError where code has written to tensors in main memory since `_mark`."""
-        kept = [tensor for _, _, tensor in self._kept_states()]
-        replaced = len(kept) != len(self._kept) or not all(map(is_, kept, self._kept))
-        changed = "the optimizer's state" if replaced else self._marks.changed()
-        if changed is not None:
-            raise InputError(
-                f"{changed} was written to in main memory, and the Trainer trains the copy on the device; "
-                "call load() to train on with the model and the optimizer as they are in main memory, or "
-                "sync() to overwrite them (before such a write: sync())"
-            )
 
     def _kept_states(self) -> list[tuple[int, str, torch.Tensor]]:
         """Return the tensors of the optimizer's state in main memory, with parameter and kind."""

@@ -102,17 +102,7 @@ def side_folder(target: Path) -> Iterator[Path]:
     Raises OSError: the folder cannot be made.
     """
     new = _hidden(target, f"{secrets.token_hex(8)}.tmp")
-    _remove_left(target)
-    try:
-        new.mkdir()
-        with _locked(new):
-            yield new
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _remove_left(target: Path) -> None:
-    """Remove the folders of `side_folder` whose process has ended: no one holds their lock."""
+    # Folders whose process has ended: no one holds their lock.
     form = re.compile(re.escape(_hidden(target, "").name) + r"[0-9a-f]{16}\.tmp")
     with os.scandir(target.parent) as entries:
         left = [Path(e) for e in entries if form.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
@@ -120,6 +110,12 @@ def _remove_left(target: Path) -> None:
         with contextlib.suppress(OSError), _locked(folder) as free:
             if free:
                 shutil.rmtree(folder, ignore_errors=True)
+    try:
+        new.mkdir()
+        with _locked(new):
+            yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -143,7 +142,12 @@ def load_model_of(device: Device) -> FittedLoads | None:
     source = "latency under load, {rows} rows of {dataset}, measured {measured}".format(**shown)
     forests = class_forests(device.folder, FILE, str(described.get("sha256")), LOAD_FEATURES)
     for name, forest in forests.items():
-        _check_range(device.folder / FILE, name, forest)
+        # The measured range bounds capacities.
+        path = device.folder / FILE
+        of_loads = [forest.feature_names.index(feature) for feature in LOADS]
+        highest = np.where(np.isin(np.arange(forest.n_features), of_loads), _HIGHEST, 128.0)
+        if (np.abs(forest.low) > highest).any() or (np.abs(forest.high) > highest).any():
+            raise ProfileError(f"{path}: forest {name} claims a measured range beyond any device; {_REBUILD}")
         items = forest.metadata.get(GROUP_ITEMS, "")
         if not items.isdecimal() or not items.isascii() or not 1 <= int(items[:9]) <= _MOST_ITEMS:
             raise ProfileError(
@@ -151,14 +155,6 @@ def load_model_of(device: Device) -> FittedLoads | None:
                 f"number from 1 to {_MOST_ITEMS}; {_REBUILD}"
             )
     return FittedLoads(forests, source)
-
-
-def _check_range(path: Path, name: str, forest: Forest) -> None:
-    """Raise ProfileError for an impossible measured range: it bounds capacities."""
-    of_loads = [forest.feature_names.index(feature) for feature in LOADS]
-    highest = np.where(np.isin(np.arange(forest.n_features), of_loads), _HIGHEST, 128.0)
-    if (np.abs(forest.low) > highest).any() or (np.abs(forest.high) > highest).any():
-        raise ProfileError(f"{path}: forest {name} claims a measured range beyond any device; {_REBUILD}")
 
 
 def loading_way(device: Device) -> LoadingWay:

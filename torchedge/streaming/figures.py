@@ -88,7 +88,11 @@ def draw_gantt(timeline: RunTimeline, *, layers: tuple[int, int] | None = None) 
         raise InputError(f"layers are {layers}; expected a first and a last one from 1 to {count}")
     begin = 0.0 if layers is None else float(timeline.layers.starts_ms[layers[0] - 1])
     end = float(timeline.layers.ends_ms[(count if layers is None else layers[1]) - 1])
-    rows = _weights_in(timeline, begin, end)
+    loads, weights = timeline.loads, timeline.instance.weights
+    last = np.array([w.last_use for w in weights], np.int64)
+    leaves = timeline.layers.ends_ms[last[loads.weights] - 1]
+    inside = (loads.read_starts_ms < end) & (leaves > begin)
+    rows = sorted(set(loads.weights[inside].tolist()), key=lambda k: (weights[k].first_use, k))
     height = min(5.0, 0.4 + 0.16 * len(rows))
     with canvas(10.0, 2.8 + height) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, height))
@@ -117,15 +121,6 @@ def _draw_queues(axes: Axes, timeline: RunTimeline) -> None:
     axes.set_yticks([2, 1, 0], ["disk", "copies", "layers"])
     axes.set_ylim(-0.6, 2.6)
     axes.grid(visible=False, axis="y")
-
-
-def _weights_in(timeline: RunTimeline, begin: float, end: float) -> list[int]:
-    """Return the weights in memory, or being read, between two times, by first use."""
-    loads, weights = timeline.loads, timeline.instance.weights
-    last = np.array([w.last_use for w in weights], np.int64)
-    leaves = timeline.layers.ends_ms[last[loads.weights] - 1]
-    inside = (loads.read_starts_ms < end) & (leaves > begin)
-    return sorted(set(loads.weights[inside].tolist()), key=lambda k: (weights[k].first_use, k))
 
 
 def _draw_weights(axes: Axes, timeline: RunTimeline, rows: Sequence[int]) -> None:
@@ -265,7 +260,20 @@ def draw_comparison(runs: Mapping[str, RunTimeline]) -> Figure:
     own = list(runs.values())
     with canvas(10.0, 1.85 + 0.27 * len(own)) as figure:
         left, right = figure.subplots(1, 2)
-        _draw_latencies(left, own)
+        parts = (
+            ("initialisation", GREY, [run.initialisation_ms for run in own]),
+            ("layers alone", BLUE, [float(run.layers.alone_ms.sum()) for run in own]),
+            ("waiting for weights", ORANGE, [run.stalls.waiting for run in own]),
+            ("slowed by copies", RED, [run.stalls.slowed for run in own]),
+        )
+        begin = np.zeros(len(own))
+        for label, colour, widths in parts:
+            left.barh(range(len(own)), widths, left=begin, color=colour, label=label, height=0.72)
+            begin += widths
+        for place, run in enumerate(own):
+            times = _times(run.latency_ms, own[0].latency_ms) if place else ""
+            _beside(left, run.latency_ms, place, f"{run.latency_ms:,.0f} ms{times}")
+        left.set_xlim(0, 1.35 * max(run.latency_ms for run in own) or 1)
         _draw_averages(right, own)
         left.set(title=own[0].instance.name, xlabel="integrated latency (ms)")
         right.set_xlabel("memory (MiB)")
@@ -321,23 +329,6 @@ def _stack(axes: Axes, curve: MemoryCurve) -> None:
         axes.stackplot(
             curve.times_ms, heights, labels=labels, colors=colours, step="post", linewidth=0, alpha=0.85
         )
-
-
-def _draw_latencies(axes: Axes, runs: Sequence[RunTimeline]) -> None:
-    parts = (
-        ("initialisation", GREY, [run.initialisation_ms for run in runs]),
-        ("layers alone", BLUE, [float(run.layers.alone_ms.sum()) for run in runs]),
-        ("waiting for weights", ORANGE, [run.stalls.waiting for run in runs]),
-        ("slowed by copies", RED, [run.stalls.slowed for run in runs]),
-    )
-    begin = np.zeros(len(runs))
-    for label, colour, widths in parts:
-        axes.barh(range(len(runs)), widths, left=begin, color=colour, label=label, height=0.72)
-        begin += widths
-    for place, run in enumerate(runs):
-        times = _times(run.latency_ms, runs[0].latency_ms) if place else ""
-        _beside(axes, run.latency_ms, place, f"{run.latency_ms:,.0f} ms{times}")
-    axes.set_xlim(0, 1.35 * max(run.latency_ms for run in runs) or 1)
 
 
 def _draw_averages(axes: Axes, runs: Sequence[RunTimeline]) -> None:

@@ -264,40 +264,6 @@ def coefficients_of(device: Device) -> KernelCoefficients:
         return CODEC.parse(path, read_toml(path))
     phone = is_phone_gpu(device.vendor, device.title, *device.aliases)
     base = DEFAULTS["cpu" if device.kind == "cpu" else "mobile" if phone else "gpu"]
-    return _with_figures(base, device)
-
-
-def errors_of(device: Device) -> KernelErrors:
-    """Return the errors of predictions that a device's profile holds; none where it has no such file.
-
-    Raises:
-        ProfileError: the profile's file breaks a rule of the format.
-    """
-    described = device.profile.get(ERRORS_TABLE)
-    if not isinstance(described, Mapping):
-        return KernelErrors()
-    path = profile_file(device.folder, ERRORS_FILE, described.get("sha256"), max_bytes=MAX_DOCUMENT_BYTES)
-    return ERRORS.read(path)
-
-
-def write_coefficients(folder: Path, coefficients: KernelCoefficients) -> str:
-    """Write the coefficients into a profile folder, atomically; return the file's sha256.
-
-    Raises:
-        ProfileError: a coefficient breaks a rule of the format, or the folder cannot be written.
-    """
-    CODEC.check(coefficients)
-    path = folder / COEFFICIENTS_FILE
-    write_toml(path, CODEC.document(coefficients))
-    return file_sha256(path, max_bytes=MAX_DOCUMENT_BYTES)
-
-
-def _with_figures(base: KernelCoefficients, device: Device) -> KernelCoefficients:
-    """Return class defaults with the figures that the device gives in their place.
-
-    A part's origin becomes the weakest of its figures' if all of the part is derived from figures; parts
-    with any assumed coefficient stay "assumed".
-    """
     figures = {name: figure.value for name, figure in device.figures.items()}
     peak = figures.get("peak_fp32_gflops")
     main = figures.get("measured_bandwidth_gb_s") or figures.get("bandwidth_gb_s")
@@ -329,6 +295,31 @@ def _with_figures(base: KernelCoefficients, device: Device) -> KernelCoefficient
             worst = min((device.figures[name] for name in names), key=lambda figure: figure.provenance)
             origins[part] = Origin(worst.provenance, f"figures of {device.name}: {', '.join(names)}")
     return replace(changed, origins=MappingProxyType(origins))
+
+
+def errors_of(device: Device) -> KernelErrors:
+    """Return the errors of predictions that a device's profile holds; none where it has no such file.
+
+    Raises:
+        ProfileError: the profile's file breaks a rule of the format.
+    """
+    described = device.profile.get(ERRORS_TABLE)
+    if not isinstance(described, Mapping):
+        return KernelErrors()
+    path = profile_file(device.folder, ERRORS_FILE, described.get("sha256"), max_bytes=MAX_DOCUMENT_BYTES)
+    return ERRORS.read(path)
+
+
+def write_coefficients(folder: Path, coefficients: KernelCoefficients) -> str:
+    """Write the coefficients into a profile folder, atomically; return the file's sha256.
+
+    Raises:
+        ProfileError: a coefficient breaks a rule of the format, or the folder cannot be written.
+    """
+    CODEC.check(coefficients)
+    path = folder / COEFFICIENTS_FILE
+    write_toml(path, CODEC.document(coefficients))
+    return file_sha256(path, max_bytes=MAX_DOCUMENT_BYTES)
 
 
 def _scaled(

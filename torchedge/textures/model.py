@@ -173,14 +173,6 @@ def _latency(operand: ReadWork, coefficients: KernelCoefficients) -> FloatArray:
     return np.where(operand.image, *by_path)
 
 
-def _live_lines(work: KernelWork, *, image: bool) -> FloatArray:
-    """Return (N,) the sum of w_i s_i over the operands in images, or in buffers: lines live in a warp."""
-    parts = [
-        np.where(operand.image == image, operand.warp_share * operand.reuse, 0.0) for operand in work.reads
-    ]
-    return np.zeros(len(work)) + sum(parts)
-
-
 def _contention(
     work: KernelWork, place: _Placement, coefficients: KernelCoefficients, *, image: bool, pure: bool
 ) -> FloatArray:
@@ -190,7 +182,10 @@ def _contention(
     which leaves every block.
     """
     path = coefficients.image if image else coefficients.buffer
-    live = _live_lines(work, image=image)
+    parts = [
+        np.where(operand.image == image, operand.warp_share * operand.reuse, 0.0) for operand in work.reads
+    ]
+    live = np.zeros(len(work)) + sum(parts)
     if pure:
         return thrashing(live, path.lines, path.decay)
     worst = path.worst_ns / path.hit_ns

@@ -247,7 +247,18 @@ class _Conversion(Interpreter):
         if kind == "native_dropout":
             return self.randomness.add_dropout(attrs, form_of(node, traced[0]), scope_of(node))
         if not isinstance(traced, torch.Tensor):
-            return self._many(node, kind, attrs, traced)
+            if not isinstance(traced, (tuple, list)):
+                raise CaptureError(
+                    f"the traced graph's {kind} returns {described(traced)}; expected tensors of concrete "
+                    "shapes (dynamic=False)"
+                )
+            mask = attrs.get("output_mask", (True,) * len(traced))
+            present = [i for i, (t, on) in enumerate(zip(traced, mask, strict=True)) if on and t is not None]
+            forms = [form_of(node, traced[i]) for i in present]
+            outputs = dict(
+                zip(present, self.builder.call(kind, attrs, forms, scope=scope_of(node)), strict=True)
+            )
+            return [outputs.get(i) for i in range(len(traced))]
         form = form_of(node)
         if kind in RANDOM:
             return self.randomness.add(kind, attrs, form, scope_of(node))
@@ -282,19 +293,6 @@ class _Conversion(Interpreter):
             inner = maker.attrs["dims"]
             return {"input": Ref(_read(maker)), "dims": tuple([inner[d] for d in attrs["dims"]])}
         return attrs
-
-    def _many(self, node: Node, kind: str, attrs: dict[str, Any], traced: Any) -> list[int | None]:
-        """Add an operator of several results; a result that is None or masked off has no value."""
-        if not isinstance(traced, (tuple, list)):
-            raise CaptureError(
-                f"the traced graph's {kind} returns {described(traced)}; expected tensors of concrete "
-                "shapes (dynamic=False)"
-            )
-        mask = attrs.get("output_mask", (True,) * len(traced))
-        present = [i for i, (t, on) in enumerate(zip(traced, mask, strict=True)) if on and t is not None]
-        forms = [form_of(node, traced[i]) for i in present]
-        outputs = dict(zip(present, self.builder.call(kind, attrs, forms, scope=scope_of(node)), strict=True))
-        return [outputs.get(i) for i in range(len(traced))]
 
     def _attributes(self, node: Node, target: torch._ops.OpOverload) -> dict[str, Any]:
         names = [a.name for a in target._schema.arguments]

@@ -588,7 +588,18 @@ def arguments_of(model: torch.nn.Module, example: Any, input_size: tuple[int, ..
     if example is not None and input_size is not None:
         raise InputError("there are both example= and input_size=; expected one of them")
     if example is not None:
-        return _from_example(example)
+        tensors = [t for t in tree_flatten(example)[0] if isinstance(t, torch.Tensor)]
+        if not tensors:
+            raise InputError(
+                f"example is {described(example)} without tensors; expected a tensor or a pytree of tensors"
+            )
+        check_tensors(example, "example", values=False)
+        if not tensors[0].numel():
+            raise InputError(
+                f"the first tensor of the example is empty, of shape {tuple(tensors[0].shape)}; expected a "
+                "batch of one sample or more"
+            )
+        return (*as_arguments(example), ())
     if input_size is not None:
         size = _checked_size(input_size)
         first = next((m for m in model.modules() if getattr(m, "weight", None) is not None), None)
@@ -606,21 +617,6 @@ def arguments_of(model: torch.nn.Module, example: Any, input_size: tuple[int, ..
         kwargs["decoder_input_ids"] = torch.empty((1, spec.decoder), dtype=torch.int64, device="meta")
         notes = (*notes, f"{spec.decoder} tokens of the decoder assumed")
     return args, kwargs, notes
-
-
-def _from_example(example: Any) -> _Inputs:
-    tensors = [t for t in tree_flatten(example)[0] if isinstance(t, torch.Tensor)]
-    if not tensors:
-        raise InputError(
-            f"example is {described(example)} without tensors; expected a tensor or a pytree of tensors"
-        )
-    check_tensors(example, "example", values=False)
-    if not tensors[0].numel():
-        raise InputError(
-            f"the first tensor of the example is empty, of shape {tuple(tensors[0].shape)}; expected a batch "
-            "of one sample or more"
-        )
-    return (*as_arguments(example), ())
 
 
 def _fed(tensor: torch.Tensor, keyword: str | None, notes: tuple[str, ...]) -> _Inputs:

@@ -286,7 +286,12 @@ def compile_with_backward(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    _refuse_other_devices(examples)
+    for example in examples:
+        if isinstance(example, torch.Tensor) and example.device.type != "cpu":
+            raise InputError(
+                f"the model or its input is on {example.device}; the torchedge backend takes tensors in main "
+                "memory and keeps its own copies on the OpenCL device: call .cpu() on both"
+            )
     returned: list[int] = []
 
     def partition(joint: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
@@ -364,12 +369,3 @@ def _kept_for_every_backward() -> Iterator[None]:
 
     with config.patch(donated_buffer=False):
         yield
-
-
-def _refuse_other_devices(examples: Sequence[Any]) -> None:
-    for example in examples:
-        if isinstance(example, torch.Tensor) and example.device.type != "cpu":
-            raise InputError(
-                f"the model or its input is on {example.device}; the torchedge backend takes tensors in main "
-                "memory and keeps its own copies on the OpenCL device: call .cpu() on both"
-            )

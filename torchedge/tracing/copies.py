@@ -349,7 +349,12 @@ class FunctionCopies:
         if _draws_in_python(item):
             return getattr(self._random, item.__name__, item)
         if isinstance(item, functools._lru_cache_wrapper):
-            return self._memoized(item)
+            if id(item) not in self._copies:
+                inner = item.__wrapped__
+                self._copies[id(item)] = functools.lru_cache(maxsize=None)(
+                    self.copied(inner) if isinstance(inner, FunctionType) else inner
+                )
+            return self._copies[id(item)]
         return self.copied(item) if isinstance(item, FunctionType) and _must_copy(item) else item
 
     def _cells(self, function: FunctionType) -> Any:
@@ -359,14 +364,6 @@ class FunctionCopies:
             return old if new is content else type(old)(new)
 
         return None if function.__closure__ is None else tuple([cell(old) for old in function.__closure__])
-
-    def _memoized(self, item: Any) -> Any:
-        if id(item) not in self._copies:
-            inner = item.__wrapped__
-            self._copies[id(item)] = functools.lru_cache(maxsize=None)(
-                self.copied(inner) if isinstance(inner, FunctionType) else inner
-            )
-        return self._copies[id(item)]
 
     def _module(self, module: ModuleType, generator: Any) -> ModuleType:
         """Return a module of random numbers whose functions draw from a generator of this capture."""

@@ -294,18 +294,14 @@ def _answering(original: Any, answer: Callable[..., Any], question: str | None) 
         if accelerator is None:
             return original(*args, **kwargs)
         if question is not None:
-            _ask(question, sys._getframe(1), accelerator)
+            frame = sys._getframe(1)
+            if not is_library(frame):
+                _active.listener.ask(question)
+            elif accelerator.type != "cuda" and frame.f_code.co_name == "amp_definitely_not_available":
+                _active.listener.ask('torch.autocast("cuda")')
         return answer(accelerator, *args, **kwargs) if answer is _supports_bfloat16 else answer(accelerator)
 
     return run
-
-
-def _ask(question: str, frame: FrameType, accelerator: Accelerator) -> None:
-    """Note a question of the user's code, and that autocast is off where the device has none."""
-    if not is_library(frame):
-        _active.listener.ask(question)
-    elif accelerator.type != "cuda" and frame.f_code.co_name == "amp_definitely_not_available":
-        _active.listener.ask('torch.autocast("cuda")')
 
 
 class _Version(ModuleType):

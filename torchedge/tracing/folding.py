@@ -66,7 +66,21 @@ class _Folding:
         """Return the values to fold."""
         refused: set[int] = set()
         while True:
-            self._find_known(refused)
+            updated = {before for before, _ in self.step.updates}
+            self.maker = {}
+            self.known = {
+                index: _Origin(frozenset([index]), True)
+                for index, value in enumerate(self.step.values)
+                if value.role in WEIGHT_ROLES and index not in updated
+            }
+            for op in self.step.ops:
+                inputs = [i for i in op.inputs if i is not None]
+                if all(i in self.known for i in inputs) and not any(i in refused for i in op.outputs):
+                    below = [self.known[i] for i in inputs]
+                    moved = op.kind in _VIEWS | _PARTS and all(o.moved for o in below)
+                    origin = _Origin(frozenset[int]().union(*[o.weights for o in below]), moved)
+                    self.known.update(dict.fromkeys(op.outputs, origin))
+                    self.maker.update(dict.fromkeys(op.outputs, op))
             candidates = self._candidates()
             unfit = self._unfit(candidates)
             if not unfit:
@@ -79,23 +93,6 @@ class _Folding:
         result = self._evaluated(index, meta=any(self.tensors[name].is_meta for name in names))
         assert result is not None
         return result.contiguous()
-
-    def _find_known(self, refused: Collection[int]) -> None:
-        updated = {before for before, _ in self.step.updates}
-        self.maker = {}
-        self.known = {
-            index: _Origin(frozenset([index]), True)
-            for index, value in enumerate(self.step.values)
-            if value.role in WEIGHT_ROLES and index not in updated
-        }
-        for op in self.step.ops:
-            inputs = [i for i in op.inputs if i is not None]
-            if all(i in self.known for i in inputs) and not any(i in refused for i in op.outputs):
-                below = [self.known[i] for i in inputs]
-                moved = op.kind in _VIEWS | _PARTS and all(o.moved for o in below)
-                origin = _Origin(frozenset[int]().union(*[o.weights for o in below]), moved)
-                self.known.update(dict.fromkeys(op.outputs, origin))
-                self.maker.update(dict.fromkeys(op.outputs, op))
 
     def _candidates(self) -> list[int]:
         """Return the known values that other operators read, past views, if an operator makes them."""

@@ -217,7 +217,12 @@ class Interceptor(TorchFunctionMode):
             return self._run_body(target.body, func, args, kwargs)
         role = target.role
         if target.kind == "type" and len(args) == 1 and not kwargs:
-            return self._type_name(args[0])
+            tensor = args[0]
+            name, device = torch.empty(0, dtype=dtype_of(tensor)).type(), self.recorder.accelerator.type
+            if not self._is_on_device(tensor):
+                return name
+            self.recorder.ask("x.type()")
+            return name if device == "cpu" else name.replace("torch.", f"torch.{device}.", 1)
         if role == "op":
             policy = self.recorder.autograd.policy()
             if policy is None:
@@ -242,14 +247,6 @@ class Interceptor(TorchFunctionMode):
         if role == "packed":
             return self._packed(target, args, kwargs)
         return None if role == "check" else self._reshape(target, func, args, kwargs)
-
-    def _type_name(self, tensor: torch.Tensor) -> str:
-        """Return what `tensor.type()` does on the capture's device, such as "torch.cuda.FloatTensor"."""
-        name, device = torch.empty(0, dtype=dtype_of(tensor)).type(), self.recorder.accelerator.type
-        if not self._is_on_device(tensor):
-            return name
-        self.recorder.ask("x.type()")
-        return name if device == "cpu" else name.replace("torch.", f"torch.{device}.", 1)
 
     def _is_on_device(self, tensor: Any) -> bool:
         """Whether a tensor is on the capture's device: all but constants that the model does not register."""
@@ -334,7 +331,10 @@ class Interceptor(TorchFunctionMode):
         if known is not None and torch._C._is_any_autocast_enabled():
             args, kwargs = autocast_arguments(rec, known, args, kwargs, self._cast)
         if target.kind == "broadcast_tensors":
-            return self._broadcast(args)
+            tensors = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+            shape = torch.broadcast_shapes(*[tuple(t.shape) for t in tensors])
+            expand = torch.Tensor.expand
+            return tuple([self._record(target_of(expand), expand, (t, shape), {}) for t in tensors])
         if rec.folded or target.kind in _RANDOM:
             folded = self._fold(target, func, args, kwargs)
             if folded is not None:
@@ -389,7 +389,14 @@ class Interceptor(TorchFunctionMode):
         """Record a call and return its results as stand-ins."""
         target, known = call.target, call.target.spec
         if target.inplace:
-            return self._overwrite(call)
+            rec, tensor = self.recorder, call.args[0]
+            old = rec.index_of(tensor)
+            rec.example.forget(old)
+            results = [(tuple(tensor.shape), rec.values[old].dtype)]
+            (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, results, old, inplace=True)
+            if type(tensor) is TracedTensor:
+                rec.overwrite(tensor, index)
+            return tensor
         result = None if known is None else self._infer(call, known)
         if result is not None:
             return result
@@ -473,13 +480,6 @@ class Interceptor(TorchFunctionMode):
         tensors = [torch.empty(sizes, dtype=dtype, device="meta") for sizes in outputs]
         return tuple([rec.wrap(tensor, index) for index, tensor in zip(indices, tensors, strict=True)])
 
-    def _broadcast(self, args: Any) -> tuple[Any, ...]:
-        """Record `broadcast_tensors` as an expanded view of each tensor."""
-        tensors = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-        shape = torch.broadcast_shapes(*[tuple(t.shape) for t in tensors])
-        expand = torch.Tensor.expand
-        return tuple([self._record(target_of(expand), expand, (t, shape), {}) for t in tensors])
-
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> Any:
         """Record a cast that autocast makes; on a GPU it is marked: no Python runs for it."""
         rec = self.recorder
@@ -487,17 +487,6 @@ class Interceptor(TorchFunctionMode):
         if rec.accelerator.type != "cpu" and rec.ops and rec.ops[-1].kind == "to_copy":
             rec.ops[-1] = replace(rec.ops[-1], attrs={**rec.ops[-1].attrs, "implicit": True})
         return result
-
-    def _overwrite(self, call: _Call) -> Any:
-        """Record an in-place call: from here on the tensor is a new value in the same storage."""
-        rec, tensor = self.recorder, call.args[0]
-        old = rec.index_of(tensor)
-        rec.example.forget(old)
-        results = [(tuple(tensor.shape), rec.values[old].dtype)]
-        (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, results, old, inplace=True)
-        if type(tensor) is TracedTensor:
-            rec.overwrite(tensor, index)
-        return tensor
 
     def _reshape(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
         """Record `unsqueeze_` and the like: from here on the tensor is a view of itself."""

@@ -743,7 +743,12 @@ class Recorder:
                 "would fail: the forward pass alone is predicted"
             )
         self._note_dtypes()
-        self._note_questions()
+        # Branches may depend on the answers.
+        if self.questions:
+            asked = ", ".join(list(self.questions)[:3]) + ", ..." * (len(self.questions) > 3)
+            self.note(
+                f"the forward pass asks for the device ({asked}): answered as on {self.accelerator.label}"
+            )
         asks = bool(self.questions) or any(op.autocast for op in self.ops)
         sparse = [op for op in self.ops if op.kind in _SPARSE and op.attrs.get(_SPARSE[op.kind]) is True]
         if loss is not None and sparse:
@@ -754,14 +759,6 @@ class Recorder:
             name=name, notes=(*notes, *self.notes), unread=unread,
             captured_for=self.accelerator.label if asks else None, reads_batch=self.reads_batch,
         )  # fmt: skip
-
-    def _note_questions(self) -> None:
-        """Note the questions about the device: branches may depend on the answers."""
-        if self.questions:
-            asked = ", ".join(list(self.questions)[:3]) + ", ..." * (len(self.questions) > 3)
-            self.note(
-                f"the forward pass asks for the device ({asked}): answered as on {self.accelerator.label}"
-            )
 
     def _note_dtypes(self) -> None:
         """Note the first product of tensors of two dtypes."""

@@ -147,7 +147,15 @@ def _from_name(text: str, weights: bool) -> torch.nn.Module:
         return _built(lambda: build_paper_model(name), name, weights)
     vision = [] if timm_only else _torchvision_names()
     if name in vision:
-        return _torchvision_model(name, weights)
+        from torchvision.models import get_model, get_model_builder
+
+        options: dict[str, Any] = {"weights": None}
+        accepted = inspect.signature(get_model_builder(name)).parameters
+        if "weights_backbone" in accepted:
+            options["weights_backbone"] = None
+        if name in ("googlenet", "inception_v3"):
+            options["init_weights"] = weights
+        return _built(lambda: get_model(name, **options), name, weights)
     timm = find_timm()
     if timm is not None and timm.is_model(name):
         return _built(lambda: timm.create_model(name, pretrained=False), name, weights)
@@ -182,18 +190,6 @@ def _torchvision_names() -> list[str]:
         return []
     names: list[str] = list_models()
     return names
-
-
-def _torchvision_model(name: str, weights: bool) -> torch.nn.Module:
-    from torchvision.models import get_model, get_model_builder
-
-    options: dict[str, Any] = {"weights": None}
-    accepted = inspect.signature(get_model_builder(name)).parameters
-    if "weights_backbone" in accepted:
-        options["weights_backbone"] = None
-    if name in ("googlenet", "inception_v3"):
-        options["init_weights"] = weights
-    return _built(lambda: get_model(name, **options), name, weights)
 
 
 def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Module:

@@ -192,7 +192,11 @@ def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str
                 return traced_now(fakes)
             # AOTAutograd leaves tensors of its own in modules that stand in two places (tied embeddings).
             with fake() as (mode, fakes):
-                _rehearse(objective, fakes, mode, gradients)
+                assert objective.state is not None
+                with mode, torch.set_grad_enabled(gradients), tracing(seen=True), plain_kernels():
+                    sources = [*fakes, *objective.parameters(), *objective.buffers()]
+                    rehearse(objective.state.anew(accepted=False), lambda: objective.run(fakes), sources)
+                objective.state = objective.state.anew(accepted=True)
                 return traced_now(fakes)
     except TorchedgeError:
         raise
@@ -239,17 +243,6 @@ def _recorded(objective: Objective, trained: set[int] | None, layers: Layers) ->
         record = record_run(layers, objective.weights(), fakes, lambda: objective.run(fakes))
     record.returned += objective.output_names
     return record
-
-
-def _rehearse(
-    objective: Objective, fakes: Sequence[torch.Tensor], mode: FakeTensorMode, gradients: bool
-) -> None:
-    """Accept what the forward pass changes; raises CaptureError where that may have an influence."""
-    assert objective.state is not None
-    with mode, torch.set_grad_enabled(gradients), tracing(seen=True), plain_kernels():
-        sources = [*fakes, *objective.parameters(), *objective.buffers()]
-        rehearse(objective.state.anew(accepted=False), lambda: objective.run(fakes), sources)
-    objective.state = objective.state.anew(accepted=True)
 
 
 def _explained(error: Exception, objective: Objective) -> TorchedgeError:

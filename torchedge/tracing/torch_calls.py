@@ -194,7 +194,14 @@ def called_function(func: Any, caller: FrameType) -> Any:
         running = caller.f_back
         if getattr(func, "__code__", None) is running.f_code or _room_of(func) == "torch._jit_internal":
             return func
-        return _running_function(running)
+        # The function that runs in the frame.
+        code = running.f_code
+        if code not in _by_code:
+            functions = [
+                f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code
+            ]
+            _by_code[code] = next(f for f in functions if f.__globals__ is running.f_globals)
+        return _by_code[code]
     if _room_of(func).partition(".")[0] != "torch":
         for name, item in vars(torch.Tensor).items():
             if item is func:
@@ -244,15 +251,6 @@ def for_users_alone(patch: Any, original: Callable[..., Any]) -> Callable[..., A
 
 def _room_of(func: Any) -> str:
     return str(getattr(func, "__globals__", {}).get("__name__", type(func).__module__))
-
-
-def _running_function(frame: FrameType) -> Any:
-    """Return the function that runs in a frame."""
-    code = frame.f_code
-    if code not in _by_code:
-        functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
-        _by_code[code] = next(f for f in functions if f.__globals__ is frame.f_globals)
-    return _by_code[code]
 
 
 def target_of(func: Callable[..., Any]) -> TorchCall:

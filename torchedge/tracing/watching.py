@@ -128,18 +128,15 @@ class _StepRecorder(Recorder):
 
     def _leaf(self, tensor: torch.Tensor) -> int:
         if id(tensor) in self.gradients:
-            return self._gradient_leaf(tensor)
+            # A view of its parameter, which is as large: the tape has gradients of its own.
+            parameter = self.index_of(self.gradients[id(tensor)][1])
+            with torch.no_grad():
+                (index,) = self.add_call("detach", [parameter], {}, [self._form(parameter)], parameter)
+            self._leaves[id(tensor)] = index
+            return index
         if tensor.device.type == "meta" or self.is_model(tensor):
             return super()._leaf(tensor)
         return self.adopt(tensor)
-
-    def _gradient_leaf(self, gradient: torch.Tensor) -> int:
-        """Add a gradient as a view of its parameter, which is as large: the tape has gradients of its own."""
-        parameter = self.index_of(self.gradients[id(gradient)][1])
-        with torch.no_grad():
-            (index,) = self.add_call("detach", [parameter], {}, [self._form(parameter)], parameter)
-        self._leaves[id(gradient)] = index
-        return index
 
     def adopt(self, tensor: torch.Tensor) -> int:
         """Add a tensor as an input, such as a batch."""

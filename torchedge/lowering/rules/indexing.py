@@ -287,7 +287,13 @@ def index_put(
     flat_indices = [reshaped(expanded(n, shape), (count,)) for n in listed.values()]
 
     def row(source: Index, *_: Index) -> Scalar:
-        return _flat_row([n.at(source) for n in flat_indices], sizes)
+        places = [n.at(source) for n in flat_indices]
+        indices = [counted(place, size) for place, size in zip(places, sizes, strict=True)]
+        inside = [(index >= 0) & (index < size) for index, size in zip(indices, sizes, strict=True)]
+        position = indices[0]
+        for index, size in zip(indices[1:], sizes[1:], strict=True):
+            position = position * size + index
+        return where(reduce(and_, inside), position, -1)
 
     order = [*listed, *others]
     base = reshaped(permuted(input, order), (prod(sizes), *tail))
@@ -295,16 +301,6 @@ def index_put(
     flat = joined(base, result.dtype, sources) if accumulate else replaced(base, result.dtype, sources)
     back = [order.index(d) for d in range(len(order))]
     return permuted(reshaped(flat, (*sizes, *tail)), back)
-
-
-def _flat_row(places: Sequence[Scalar], sizes: Sequence[int]) -> Scalar:
-    """Return the row-major position of places, -1 where one is outside."""
-    indices = [counted(place, size) for place, size in zip(places, sizes, strict=True)]
-    inside = [(index >= 0) & (index < size) for index, size in zip(indices, sizes, strict=True)]
-    position = indices[0]
-    for index, size in zip(indices[1:], sizes[1:], strict=True):
-        position = position * size + index
-    return where(reduce(and_, inside), position, -1)
 
 
 def _masked(result: Result, input: Node, mask: Node, value: Node, accumulate: bool) -> Node:

@@ -115,17 +115,12 @@ def _neutral(kind: _Kind, dtype: str) -> float:
 
 def _join(kind: _Kind, before: Scalar, within: Scalar) -> Scalar:
     if kind == "logsumexp":
-        return log_add(before, within)
+        larger = apply("maximum", before, within)
+        difference = -apply("abs", before - within)
+        spread = larger + apply("log1p", apply("exp", difference))
+        return where(apply("isinf", before) & before.equals(within), before, spread)
     functions = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
     return apply(functions[kind], before, within)
-
-
-def log_add(a: Scalar, b: Scalar) -> Scalar:
-    """Return larger + log(1 + exp(smaller - larger)); two equal infinities are themselves."""
-    larger = apply("maximum", a, b)
-    difference = -apply("abs", a - b)
-    spread = larger + apply("log1p", apply("exp", difference))
-    return where(apply("isinf", a) & a.equals(b), a, spread)
 
 
 @rule("sort", bounds=partial(ranges.places, output=1, dim=-1))

@@ -83,11 +83,6 @@ def placed_extreme(
     """The extreme element, with its place where a dimension is given."""
     if dim is None:
         return extreme(result, input, kind=kind)
-    return _with_place(kind, result, input, dim, keepdim)
-
-
-def _with_place(kind: ReduceKind, result: Result, input: Node, dim: int, keepdim: bool) -> tuple[Node, ...]:
-    """Return the extremes over a dimension and where they are, in one pass."""
     x = with_dimension(input)
     builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), kind)
     element = elements(x, arithmetic_dtype(x.dtype))

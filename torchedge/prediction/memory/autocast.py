@@ -57,7 +57,11 @@ class _AutocastPass:
             self.out.emit(self._widened(original, replace(op, inputs=inputs), spec))
             released = self.releases[position]
             self.out.release(*casts, *released, *[self.exact[i] for i in released if i in self.exact])
-            self._cast_exact(op)
+            # A result whose dtype the model asks for; which of several operators read the cast is unknown.
+            for index in op.outputs:
+                value = self.out.values[index]
+                if value.exact and value.dtype in _LOW and self.readers[index] == 1:
+                    self.exact[index] = self.out.add("to_copy", (index,), value.shape, "float32", op)
         self.out.release(*self.cached.values())
         return self.out.finish()
 
@@ -68,16 +72,6 @@ class _AutocastPass:
             if value.alias in self.exact:
                 self.out.values[index] = replace(value, alias=self.exact[value.alias])
         return replace(op, inputs=tuple([self.exact.get(i, i) if i is not None else None for i in op.inputs]))
-
-    def _cast_exact(self, op: Op) -> None:
-        """Cast a result whose dtype the model asks for; autocast does not change what was asked.
-
-        Where several operators read it, which of them read the cast is unknown: it stays as it is.
-        """
-        for index in op.outputs:
-            value = self.out.values[index]
-            if value.exact and value.dtype in _LOW and self.readers[index] == 1:
-                self.exact[index] = self.out.add("to_copy", (index,), value.shape, "float32", op)
 
     def _precision(self, op: Op, spec: OpSpec | None) -> str | None:
         """Return the dtype an operator's inputs are cast to, None where autocast does not cast them."""

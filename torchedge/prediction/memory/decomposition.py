@@ -59,7 +59,10 @@ class _CompositePass:
             elif composite == "recurrent":
                 self._recurrent(op)
             elif op.kind == "clone" and self.fused and self._needs_no_copy(op):
-                self._as_view(op)
+                # Capture recorded a copy of a fused attention's output, which needs none.
+                old = self.out.values[op.outputs[0]]
+                self.out.values[op.outputs[0]] = replace(old, alias=op.inputs[0])
+                self.out.emit(self.out.as_kernel(replace(op, kind="reshape"), passes=True))
             else:
                 self.out.emit(op)
             self.out.release(*self.releases[position])
@@ -74,12 +77,6 @@ class _CompositePass:
             by_step = contiguous_strides([shape[k] for k in order]) == tuple([strides[k] for k in order])
             op = replace(op, attrs={**op.attrs, "copied": not by_step})
         self.out.emit(op)
-
-    def _as_view(self, op: Op) -> None:
-        """A reshape that capture recorded as a copy, of a fused attention's output that needs none."""
-        old = self.out.values[op.outputs[0]]
-        self.out.values[op.outputs[0]] = replace(old, alias=op.inputs[0])
-        self.out.emit(self.out.as_kernel(replace(op, kind="reshape"), passes=True))
 
     def _needs_no_copy(self, op: Op) -> bool:
         source = op.inputs[0]

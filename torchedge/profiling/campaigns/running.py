@@ -79,7 +79,18 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     that cannot be used.
     """
     folder = campaign.folder
-    _check_folder(folder, measures=transport is not None)
+    # A folder of something else, and without measuring one of no campaign.
+    measures = transport is not None
+    begun = any((folder / name).exists() for name in (FILE, JOBS))
+    if not measures and not begun:
+        raise InputError(
+            f"{folder} holds no campaign whose tables could be written; correct --out, or omit --tables-only"
+        )
+    if folder.is_dir() and not begun and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} holds other files and no campaign; expected its folder or a new one: choose another "
+            "--out"
+        )
     with writing(folder, "choose another with --out"):
         make_folder(folder)
     with CampaignJournal(folder) as journal:
@@ -97,20 +108,6 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
             if journal.environment is not None:
                 describe_device(folder, campaign.device, journal.environment)
     return summary
-
-
-def _check_folder(folder: Path, *, measures: bool) -> None:
-    """Raise InputError for a folder of something else, and without measuring for one of no campaign."""
-    begun = any((folder / name).exists() for name in (FILE, JOBS))
-    if not measures and not begun:
-        raise InputError(
-            f"{folder} holds no campaign whose tables could be written; correct --out, or omit --tables-only"
-        )
-    if folder.is_dir() and not begun and any(folder.iterdir()):
-        raise InputError(
-            f"{folder} holds other files and no campaign; expected its folder or a new one: choose another "
-            "--out"
-        )
 
 
 def _measure_convolutions(

@@ -131,7 +131,16 @@ class LabelSearch:
                 in_flight = self._prune(slot, in_flight)
             if not self.work.spend(80 + self.remaining.size / 12):
                 return False
-        self._sort(slot)
+        # As the next slot serves them: none, then waiting ones, then later ones.
+        released = self.release[self.names]
+        rank = self.remaining / np.maximum(1.0, self.late[self.names])
+        rank = np.where(released > slot + 1, np.inf, rank)
+        rank = np.where(self.names < 0, -1.0, rank)
+        order = np.argsort(rank, axis=1, kind="stable")
+        self.remaining = np.take_along_axis(self.remaining, order, axis=1)
+        self.names = np.take_along_axis(self.names, order, axis=1)
+        first = int((self.remaining.sum(axis=0) == 0).sum())
+        self.remaining, self.names = self.remaining[:, first:], self.names[:, first:]
         if own:
             self._prune(slot, None)
         return self.work.spend(160 + self.remaining.size / 20)
@@ -175,18 +184,6 @@ class LabelSearch:
         self.remaining, self.names = self.remaining[rows], self.names[rows]
         self.cost, self.preload_chunks = self.cost[rows], self.preload_chunks[rows]
         self.origin = self.origin[rows]
-
-    def _sort(self, slot: int) -> None:
-        """Order every label's jobs as the next slot serves them: none, then waiting ones, then later ones."""
-        released = self.release[self.names]
-        rank = self.remaining / np.maximum(1.0, self.late[self.names])
-        rank = np.where(released > slot + 1, np.inf, rank)
-        rank = np.where(self.names < 0, -1.0, rank)
-        order = np.argsort(rank, axis=1, kind="stable")
-        self.remaining = np.take_along_axis(self.remaining, order, axis=1)
-        self.names = np.take_along_axis(self.names, order, axis=1)
-        first = int((self.remaining.sum(axis=0) == 0).sum())
-        self.remaining, self.names = self.remaining[:, first:], self.names[:, first:]
 
     def _prune(self, slot: int, in_flight: Ints | None) -> Ints | None:
         """Drop dominated labels, then the least promising ones beyond the width."""
