@@ -119,12 +119,13 @@ def record_check(bundle: Bundle) -> Check:
     """
     device, exact = _results(bundle, None)
     changed = [_results(bundle, seed)[1] for seed in range(RUNS)]
-    lists = {}
-    for number, (name, program) in enumerate(bundle.programs.items()):
-        lists[name] = tuple(
+    lists = {
+        name: tuple(
             _bounded(program, result, [run[number][place].figures for run in changed])
             for place, result in enumerate(exact[number])
         )
+        for number, (name, program) in enumerate(bundle.programs.items())
+    }
     first = lists.pop(bundle.methods[0])
     return Check(device, lists.pop("accumulating", ()), first, lists)
 

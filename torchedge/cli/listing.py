@@ -138,11 +138,7 @@ def _summary(device: Device) -> dict[str, Any]:
         for name in ("memory_mib", "usable_memory_mib")
     }
     return {
-        "name": device.name,
-        "title": device.title,
-        "kind": device.kind,
-        "vendor": device.vendor,
-        "memory": device.memory,
+        **{name: getattr(device, name) for name in ("name", "title", "kind", "vendor", "memory")},
         "aliases": list(device.aliases),
         **memory,
         "predictions": predictions_of(device),

@@ -302,7 +302,7 @@ class Renderer:
         scalar = Guarded(needed, scalar.value, scalar.other)
         bounds = [self._in_step((self.widened(i), low, high)) for i, low, high in needed]
         if self.width > 1 and any(self.depends(i) for i, _, _ in bounds):
-            return self._guarded_lanes(scalar, bounds, guard)
+            return self._guarded_lanes(scalar, guard)
         test = self.named(self._test(bounds, guard, None), "int")
         inner = f"{guard} && {test}" if guard else test
         (value, vector), (other, other_vector) = (
@@ -342,7 +342,7 @@ class Renderer:
         together = aligned(first, self.width) and low % self.width == high % self.width == 0
         return (first, low, high) if together else bound
 
-    def _guarded_lanes(self, scalar: Guarded, bounds: Sequence[Bound], guard: str) -> tuple[str, bool]:
+    def _guarded_lanes(self, scalar: Guarded, guard: str) -> tuple[str, bool]:
         """Bounds that differ between lanes: each lane on its own."""
         lanes = []
         for lane in range(self.width):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -79,9 +80,7 @@ class Demand:
             low, high = high, min(2 * high, most)
         if fits(high):
             return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
+        low += bisect_left(range(low + 1, high), True, key=lambda length: not fits(length))
         return low if low > 1 else 0
 
     def required(self, batch_sizes: IntArray, confidence: float) -> FloatArray:
@@ -127,11 +126,7 @@ class Demand:
 
         if not tape.rises or possible(most):
             return most
-        low, high = 0, most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if possible(middle) else (low, middle)
-        return low
+        return bisect_left(range(1, most), True, key=lambda batch_size: not possible(batch_size))
 
     def _least(self, tape: Tape, batch_sizes: IntArray, confidence: float) -> FloatArray:
         """Return MiB (B,) below which `required` never lies, from the live tensors of a tape alone."""

@@ -366,7 +366,7 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
         COEFFICIENT_NAMES
     ):
         raise ProfileError(f"{source} was made for another version of torchedge; {REBUILD}")
-    expected = _expected_forests(source, metadata, tensors) if forests_file in files else {}
+    expected = _expected_forests(source, metadata) if forests_file in files else {}
     forests: Mapping[str, Forest] = {}
     if expected:
         forests = read_forests(paths[forests_file], expected=expected, max_bytes=_MOST_BYTES)
@@ -395,9 +395,7 @@ def _provenance(device: Device, table: str) -> Provenance:
         ) from error
 
 
-def _expected_forests(
-    source: str, metadata: Mapping[str, str], tensors: Tensors
-) -> dict[str, tuple[str, ...]]:
+def _expected_forests(source: str, metadata: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the feature order of each forest that the tables name; files of old name none and have both."""
     named = [figure for figure in _OWN_FEATURES if f"{figure}.features" in metadata]
     if not named:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -325,12 +326,9 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> BenchSummary:
                 float(speedup.min()),
             )
         )
-    cases: dict[str, int] = {}
-    for row in rows:
-        cases[row["operator"]] = cases.get(row["operator"], 0) + 1
     return BenchSummary(
         tuple(ways),
-        cases,
+        dict(Counter(row["operator"] for row in rows)),
         float(np.mean([rank_correlation(row) for row in rows])),
         sum(row["tuning_s"] for row in rows),
         sum(row["tuning_s"] for row in rows if row["operator"] == "Conv2Ds1"),

@@ -542,9 +542,7 @@ class RemoteBench:
         Raises DeviceError if the device is lost.
         """
         running = {case.title: self._benchmarks.steps(case) for case in cases}
-        waiting: dict[str, Step] = {}
-        for title, steps in running.items():
-            waiting[title] = next(steps)
+        waiting = {title: next(steps) for title, steps in running.items()}
         while waiting:
             results = self._run(waiting)
             waiting = {}

@@ -227,9 +227,10 @@ def _run(
 ) -> list[Any]:
     """Replay the program on stand-ins; returns its outputs without the buffers that it updates."""
     users = iter(fed)
-    inputs = []
-    for spec in program.graph_signature.input_specs:
-        inputs.append(next(users) if spec.kind is InputKind.USER_INPUT else _tensor_of(program, spec.target))
+    inputs = [
+        next(users) if spec.kind is InputKind.USER_INPUT else _tensor_of(program, spec.target)
+        for spec in program.graph_signature.input_specs
+    ]
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     try:
         with Interceptor(recorder), torch.set_grad_enabled(training):

@@ -44,22 +44,14 @@ class Layers:
     modules: tuple[torch.nn.Module, ...]
 
     @contextmanager
-    def shortened(self) -> Iterator[None]:
-        """Leave only the layers in the model that are traced."""
-        self._keep(TRACED)
+    def cut(self, count: int = TRACED) -> Iterator[None]:
+        """Leave only the first layers in the model, by default those that are traced."""
+        before = len(self.holder._modules)
+        self._keep(count)
         try:
             yield
         finally:
-            self._keep(len(self.modules))
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Have all layers back, within `shortened`."""
-        self._keep(len(self.modules))
-        try:
-            yield
-        finally:
-            self._keep(TRACED)
+            self._keep(before)
 
     def _keep(self, count: int) -> None:
         self.holder._modules.clear()
@@ -448,7 +440,8 @@ class _Continuation:
                 for layer in range(_LAST, self.end):
                     found[self.layers.renamed(name, _TEMPLATE, layer)] = len(returned)
                     returned.append(self._moved(returned[place], _TEMPLATE, layer))
-            own |= {known[name] for name in known if self._is_numbered(name)}
+            layers, traced = self.layers, range(TRACED)
+            own |= {known[n] for n in known if any(layers.renamed(n, at, -1) != n for at in traced)}
             places.append(found)
         for position, node in enumerate(output.args[0]):
             if position not in own and 0 < self.place.get(node, (False, 0, 0))[1] < _LAST:
@@ -456,9 +449,6 @@ class _Continuation:
         gradients, written = places
         order = [name for name in (*self.parameters, *self.buffers) if name in written]
         return returned, gradients, {self.holders[name]: written[name] for name in order}
-
-    def _is_numbered(self, name: str) -> bool:
-        return any(self.layers.renamed(name, layer, -1) != name for layer in range(TRACED))
 
 
 def _scope(node: Node) -> str:

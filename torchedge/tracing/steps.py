@@ -211,7 +211,7 @@ def _traced_in_part(
     layers = find_layers(objective)
     assert layers is not None
     try:
-        with layers.shortened():
+        with layers.cut():
             joint = _traced(objective, trained, keep)
             assert objective.state is not None
             if objective.state.draws.count:
@@ -220,7 +220,7 @@ def _traced_in_part(
             with state.watched():
                 short = _recorded(objective, trained, layers)
             try:
-                with layers.whole():
+                with layers.cut(len(layers.modules)):
                     full = _recorded(objective, trained, layers)
             finally:
                 state.restore()

@@ -177,7 +177,7 @@ def simulate(
         allocated_mib=run.allocated_mib,
         reserved_mib=run.reserved_mib,
         live_mib=int(sizes[alive].sum()) / _MIB,
-        peak=_peak_event(graph, tape, event),
+        peak=_peak_event(tape, event),
         breakdown=_breakdown(tape, alive, sizes),
         largest=_largest(tape, alive, sizes, largest),
         unsupported=graph.unsupported,
@@ -202,7 +202,7 @@ def _stages(
     return run_stages(first, steady, batch_size, write_tape(inference, settings), evaluated, empty_cache)
 
 
-def _peak_event(graph: ForwardGraph, tape: Tape, event: int) -> PeakEvent:
+def _peak_event(tape: Tape, event: int) -> PeakEvent:
     if event < 0:
         return PeakEvent("forward", "start of the step", "", -1)
     phase = PHASES[int(tape.phases[event])]

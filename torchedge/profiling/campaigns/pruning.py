@@ -8,6 +8,7 @@ group keeps, so that a level is found without pruning twice.
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -214,14 +215,9 @@ def _choose(
         def removed(step: int) -> Counts:
             return channels.allowed(np.bincount(owner[:step], minlength=len(units)))
 
-    low, high = 0, steps  # parameters stay above the wanted ones at `low`
-    while high - low > 1:
-        middle = (low + high) // 2
-        if channels.parameters(removed(middle)) > wanted:
-            low = middle
-        else:
-            high = middle
-    best = min((low, high), key=lambda step: abs(channels.parameters(removed(step)) - wanted))
+    above = range(1, steps)  # up to the one that is searched, more parameters stay than the wanted ones
+    low = bisect_left(above, True, key=lambda step: channels.parameters(removed(step)) <= wanted)
+    best = min((low, low + 1), key=lambda step: abs(channels.parameters(removed(step)) - wanted))
     return [
         np.argsort(score, kind="stable")[:count].tolist()
         for score, count in zip(scores, removed(best), strict=True)

@@ -222,27 +222,26 @@ class _Session:
         return bool(self.left)
 
     def _attempt(self) -> str:
-        """Run the probe once over the remaining points; return why it ended early.
+        """Measure the remaining points once; return why that ended early.
 
         A device that does not answer is an error at first, and waited for once it has answered.
         """
-        if self.campaign.runner is not None:
-            return self._attempt_exported(self.campaign.runner)
-        folder = self.campaign.folder
-        probe = self.campaign.probe or data_folder("hooks") / PROBE
-        write_left(folder, self.left)
-        options = ["--device", self.campaign.processor] if self.campaign.processor else []
-        options += ["--hurry"] if self.campaign.hurry else []
+        runner = self.campaign.runner
+        write_left(self.campaign.folder, self.left)
         try:
-            self.transport.put([data_folder("hooks") / LEASH, probe, folder / LEFT])
-            with self.transport.start(probe.name, [f"/{LEFT}", *options]) as run:
-                return self._follow(run)
+            return self._run_probe() if runner is None else self._run_exported(runner)
         except DeviceError as error:
             if not self.answered or isinstance(error, OtherMachineError):
                 raise
+            if self.journal.under_way is not None:
+                self.journal.append({"row": "lost", "status": 255, "said": str(error)[:300]})
             return str(error)
+        except KeyboardInterrupt:
+            if self.journal.under_way is not None:
+                self.journal.append({"row": "stopped"})
+            raise
 
-    def _attempt_exported(self, runner: Path) -> str:
+    def _run_exported(self, runner: Path) -> str:
         """Export the remaining points and run them without Python; return why that ended early."""
         from torchedge.profiling.campaigns.exported import measure_points
         from torchedge.profiling.remote_devices import (
@@ -255,43 +254,30 @@ class _Session:
 
         campaign = self.campaign
         command = f"torchedge campaign run {campaign.device} --over {campaign.over} --runner"
-        write_left(campaign.folder, self.left)
-        try:
-            with RemoteRunner(self.transport, runner, campaign.opencl) as remote:
-                there = ask_device(remote)
-                self._take(there.environment(command))
-                self.answered = True
-                device = device_called(campaign.device)
-                if device is None or not states_limits(device):
-                    device = describe_there(campaign.folder, campaign.device, there, command)
-                for row in measure_points(read_rows(campaign.folder / LEFT), device, there, remote):
-                    self._take(row)
-        except DeviceError as error:
-            if not self.answered or isinstance(error, OtherMachineError):
-                raise
-            if self.journal.under_way is not None:
-                self.journal.append({"row": "lost", "status": 255, "said": str(error)[:300]})
-            return str(error)
-        except KeyboardInterrupt:
-            if self.journal.under_way is not None:
-                self.journal.append({"row": "stopped"})
-            raise
+        with RemoteRunner(self.transport, runner, campaign.opencl) as remote:
+            there = ask_device(remote)
+            self._take(there.environment(command))
+            self.answered = True
+            device = device_called(campaign.device)
+            if device is None or not states_limits(device):
+                device = describe_there(campaign.folder, campaign.device, there, command)
+            for row in measure_points(read_rows(campaign.folder / LEFT), device, there, remote):
+                self._take(row)
         return "not every point was measured"
 
-    def _follow(self, run: Run) -> str:
+    def _run_probe(self) -> str:
         """Record the probe's rows until it ends."""
-        heard = False
-        try:
+        probe, heard = self.campaign.probe or data_folder("hooks") / PROBE, False
+        options = ["--device", self.campaign.processor] if self.campaign.processor else []
+        options += ["--hurry"] if self.campaign.hurry else []
+        self.transport.put([data_folder("hooks") / LEASH, probe, self.campaign.folder / LEFT])
+        with self.transport.start(probe.name, [f"/{LEFT}", *options]) as run:
             for line in run.lines():
                 row = row_of(line, _is_row)
                 if row is not None:
                     heard = self.answered = True
                     self._take(row)
-        except KeyboardInterrupt:
-            if self.journal.under_way is not None:
-                self.journal.append({"row": "stopped"})
-            raise
-        status = run.wait()
+            status = run.wait()
         if not heard:
             raise DeviceError(f"{self.campaign.over}: {_why_not(run, status, self.transport.python)}")
         if self.journal.under_way is not None:
