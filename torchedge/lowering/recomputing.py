@@ -10,7 +10,7 @@ AOTAutograd's partitioner). Launches that write to parameters, states or outputs
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -311,29 +311,14 @@ def _fewest_crossing(below: _Bytes, inside: _Bytes, budget: float) -> list[int]:
 
 
 def _reached_by_flow(edges: Mapping[object, Mapping[object, float]]) -> set[object]:
-    """Return what is reachable from "source" beside a largest flow to "sink" (shortest augmenting paths)."""
-    left: dict[object, dict[object, float]] = defaultdict(dict)
+    """Return what is reachable from "source" beside a largest flow to "sink"."""
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    graph.add_nodes_from(("source", "sink"))
     for start, ends in edges.items():
-        for end, capacity in ends.items():
-            left[start][end] = capacity
-            left[end].setdefault(start, 0)
-    while True:
-        parent: dict[object, object] = {"source": None}
-        waiting: deque[object] = deque(["source"])
-        while waiting and "sink" not in parent:
-            start = waiting.popleft()
-            for below, capacity in left[start].items():
-                if capacity > 0 and below not in parent:
-                    parent[below] = start
-                    waiting.append(below)
-        if "sink" not in parent:
-            return set(parent)
-        path: list[tuple[object, object]] = []
-        last: object = "sink"
-        while parent[last] is not None:
-            path.append((parent[last], last))
-            last = parent[last]
-        amount = min(left[a][b] for a, b in path)
-        for a, b in path:
-            left[a][b] -= amount
-            left[b][a] += amount
+        graph.add_weighted_edges_from([(start, *end) for end in ends.items()], weight="capacity")
+    left = nx.algorithms.flow.edmonds_karp(graph, "source", "sink")
+    full = [(a, b) for a, b, edge in left.edges(data=True) if edge["flow"] >= edge["capacity"]]
+    left.remove_edges_from(full)
+    return {"source", *nx.descendants(left, "source")}
