@@ -1,8 +1,7 @@
 """The index algebra: what it simplifies stays equal, number by number."""
 
-import functools
 import itertools
-import operator
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -106,17 +105,13 @@ def test_the_inverse_of_reshapes_and_permutations_finds_the_same_point(sizes, or
     """Windows of an image and heads of attention: digits of the axes in another order."""
     order = [d for d in order if d < len(sizes)]
     permuted = [sizes[d] for d in order]
-    whole = Axis("a", _product(sizes))
+    whole = Axis("a", math.prod(sizes))
     digits = unflatten(of(whole), permuted)
     indices = [digits[order.index(d)] for d in range(len(sizes))]
     element = [of(Axis(f"e{d}", n)) if n > 1 else ZERO for d, n in enumerate(sizes)]
     moved = inverse(indices, element, [whole])
     assert moved is not None
     assert [i.substitute(moved) for i in indices] == element
-
-
-def _product(sizes):
-    return functools.reduce(operator.mul, sizes, 1)
 
 
 def test_a_lane_decides_nothing_about_quotients_by_wider_numbers():

@@ -103,10 +103,6 @@ def _program_seeds() -> Iterable[bytes]:
         yield _json(program_document(program))
 
 
-def _read_program(data: bytes) -> None:
-    parse_program("program.json", parse_json("program.json", data))
-
-
 def _instance_seeds() -> Iterable[bytes]:
     from oracles.random_instances import random_instance
 
@@ -127,10 +123,6 @@ def _planned() -> tuple[Any, Any]:
 
     instance = random_instance(3, "small")
     return instance, solve(instance)
-
-
-def _plan_seeds() -> Iterable[bytes]:
-    yield _json(PLANS.document(_planned()[1]))
 
 
 def _read_plan(data: bytes) -> None:
@@ -203,10 +195,6 @@ def _fitted() -> tuple[bytes, bytes]:
     folder = data_folder("profiles") / "jetson-tx2"
     tables, forests = ((folder / name).read_bytes() for name in file_names("train"))
     return tables, forests
-
-
-def _read_fitted(data: bytes) -> None:
-    _check_prediction(_sealed_profile(data, _fitted()[1]))
 
 
 def _forest_seeds() -> Iterable[bytes]:
@@ -544,11 +532,15 @@ def _read_bundle(data: bytes) -> None:
 
 
 FORMATS: dict[str, Format] = {
-    "programs": Format("json", _program_seeds, _read_program),
-    "plans": Format("json", _plan_seeds, _read_plan),
+    "programs": Format(
+        "json", _program_seeds, lambda data: parse_program("program.json", parse_json("program.json", data))
+    ),
+    "plans": Format("json", lambda: [_json(PLANS.document(_planned()[1]))], _read_plan),
     "instances": Format("json", _instance_seeds, _read_instance),
     "profiles": Format("json", _profile_seeds, _read_profile),
-    "fitted": Format("tensors", lambda: [_fitted()[0]], _read_fitted),
+    "fitted": Format(
+        "tensors", lambda: [_fitted()[0]], lambda data: _check_prediction(_sealed_profile(data, _fitted()[1]))
+    ),
     "forests": Format("tensors", _forest_seeds, _read_forests),
     "journals": Format("text", _journal_seeds, _read_journal),
     "datasets": Format("json", _dataset_seeds, _read_dataset),

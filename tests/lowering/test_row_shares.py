@@ -97,12 +97,8 @@ def test_every_schedule_sums_every_element_once(shape, data, sizes, slices):
     members, group = sizes
     along = data.draw(st.booleans())
     schedule = RowsSchedule(1, along, members, (group,), slices=slices)
-    (total,) = run_nodes(nodes, stored, "gpu", schedule, inputs=_stored(nodes))
+    (total,) = run_nodes(nodes, stored, "gpu", schedule, inputs=[nodes[0].rows.operands[0]])
     np.testing.assert_array_equal(total, want.numpy())
-
-
-def _stored(nodes):
-    return [nodes[0].rows.operands[0]]
 
 
 def test_lanes_follow_what_is_read_most():

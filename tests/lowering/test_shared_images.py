@@ -13,14 +13,10 @@ from torchedge.textures.layouts import PATTERNS, Layout
 LAYOUT = Layout((0, 2, 3, 1), "image", 2)
 
 
-def stored(program):
-    return {tensor.name: tensor.layout.storage for tensor in program.tensors}
-
-
 def test_wide_intermediates_share_the_buffer():
     made = image_copy((3, 7, 5, 30), LAYOUT)  # 60 texels wide
     shared = planned(share_images(made, 64), 128)
-    assert stored(shared) == {
+    assert {tensor.name: tensor.layout.storage for tensor in shared.tensors} == {
         "x": "image", "z": "image", "t0": "image_buffer", "t1": "image_buffer", "t2": "image_buffer",
     }  # fmt: skip
     assert {t.layout.row_texels for t in shared.tensors if t.role == "intermediate"} == {64}

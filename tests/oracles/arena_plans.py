@@ -13,7 +13,8 @@ def least_bytes(sizes, lifetimes):
 def _height(order, sizes, lifetimes):
     offsets = {}
     for new in order:
-        near = [o for o in offsets if _meet(lifetimes[o], lifetimes[new])]
+        begin, end = lifetimes[new]
+        near = [o for o in offsets if lifetimes[o][0] < end and begin < lifetimes[o][1]]
         candidates = [0, *[offsets[o] + sizes[o] for o in near]]
         offsets[new] = min(
             at
@@ -21,10 +22,6 @@ def _height(order, sizes, lifetimes):
             if all(at >= offsets[o] + sizes[o] or at + sizes[new] <= offsets[o] for o in near)
         )
     return max(offsets[o] + sizes[o] for o in offsets)
-
-
-def _meet(one, two):
-    return one[0] < two[1] and two[0] < one[1]
 
 
 def training_lifetimes(layers, seed):

@@ -80,14 +80,10 @@ def _scaled(x: torch.Tensor) -> torch.Tensor:
     return x / scale
 
 
-def _in_place(x: torch.Tensor) -> torch.Tensor:
-    return x.clone().mul_(2).add_(1).clamp_(max=4)
-
-
 PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "detached": lambda x: x * x.detach(),
     "without gradients": _scaled,
-    "in place": _in_place,
+    "in place": lambda x: x.clone().mul_(2).add_(1).clamp_(max=4),
     "views": lambda x: x.unflatten(-1, (-1, 2)).flip(1).transpose(1, 2).reshape(x.shape),
     "joined": lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
     "masked": lambda x: x.masked_fill(x > 1, 0.5),

@@ -55,13 +55,13 @@ def _switched(x: torch.Tensor) -> torch.Tensor:
     return x + a + b
 
 
-def _complex(x: torch.Tensor) -> torch.Tensor:
-    y = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(y * y + y * (1 + 2j)).flatten(1)
-
-
 def _as_complex(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+
+
+def _complex(x: torch.Tensor) -> torch.Tensor:
+    y = _as_complex(x)
+    return torch.view_as_real(y * y + y * (1 + 2j)).flatten(1)
 
 
 def _conjugated(x: torch.Tensor) -> torch.Tensor:
@@ -81,17 +81,8 @@ def _extremes(x: torch.Tensor) -> torch.Tensor:
     return x * (most - least)
 
 
-def _singular(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.linalg.svdvals(x[:, :256].float().unflatten(-1, (16, 16))).sum(-1, keepdim=True)
-
-
-def _decomposed(x: torch.Tensor) -> torch.Tensor:
-    _, values, _ = torch.linalg.svd(x[:, :256].float().unflatten(-1, (16, 16)))
-    return x * values.sum(-1, keepdim=True)
-
-
-def _scattered(x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(x).scatter_add(1, x.detach().argsort(1), x)
+def _squares(x: torch.Tensor) -> torch.Tensor:
+    return x[:, :256].float().unflatten(-1, (16, 16))
 
 
 def _products(x: torch.Tensor) -> torch.Tensor:
@@ -132,7 +123,7 @@ BROAD: dict[str, Part] = {
     "sorted": lambda x: x.sort(-1).values,
     "largest": lambda x: torch.cat([x.topk(x.shape[1] // 2).values] * 2, -1),
     "gathered": lambda x: x.gather(1, x.detach().argsort(1)),
-    "scattered": _scattered,
+    "scattered": lambda x: torch.zeros_like(x).scatter_add(1, x.detach().argsort(1), x),
     "selected": lambda x: x.index_select(1, torch.arange(x.shape[1] - 1, -1, -1, device=x.device)),
     "running maximum": lambda x: x.cummax(-1).values,
     "products": _products,
@@ -140,8 +131,8 @@ BROAD: dict[str, Part] = {
     "conjugated": _conjugated,
     "conjugated result": _conjugated_result,
     "extremes": _extremes,
-    "singular values": _singular,
-    "decomposed": _decomposed,
+    "singular values": lambda x: x * torch.linalg.svdvals(_squares(x)).sum(-1, keepdim=True),
+    "decomposed": lambda x: x * torch.linalg.svd(_squares(x))[1].sum(-1, keepdim=True),
     "taken along": lambda x: x.take_along_dim(x.detach().argsort(-1), -1),
     "dropped to a mean": lambda x: F.alpha_dropout(x, 0.1, training=True),
     "differences": lambda x: torch.cat([x.diff(dim=-1), x[:, :1]], -1),

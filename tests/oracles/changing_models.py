@@ -345,13 +345,9 @@ class Model(nn.Module):
         return self.third(self.dropout(self.second(self.unregistered["scale"][0](self.first(x)))))
 
 
-def _pre_hook(module: nn.Module, args: Any) -> Any:
-    return (args[0] + 1,)
-
-
 CHANGES = {
     "hook": lambda m: m.second.register_forward_hook(lambda module, args, output: output * 2),
-    "pre-hook": lambda m: m.second.register_forward_pre_hook(_pre_hook),
+    "pre-hook": lambda m: m.second.register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
     "module in a container": lambda m: setattr(m.unregistered["scale"][0], "factor", 2.0),
     "other module in a container": lambda m: m.unregistered.update(scale=[nn.Identity()]),
     "parametrization": lambda m: setattr(m.third.parametrizations.weight[0], "factor", 2.0),

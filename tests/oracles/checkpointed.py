@@ -97,10 +97,6 @@ def _features(batch: int) -> Any:
     return (torch.empty(batch, 256, device="meta"),), {}
 
 
-def _rows(batch: int) -> Any:
-    return (torch.empty(batch, 512, 256, device="meta"),), {}
-
-
 _SELECTIVE = {"context_fn": partial(create_selective_checkpoint_contexts, stores_convolutions)}
 CHECKPOINTED: dict[str, Network] = {
     network.name: network
@@ -112,7 +108,11 @@ CHECKPOINTED: dict[str, Network] = {
         Network("sequential-reentrant", lambda: Checkpointed(True, sequential=True), _images(3, 64, 64)),
         Network("shared-layer", lambda: SharedLayer(False, 256, 3), _features),
         Network("shared-layer-reentrant", lambda: SharedLayer(True, 256, 3), _features),
-        Network("last-layer", lambda: SharedLayer(False, 2048, 1), _rows),
+        Network(
+            "last-layer",
+            lambda: SharedLayer(False, 2048, 1),
+            lambda batch: ((torch.empty(batch, 512, 256, device="meta"),), {}),
+        ),
         Network("densenet121-efficient", _densenet, _images(3, 224, 224)),
     )
 }

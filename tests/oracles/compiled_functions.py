@@ -16,16 +16,12 @@ from torch.utils._pytree import tree_leaves
 CONTEXTS = {"grad": nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 
 
-def _expanded(x):
-    return x.unsqueeze(0).expand(3, *x.shape)
-
-
 VIEWS = {
     "transpose": lambda x: x.transpose(0, -1) if x.dim() > 1 else x.unsqueeze(-1),
     "flat": lambda x: x.reshape(-1),
     "rest": lambda x: x[1:] if x.dim() and x.shape[0] > 1 else x.unsqueeze(0),
     "first": lambda x: x[0] if x.dim() and x.shape[0] else x.unsqueeze(0),
-    "expand": lambda x: _expanded(x) if x.dim() < 3 else x.squeeze(),
+    "expand": lambda x: x.unsqueeze(0).expand(3, *x.shape) if x.dim() < 3 else x.squeeze(),
     "split": lambda x: x.split(1)[-1] if x.dim() and x.shape[0] else x.unsqueeze(0),
     "diagonal": lambda x: x.diagonal() if x.dim() > 1 else x.unsqueeze(-1),
     "every": lambda x: x[::2] if x.dim() else x.view(1),

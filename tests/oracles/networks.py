@@ -149,7 +149,11 @@ FAST = (
 
 def criterion(outputs: Any) -> torch.Tensor:
     """Cross entropy on every tensor of the model's result, classes in dimension 1 (tokens: in the last)."""
-    if hasattr(outputs, "logits") and not isinstance(outputs.logits, tuple) and not _named_tuple(outputs):
+    if (
+        hasattr(outputs, "logits")
+        and not isinstance(outputs.logits, tuple)
+        and not isinstance(outputs, tuple)
+    ):
         scores = [outputs.logits]
     elif isinstance(outputs, torch.Tensor):
         scores = [outputs]
@@ -166,7 +170,3 @@ def criterion(outputs: Any) -> torch.Tensor:
             functional.cross_entropy(tensor, torch.zeros(shape, dtype=torch.int64, device=tensor.device))
         )
     return sum(losses[1:], losses[0])
-
-
-def _named_tuple(outputs: Any) -> bool:
-    return isinstance(outputs, tuple)

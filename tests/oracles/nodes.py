@@ -141,7 +141,7 @@ def _computed(scalar, grid, local, data, known):
         array = compute(scalar.tensor, data, known)
         where = [_index(i, *state) for i in scalar.indices]
         where = [
-            np.clip(w, 0, max(0, n - 1)) if _clipped(state) else w
+            np.clip(w, 0, max(0, n - 1)) if _GUARD in state[1] else w
             for w, n in zip(where, array.shape, strict=True)
         ]
         return array[tuple(where)] if where else array
@@ -163,10 +163,6 @@ def _computed(scalar, grid, local, data, known):
 
 
 _GUARD = "within a guard"
-
-
-def _clipped(state):
-    return _GUARD in state[1]
 
 
 def _uniform(seed, counter, offset, position):

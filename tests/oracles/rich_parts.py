@@ -59,10 +59,6 @@ def _recurrent(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return layer(tokens(x))[0].flatten(1)
 
 
-def _last_state(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return layer(tokens(x))[1][-1].repeat(1, TOKENS)
-
-
 def _cells(cell: nn.Module, x: torch.Tensor) -> torch.Tensor:
     steps, state = tokens(x), None
     results = []
@@ -378,10 +374,6 @@ def _generator(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return layer(torch.cat([*parts()], -1))
 
 
-def _frozen(width: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(width, width).requires_grad_(False), nn.ReLU(), nn.Linear(width, width))
-
-
 def _block(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), nn.GELU())
 
@@ -391,10 +383,6 @@ def _nested(a: nn.Module, b: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(b, y * 2, use_reentrant=False) + y
 
     return checkpoint(inner, a(x), use_reentrant=False)
-
-
-def _in_sequence(layers: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return checkpoint_sequential(layers, 2, x, use_reentrant=False)
 
 
 def _power_iteration(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -440,13 +428,13 @@ def _image(layer: Callable[[], nn.Module]) -> Build:
 RECURRENT: dict[str, Build] = {
     "gru": _wired(_recurrent, _sized(nn.GRU)),
     "gru of two layers": _wired(_recurrent, _sized(nn.GRU, num_layers=2, dropout=0.1)),
-    "rnn": _wired(_last_state, _sized(nn.RNN)),
+    "rnn": _wired(lambda layer, x: layer(tokens(x))[1][-1].repeat(1, TOKENS), _sized(nn.RNN)),
 }
 """Recurrent layers without kernels of their own on the CPU, outside of checkpoints."""
 RICH: dict[str, Build] = {
     "gru cells": _wired(_cells, _cell(nn.GRUCell)),
     "rnn cells": _wired(_cells, _cell(nn.RNNCell)),
-    "lstm cells": _wired(lambda cell, x: _cells(cell, x), _cell(nn.LSTMCell)),
+    "lstm cells": _wired(_cells, _cell(nn.LSTMCell)),
     "attention": _wired(partial(_attended, need_weights=False), _attention),
     "attention with weights": _wired(_attended, partial(_attention, dropout=0.1)),
     "padded attention": _wired(partial(_attended, padding=True), _attention),
@@ -486,9 +474,12 @@ RICH: dict[str, Build] = {
     "experts": Experts,
     "named results": _wired(_named_results, _linear),
     "generator": _wired(_generator, _linear),
-    "frozen": _frozen,
+    "frozen": lambda width: nn.Sequential(_linear(width).requires_grad_(False), nn.ReLU(), _linear(width)),
     "nested": _wired(_nested, _block, _block),
-    "in sequence": _wired(_in_sequence, lambda width: nn.Sequential(*[_block(width) for _ in range(4)])),
+    "in sequence": _wired(
+        lambda layers, x: checkpoint_sequential(layers, 2, x, use_reentrant=False),
+        lambda width: nn.Sequential(*[_block(width) for _ in range(4)]),
+    ),
     "power iteration": _wired(_power_iteration, _linear),
     "transposed convolution": _wired(
         lambda layer, x: layer(tokens(x))[..., : x.shape[1] // TOKENS].flatten(1),

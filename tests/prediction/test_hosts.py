@@ -20,11 +20,6 @@ def small():
     return nn.Sequential(*[nn.Linear(16, 16) for _ in range(100)])
 
 
-def large():
-    """One layer that takes the device long."""
-    return nn.Linear(8192, 8192)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("amp", [None, "bfloat16"])
@@ -43,7 +38,8 @@ def test_launches_take_the_time_of_the_host_and_products_that_of_the_device(mode
     share = 0.5 if mode == "train" else 0.1  # a part of every step is neither
     assert (1 + share) * usual.latency.value < slow.latency.value <= 2.01 * usual.latency.value
     assert slow.memory == usual.memory
-    busy, busy_slow = (step(large(), 16384, d).latency for d in (device, device.on_host(2 * met)))
+    large = nn.Linear(8192, 8192)  # takes the device long
+    busy, busy_slow = (step(large, 16384, d).latency for d in (device, device.on_host(2 * met)))
     assert busy_slow.value == pytest.approx(busy.value, rel=0.02)
     assert busy_slow.high / busy_slow.value == pytest.approx(busy.high / busy.value, rel=0.01)
 
