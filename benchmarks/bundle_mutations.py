@@ -397,11 +397,6 @@ def outcome(folder: Path, trust: bool) -> str:
     return "ran"
 
 
-def share_programs() -> None:
-    """Build a text once: PoCL takes longer to load a program from its cache than a network here to run."""
-    compiling.build_text = functools.lru_cache(maxsize=64)(compiling.build_text)
-
-
 class Native:
     """The native runner in a process of its own, started again where it ended."""
 
@@ -446,7 +441,8 @@ class Native:
 def serve(pipe: Connection, bundles: list[Path], trust: bool, opener: Path | None) -> None:
     """Answer seeds with the outcomes of their mutants, and None with that of the native runner's end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what drivers print
-    share_programs()
+    # PoCL takes longer to load a program from its cache than a network here to run
+    compiling.build_text = functools.lru_cache(maxsize=64)(compiling.build_text)
     with tempfile.TemporaryDirectory() as scratch:
         native = None if opener is None else Native(opener, Path(scratch))
         while (seed := pipe.recv()) is not None:

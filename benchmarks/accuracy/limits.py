@@ -21,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
-from pathlib import Path
 
 import numpy as np
 
@@ -71,7 +70,10 @@ def read_runs(folder: str, arguments: argparse.Namespace) -> Iterator[Run]:
     """Yield the points of the campaign or of its settings."""
     device = find_device("nvidia-h200")
     dataset = read_dataset(device.folder / "campaign" / folder)
-    limits = read_limits(device.folder / "campaign" / folder / "measurements.csv.gz")
+    file = device.folder / "campaign" / folder / "measurements.csv.gz"
+    with gzip.open(file, "rt") as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get("limit_mib")]
+    limits = {(row["id"], row["mode"], int(row["batch_size"])): float(row["limit_mib"]) for row in rows}
     beside: dict[str, float] = {}
     order = np.argsort(-dataset["fits"], kind="stable").tolist()  # failed runs last: see `beside`
     for count, place in enumerate(order):
@@ -108,13 +110,6 @@ def read_runs(folder: str, arguments: argparse.Namespace) -> Iterator[Run]:
             ran,
             tuple(prediction.needed_mib(c) for c in arguments.confidence),
         )
-
-
-def read_limits(file: Path) -> dict[tuple[str, str, int], float]:
-    """Return the limits of a table, MiB by (id, mode, batch size), of the rows that have one."""
-    with gzip.open(file, "rt") as lines:
-        rows = [row for row in csv.DictReader(lines) if row.get("limit_mib")]
-    return {(row["id"], row["mode"], int(row["batch_size"])): float(row["limit_mib"]) for row in rows}
 
 
 def print_limited(runs: list[Run], place: int) -> None:
