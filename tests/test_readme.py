@@ -37,6 +37,7 @@ DRAWN = re.compile(r"[#…│─━]+")
 TUTORIAL, RECIPES, LOOPS, OWN, MESSAGES = (
     f"docs/{page}.md" for page in ("tutorial", "recipes", "loops", "campaigns", "messages")
 )
+LONG = ("README.md", "docs/tutorial.md")
 SLOW = {"A callback of transformers", "A callback of Lightning", "accelerate", "Measure this machine"}
 SLOW |= {
     "Export and generate",
@@ -116,12 +117,11 @@ def clean(monkeypatch, tmp_path):
     ("page", "snippets"),
     [
         ("README.md", False),
-        pytest.param("README.md", True, marks=pytest.mark.slow),
-        *[(page, True) for page in PAGES if page != "README.md"],
+        *[pytest.param(page, True, marks=[pytest.mark.slow] * (page in LONG)) for page in PAGES],
     ],
 )
 def test_sessions_print_what_they_show(page, snippets, clean, checkout):
-    """The README's snippets search, train, export and plan: they run with the slow tests."""
+    """The snippets of `LONG` pages search, train, export and plan: they run with the slow tests."""
     pytest.importorskip("matplotlib")
     text = (checkout / page).read_text(encoding="utf-8")
     layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))

@@ -143,7 +143,7 @@ def resize(size):
     return edit
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("edit", "words"),
     [

@@ -149,6 +149,7 @@ def test_quantised_and_partly_frozen_layers(monkeypatch: pytest.MonkeyPatch) -> 
     assert _both(_inference(tied), monkeypatch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "model",
     [_Net(_seventh), _Listing(_plain), _Counting(_plain), _Net(_other_derivative)],

@@ -21,6 +21,7 @@ def _model(kind: str) -> nn.Module:
     return model.half() if kind == "half" else model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("kind", ["int8", "int4", "zero points", "table", "half"])
 def test_the_step_is_that_of_the_parts(kind: str, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
