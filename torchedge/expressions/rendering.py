@@ -169,14 +169,10 @@ class Renderer:
         ):
             self._count += 1
             name = f"{self.prefix}{self._count}"
-            self.lines.append(f"const {self._declared(scalar.dtype, vector)} {name} = {text};")
+            kind = COMPUTE[scalar.dtype] + (f"{self.width}" if vector else "")
+            self.lines.append(f"const {kind} {name} = {text};")
             text = name
         self._known[(scalar, guard)] = (text, vector)  # type: ignore[assignment]
-
-    def _declared(self, dtype: str, vector: bool) -> str:
-        if not vector:
-            return COMPUTE[dtype]
-        return f"{COMPUTE[dtype]}{self.width}"
 
     def _text(self, scalar: Scalar, guard: str) -> tuple[str, bool]:
         if isinstance(scalar, Constant):

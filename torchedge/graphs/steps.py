@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -202,7 +202,8 @@ class GraphBuilder:
             if alive.intersection(op.outputs):
                 ops.append(_without_unread(op, alive))
                 alive.update([i for i in op.inputs if i is not None], ops[-1].outputs)
-        place = {old: new for new, old in enumerate(self._ordered(alive))}
+        ordered = sorted(alive, key=lambda i: (self.values[i].role == "activation", i))  # made ones last
+        place = {old: new for new, old in enumerate(ordered)}
         step = Step(
             values=tuple([self.values[old] for old in place]),
             ops=tuple([moved(op, place) for op in reversed(ops)]),
@@ -215,11 +216,6 @@ class GraphBuilder:
         )
         step.verify()
         return step
-
-    def _ordered(self, alive: set[int]) -> Iterator[int]:
-        """Yield the values from outside first, then those that operators make, each in order."""
-        yield from [i for i in sorted(alive) if self.values[i].role != "activation"]
-        yield from [i for i in sorted(alive) if self.values[i].role == "activation"]
 
     def _unique(self, name: str) -> str:
         while True:

@@ -142,11 +142,6 @@ def _launch_walk(loops: Sequence[Axis], group: Sequence[Any], weights: Sequence[
     return roles, lanes, covered
 
 
-def _padded(counts: Sequence[Any], group: Sequence[Any]) -> Any:  # noqa: ANN401
-    """Return the work-items of a launch, padding to whole work-groups included."""
-    return prod([ceil_div(np.asarray(n), g) * g for n, g in zip(launch_sizes(counts), group, strict=True)])
-
-
 def _three(group: Sequence[Any], candidates: int) -> Array:
     """Return (N, 3) work-group sizes."""
     columns = [np.broadcast_to(np.asarray(g, float), (candidates,)) for g in (*group, 1, 1)[:3]]
@@ -182,7 +177,8 @@ def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) ->
         counts = [slices, *[rounds[axis.name] for axis in nest.rows]]  # slices are one more loop
         counts[-1] = counts[-1] // several
         sizes = (*s.group[: len(nest.rows)], 1, 1)[: min(len(counts), 3)]
-        items = _padded(counts, sizes) * np.ones(count)
+        launched = zip(launch_sizes(counts), sizes, strict=True)  # in whole work-groups
+        items = prod([ceil_div(np.asarray(n), g) * g for n, g in launched]) * np.ones(count)
     own = {a.name: ceil_div(rounds[a.name], share[a.name] * cut[a.name]) for a in nest.inner}
     time = tuple([Digit(a.name, own[a.name], share[a.name] * weight[a.name]) for a in reversed(nest.inner)])
     covered |= {a.name: ceil_div(a.extent, cut[a.name]) for a in nest.inner}

@@ -311,11 +311,8 @@ def _used(access: Access, walk: Walk) -> int:
     """Return how many elements of an operand the loops reach, at most."""
     axes = set[Axis]().union(*map(axes_of, access.indices))
     loops = {axis for group in walk.roles.values() for axis in group}
-    return prod([axis.extent for axis in axes & loops]) if not _fetches(access.indices) else 1 << 60
-
-
-def _fetches(indices: Sequence[Index]) -> bool:
-    return any(isinstance(atom, Fetched) for index in indices for atom, _ in index.terms)
+    fetched = any(isinstance(atom, Fetched) for index in access.indices for atom, _ in index.terms)
+    return 1 << 60 if fetched else prod([axis.extent for axis in axes & loops])
 
 
 def accesses_of(reads: Sequence[Read], lane: Axis | None, width: Any, count: Any) -> list[Access]:  # noqa: ANN401

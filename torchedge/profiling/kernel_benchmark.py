@@ -134,7 +134,9 @@ def bench_kernels(
                 f"{rows[0].get('among')} candidates; expected the same as now: choose another folder"
             )
         known = {row.get("case"): row for row in rows[1:]}
-        missing = [case for case in _spread(cases) if case.name not in known]
+        # the beginning has some of all operators and sizes
+        order = sorted(range(len(cases)), key=lambda place: f"{place:032b}"[::-1])
+        missing = [cases[place] for place in order if cases[place].name not in known]
         judged: list[Any] = known_of(target.errors.without({case.name for case in cases}))
         for begin in range(0, len(missing), TOGETHER):
             if time.monotonic() - began > seconds:
@@ -148,12 +150,6 @@ def bench_kernels(
                 journal.append(row)
                 known[row["case"]] = row
     return [known[case.name] for case in cases if case.name in known]
-
-
-def _spread(cases: Sequence[OperatorCase]) -> list[OperatorCase]:
-    """Return cases in an order whose beginning has some of all operators and sizes."""
-    order = sorted(range(len(cases)), key=lambda place: f"{place:032b}"[::-1])
-    return [cases[place] for place in order]
 
 
 @dataclass(frozen=True, slots=True)

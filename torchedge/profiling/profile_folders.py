@@ -172,7 +172,8 @@ def write_profile(out: Path, device: Device, fits: Mapping[Mode, ModeFit], **par
                 _copy(device.folder, file, profile[table].get("sha256"), temporary)
         write_device({**source, "profile": profile}, temporary)
         names = sorted(path.name for path in temporary.iterdir() if path.name != DEVICE_FILE)
-        staged = {name: _staged(temporary / name) for name in names}
+        digests = {name: file_sha256(temporary / name, max_bytes=_MOST_BYTES) for name in names}
+        staged = {name: staged_name(name, digest) for name, digest in digests.items()}
         for name, hidden in staged.items():
             os.replace(temporary / name, out / hidden)
         sync_folder(out)
@@ -193,10 +194,6 @@ def _copy(folder: Path, name: str, digest: object, target: Path) -> None:
     """Copy a file of a profile that stays as it is."""
     path = profile_file(folder, name, digest, max_bytes=_MOST_BYTES)
     write_bytes(target / name, read_bytes(path, max_bytes=_MOST_BYTES))
-
-
-def _staged(path: Path) -> str:
-    return staged_name(path.name, file_sha256(path, max_bytes=_MOST_BYTES))
 
 
 def _write_mode(folder: Path, mode: Mode, fit: ModeFit) -> dict[str, Any]:

@@ -503,13 +503,9 @@ class Trainer:
         made = [*self._training.values(), *self._inferences.values()]
         return [executor for each in made for executor in each.executors]
 
-    @property
-    def _title(self) -> str:
-        return type(unwrapped(self._model)).__name__
-
     def _making(self, what: str, batch: _Batch, programs: Mapping[Any, Any], state: Guard) -> str:
         """Return what is made for a batch, and why it is made again."""
-        text = f"making {what} of {self._title} for {_described(batch)}"
+        text = f"making {what} of {type(unwrapped(self._model)).__name__} for {_described(batch)}"
         if not programs:
             return text
         if batch.shapes not in [key[1] for key in programs]:

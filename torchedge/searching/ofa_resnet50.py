@@ -76,7 +76,7 @@ class OFAResNet50Space(SearchSpace):
         self, image_sizes: int | Sequence[int] = (128, 144, 160, 176, 192, 208, 224), classes: int = 1000
     ) -> None:
         sizes = tuple(sorted({image_sizes} if isinstance(image_sizes, int) else set(image_sizes)))
-        if not sizes or not all(_whole(size) and 64 <= size <= 4096 for size in sizes):
+        if not sizes or not all(type(size) is int and 64 <= size <= 4096 for size in sizes):
             raise InputError(f"image_sizes is {image_sizes!r}; expected whole numbers from 64 to 4096")
         check_whole("classes", classes, 2)
         self.image_sizes = sizes
@@ -268,10 +268,6 @@ def divisible(channels: float) -> int:
     """Round channels to a multiple of 8, not below 90 % of them."""
     rounded = max(_DIVISOR, int(channels + _DIVISOR / 2) // _DIVISOR * _DIVISOR)
     return rounded + _DIVISOR if rounded < 0.9 * channels else rounded
-
-
-def _whole(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)
 
 
 # modules, named as in the published sub-networks ------------------------------------------------------------

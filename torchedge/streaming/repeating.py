@@ -62,15 +62,12 @@ class _Turns:
 
     def most_kept(self, staging: int) -> list[Budgeted] | None:
         """Return the plans with as many weights kept as the limit holds; None where none are too many."""
-        low, high, best = 0, len(self.candidates) + 1, None
-        while low < high:
-            middle = (low + high) // 2
-            plans = self.planned(middle, staging)
-            if memory_in_turn(plans) + self.beside <= self.limit:
-                low, best = middle + 1, plans
-            else:
-                high = middle
-        return best
+
+        def exceeds(kept: int) -> bool:
+            return memory_in_turn(self.planned(kept, staging)) + self.beside > self.limit
+
+        fitting = bisect_left(range(len(self.candidates) + 1), True, key=exceeds)  # none kept, one, ...
+        return self.planned(fitting - 1, staging) if fitting else None
 
 
 def fit_in_turn(

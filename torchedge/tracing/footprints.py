@@ -303,7 +303,9 @@ class _FootprintRun(StorageLog):
                 loss.backward()
                 alive = {*self.alive.values()}
                 self.kept = tuple([k for k in self.saved if k in alive])
-        self._finish()
+        for at, event in sorted(self._given, key=itemgetter(0), reverse=True):
+            self.events.insert(at, event)  # the gradients of inputs
+        self.events = [event for event in self.events if event[1] not in self._split]
         return self
 
     def asking(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> int:
@@ -372,12 +374,6 @@ class _FootprintRun(StorageLog):
             event = (FootprintEvent.GRADIENT, part.number, place, part.order(steps))
             self._given.append((part.at, event))
         self._split |= whole.storages - {part.number for part in whole.parts}
-
-    def _finish(self) -> None:
-        """Put the gradients of inputs among the events."""
-        for at, event in sorted(self._given, key=itemgetter(0), reverse=True):
-            self.events.insert(at, event)
-        self.events = [event for event in self.events if event[1] not in self._split]
 
     def other_arrivals(self) -> Iterator[tuple[int, ...]]:
         """Yield what else may arrive: conjugated views, and a gradient of one of several outputs alone."""

@@ -245,18 +245,14 @@ class Interceptor(TorchFunctionMode):
         if role == "assign":
             return self._assign(target, func, args)
         if role == "packed":
-            return self._packed(target, args, kwargs)
+            self.recorder.note("packed sequences are counted as if all were as long as the longest")
+            with self:
+                return PACKED[target.kind](*args, **kwargs)
         return None if role == "check" else self._reshape(target, func, args, kwargs)
 
     def _is_on_device(self, tensor: Any) -> bool:
         """Whether a tensor is on the capture's device: all but constants that the model does not register."""
         return type(tensor) is TracedTensor or self.recorder.is_registered(tensor)
-
-    def _packed(self, target: TorchCall, args: Any, kwargs: Any) -> Any:
-        """Run a call of packed sequences as if all had the longest one's length."""
-        self.recorder.note("packed sequences are counted as if all were as long as the longest")
-        with self:
-            return PACKED[target.kind](*args, **kwargs)
 
     def _run_body(self, body: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a Python function of PyTorch; a C method of its name that it calls arrives as `func` too."""

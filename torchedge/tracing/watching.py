@@ -398,7 +398,9 @@ class StepWatch(Interceptor):
                     else original(module, *args, **kwargs)
                 )
         if not self._begun:
-            self._begin()
+            self._begun = True
+            if not self._before.is_alive():  # calls that left no result are no part of the step
+                self._recording, self._before = None, _CallsBefore()
         elif self._recording is not None and not self._recording.losses and not self._recording.leaked():
             names = dict.fromkeys(type(root).__name__ for root in self._roots.roots.values())
             self._note(f"calls of modules whose results nothing reads are left out ({', '.join(names)})")
@@ -453,12 +455,6 @@ class StepWatch(Interceptor):
                 self._before.results.append(ref(result))
         self._before.end = len(recorder.ops)
         return outputs
-
-    def _begin(self) -> None:
-        """Begin the step; calls before it that left no result are none of its part."""
-        self._begun = True
-        if not self._before.is_alive():
-            self._recording, self._before = None, _CallsBefore()
 
     def _recorder(self, args: Any, kwargs: Any) -> _StepRecorder:
         """Return the recorder of the step, to which a new part may belong."""

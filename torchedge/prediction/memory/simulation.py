@@ -170,6 +170,8 @@ def simulate(
     tape = tape if tape is not None else write_tape(graph, settings)
     run = replay(tape, batch_size)[-1]
     event, alive, sizes = tape.peak_at(batch_size)
+    storages = np.flatnonzero(alive)
+    by_size = storages[np.argsort(-sizes[storages], kind="stable")]
     return MemoryProfile(
         name=graph.name,
         batch_size=batch_size,
@@ -179,7 +181,7 @@ def simulate(
         live_mib=int(sizes[alive].sum()) / _MIB,
         peak=_peak_event(tape, event),
         breakdown=_breakdown(tape, alive, sizes),
-        largest=_largest(tape, alive, sizes, largest),
+        largest=tuple((tape.labels[i], float(sizes[i]) / _MIB) for i in by_size[:largest]),
         unsupported=graph.unsupported,
         tape=tape,
         stages=_stages(graph, batch_size, settings, tape, *evaluation) if evaluation is not None else (),
@@ -219,11 +221,3 @@ def _breakdown(tape: Tape, alive: npt.NDArray[np.bool_], sizes: npt.NDArray[np.i
     return MappingProxyType(
         {name: float(total) / _MIB for name, total in zip(CATEGORIES, totals, strict=True)}
     )
-
-
-def _largest(
-    tape: Tape, alive: npt.NDArray[np.bool_], sizes: npt.NDArray[np.int64], count: int
-) -> tuple[tuple[str, float], ...]:
-    storages = np.flatnonzero(alive)
-    order = storages[np.argsort(-sizes[storages], kind="stable")][:count]
-    return tuple((tape.labels[i], float(sizes[i]) / _MIB) for i in order)

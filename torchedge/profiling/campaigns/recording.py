@@ -180,7 +180,7 @@ def write_tables(folder: Path, plan: CampaignPlan, journal: CampaignJournal) -> 
                 if point not in journal.done:
                     continue
                 row = journal.row_at(journal.done[point])
-                writer.writerow([*point, *(_cell(row.get(column)) for column in COLUMNS[3:])])
+                writer.writerow([*point, *(row.get(column) for column in COLUMNS[3:])])
                 for name, file in (("layers", layers), ("launches", launches)):
                     if row.get(name):
                         file.write(
@@ -248,10 +248,6 @@ def _write_networks(folder: Path) -> dict[str, str]:
             for name, reason in skipped.items():
                 file.write(json.dumps({"id": name, "reason": reason}) + "\n")
     return skipped
-
-
-def _cell(value: Any) -> Any:  # noqa: ANN401 - JSON
-    return "" if value is None else value
 
 
 @contextlib.contextmanager
