@@ -21,10 +21,11 @@ import gzip
 import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -147,17 +148,9 @@ def scaled(device: Device, mode: Mode, kind: str | None = None, precision: str |
     return under_precision(complete_models(device, mode, None, None, relative), device, precision).latency
 
 
-@contextmanager
-def with_constants(constants: Constants) -> Iterator[None]:
+def with_constants(constants: Constants) -> AbstractContextManager[object]:
     """Scale with other constants of `rates`."""
-    shipped = {name: getattr(rates, name) for name in constants}
-    for name, value in constants.items():
-        setattr(rates, name, value)
-    try:
-        yield
-    finally:
-        for name, value in shipped.items():
-            setattr(rates, name, value)
+    return patch.dict(vars(rates), constants)
 
 
 # single kernels ---------------------------------------------------------------------------------------------
