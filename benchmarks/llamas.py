@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from math import prod
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -42,20 +43,16 @@ def stamps_of(generator: Any, ids: list[int], count: int, **options: Any) -> lis
 @contextlib.contextmanager
 def uninitialised() -> Iterator[None]:
     """Skip the initialisation of weights, which takes minutes for billions of them."""
+
+    def kept(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        return tensor
+
     names = [name for name in dir(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
-    functions = {name: getattr(torch.nn.init, name) for name in names}
-    methods = {name: getattr(torch.Tensor, name) for name in ("normal_", "uniform_")}
-    for name in names:
-        setattr(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
-    for name in methods:
-        setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
-    try:
+    with (
+        patch.multiple(torch.nn.init, **dict.fromkeys(names, kept)),
+        patch.multiple(torch.Tensor, normal_=kept, uniform_=kept),
+    ):
         yield
-    finally:
-        for name, function in functions.items():
-            setattr(torch.nn.init, name, function)
-        for name, method in methods.items():
-            setattr(torch.Tensor, name, method)
 
 
 def filled(model: torch.nn.Module) -> torch.nn.Module:
