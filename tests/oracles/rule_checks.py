@@ -20,6 +20,11 @@ DTYPES = {
 """What dtype the nodes bear: float64 is how the oracle computes what a device holds in float32."""
 
 
+def tensor(*shape):
+    """Return random numbers, the same for a shape."""
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
 def check(target, *args, rtol=1e-10, atol=1e-10, equal_nan=True, compare=None, device=False, **kwargs):
     """Assert that the rule of an ATen overload makes what the operator makes, and that all of it has a text.
 

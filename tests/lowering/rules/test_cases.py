@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.nodes import compute
-from oracles.rule_checks import apply, check
+from oracles.rule_checks import apply, check, tensor
 
 from torchedge.errors import LoweringError
 from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored, nodes_below
@@ -224,10 +224,6 @@ def test_what_is_no_class_gives_nan():
     scalar = torch.tensor(0.0, dtype=torch.float64)
     nodes, data = apply(aten.nll_loss_forward.default, (x, target, None, 0, -100), {}, [x[:, 0], scalar])
     assert np.isnan(compute(nodes[0], data)).tolist() == [False, True, True]
-
-
-def tensor(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def test_windows_that_fit_evenly_need_no_guard():

@@ -4,15 +4,11 @@ from itertools import product
 
 import pytest
 import torch
-from oracles.rule_checks import check
+from oracles.rule_checks import check, tensor
 
 from torchedge.lowering.nodes import Contraction, Rows, nodes_below
 
 aten = torch.ops.aten
-
-
-def tensor(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def both(

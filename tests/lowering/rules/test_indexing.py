@@ -4,15 +4,11 @@ import numpy as np
 import pytest
 import torch
 from oracles.nodes import compute
-from oracles.rule_checks import apply, check
+from oracles.rule_checks import apply, check, tensor
 
 from torchedge.errors import LoweringError
 
 aten = torch.ops.aten
-
-
-def tensor(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def places(size, *shape, dtype=torch.int64, low=None):

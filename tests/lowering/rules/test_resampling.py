@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.rule_checks import check
+from oracles.rule_checks import check, tensor
 
 from torchedge.expressions.indices import Fetched, atoms_of
 from torchedge.expressions.scalars import Read, reads_of
@@ -11,10 +11,6 @@ from torchedge.lowering.rules import all_rules
 from torchedge.tracing.steps import capture_step
 
 aten = torch.ops.aten
-
-
-def tensor(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.rule_checks import check
+from oracles.rule_checks import check, tensor
 
 from torchedge.expressions.scalars import Read
 from torchedge.lowering.building import permuted, reshaped
@@ -10,10 +10,6 @@ from torchedge.lowering.fusion import Expander
 from torchedge.lowering.nodes import Stored, indices_of
 
 aten = torch.ops.aten
-
-
-def tensor(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 CASES = [
