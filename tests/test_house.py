@@ -60,10 +60,6 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def python_files() -> list[Path]:
-    return [path for path in repository_files() if path.suffix == ".py"]
-
-
 def relative(paths: list[Path]) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in paths]
 
@@ -216,8 +212,9 @@ def pickle_uses(tree: ast.AST) -> list[int]:
 
 @pytest.mark.slow
 def test_no_pickle():
+    python_files = [path for path in repository_files() if path.suffix == ".py"]
     uses = [
-        f"{p.relative_to(ROOT)}:{line}" for p in python_files() for line in pickle_uses(ast.parse(text_of(p)))
+        f"{p.relative_to(ROOT)}:{line}" for p in python_files for line in pickle_uses(ast.parse(text_of(p)))
     ]
     assert not uses
     assert not relative([p for p in repository_files() if p.suffix in PICKLED])

@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("pyopencl")
 
-from drivers.networks import drawn
+from drivers.networks import changed, drawn
 from drivers.processes import default_device
 
 import torchedge
@@ -28,11 +28,6 @@ def read_again(folder, steps, tmp_path):
     python(READER, folder, fed, got, device, PYOPENCL_NO_CACHE="1", **variables)
     with np.load(got) as arrays:
         return dict(arrays)
-
-
-def changed(array, step):
-    """Return other numbers of the same kind for each step."""
-    return np.roll(array, step) if array.dtype.kind != "f" else array * np.float32(1 - step / 8)
 
 
 def run_both(bundle, arrays, tmp_path):

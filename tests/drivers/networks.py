@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from oracles.step_networks import FSRCNN, GroupNormUNet, Recurrent, SmallCNN, SmallGPT, SmallViT
 from torch import nn
@@ -351,6 +352,11 @@ EVERY = bool(os.environ.get("TORCHEDGE_EVERY_PHONE"))
 KINKS = {nn.ReLU: (0.0,), nn.ReLU6: (0.0, 6.0), nn.Hardswish: (-3.0, 3.0), nn.Hardsigmoid: (-3.0, 3.0)}
 MARGIN = 3e-6
 """Float32's rounding of an activation of size one, with room."""
+
+
+def changed(array: np.ndarray, step: int) -> np.ndarray:
+    """Return other numbers of the same kind for each of 32 steps."""
+    return np.roll(array, step) if array.dtype.kind != "f" else array * np.float32(1 - step / 32)
 
 
 def drawn(name: str) -> Case:

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from drivers.networks import drawn
+from drivers.networks import changed, drawn
 
 import torchedge
 from torchedge.storage.tensors import read_tensors, write_tensors
@@ -15,11 +15,6 @@ pytest.importorskip("pyopencl")
 
 STEPS = 20
 NETWORKS = {"cnn": "adreno-740", "graph": "mali-g715", "gpt": "local-cpu"}
-
-
-def changed(array, step):
-    """Return other numbers of the same kind for each step."""
-    return np.roll(array, step) if array.dtype.kind != "f" else array * np.float32(1 - step / 32)
 
 
 def batches_of(bundle, arrays, count):

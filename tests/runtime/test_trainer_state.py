@@ -60,10 +60,6 @@ def transposed(self, x):
 CALL = nn.Module.__call__
 
 
-def doubling(self, *args):
-    return CALL(self, *args) * 2
-
-
 CHANGES = {
     "attribute": lambda m, p, patch: setattr(m, "tau", 0.1),
     "dataclass": lambda m, p, patch: setattr(m.inner.config, "slope", 0.25),
@@ -87,7 +83,9 @@ CHANGES = {
     "result hook of every module": lambda m, p, patch: patch.setitem(
         nn.modules.module._global_forward_hooks, 0, lambda module, args, output: output * 1.5
     ),
-    "call of every module": lambda m, p, patch: patch.setattr(nn.Module, "__call__", doubling),
+    "call of every module": lambda m, p, patch: patch.setattr(
+        nn.Module, "__call__", lambda self, *args: CALL(self, *args) * 2
+    ),
 }
 
 

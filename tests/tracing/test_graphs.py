@@ -60,10 +60,6 @@ def test_digest_does_not_depend_on_the_example():
     )
 
 
-def broken(graph, **changes):
-    return dataclasses.replace(graph, **changes)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -80,7 +76,7 @@ def test_verify_finds_what_is_broken(change, words):
     graph = capture(SmallNet(), image(3, 8, 8))
     verify(graph)
     with pytest.raises(CaptureError, match=words or None):
-        verify(broken(graph, **change(graph)))
+        verify(dataclasses.replace(graph, **change(graph)))
 
 
 class Shapes(TorchFunctionMode):

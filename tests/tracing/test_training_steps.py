@@ -31,14 +31,14 @@ def sgd(lr, **options):
     return lambda model: torch.optim.SGD(model.parameters(), lr=lr, **options)
 
 
-def feed_fsrcnn():
-    return (images(2, 1, 6, 6),), (images(2, 1, 12, 12),)
-
-
 NETWORKS = {
     "cnn": (SmallCNN, feed_classes(8), F.cross_entropy),
     "vit": (SmallViT, feed_classes(16), F.cross_entropy),
-    "fsrcnn": (lambda: FSRCNN(features=8, shrunk=4, depth=1), feed_fsrcnn, F.mse_loss),
+    "fsrcnn": (
+        lambda: FSRCNN(features=8, shrunk=4, depth=1),
+        lambda: ((images(2, 1, 6, 6),), (images(2, 1, 12, 12),)),
+        F.mse_loss,
+    ),
     "gpt": (
         SmallGPT,
         lambda: ((torch.randint(23, (3, 8)),), (torch.randint(23, (3, 8)),)),
