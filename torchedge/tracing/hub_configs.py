@@ -182,11 +182,8 @@ def _bounded() -> Iterator[None]:
                 f"the model has more than {MOST_PARTS} modules; expected a smaller configuration"
             )
 
-    hook = torch.nn.modules.module.register_module_module_registration_hook(count_one)
-    try:
+    with torch.nn.modules.module.register_module_module_registration_hook(count_one):
         yield
-    finally:
-        hook.remove()
 
 
 @contextmanager

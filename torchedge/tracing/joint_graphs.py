@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from threading import get_ident
 from types import FunctionType
 from typing import Any
@@ -183,27 +183,21 @@ def _scopes(module: torch.nn.Module) -> Iterator[None]:
     def note() -> None:
         torch.fx.traceback.current_meta["custom"] = {"scope": path[-1] if path else LOSS_SCOPE}
 
-    def enter(name: str) -> Callable[..., None]:
-        def hook(*args: Any) -> None:
-            path.append(name)
-            note()
-
-        return hook
+    def enter(name: str, *args: Any) -> None:
+        path.append(name)
+        note()
 
     def leave(*args: Any) -> None:
         path.pop()
         note()
 
-    handles = []
-    for name, inner in module.named_modules():
-        if name:
-            handles.append(inner.register_forward_pre_hook(enter(name.partition(".")[2]), prepend=True))
-            handles.append(inner.register_forward_hook(leave, always_call=True))
-    try:
+    with ExitStack() as hooks:
+        for name, inner in module.named_modules():
+            if name:
+                begin = partial(enter, name.partition(".")[2])
+                hooks.enter_context(inner.register_forward_pre_hook(begin, prepend=True))
+                hooks.enter_context(inner.register_forward_hook(leave, always_call=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 _FLAGS = [name for name in ("is_compiling", "is_exporting") if hasattr(torch.compiler, name)]

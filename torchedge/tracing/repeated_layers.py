@@ -8,8 +8,9 @@ the whole model, and what each of them reads, are compared with those of the tra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -188,28 +189,21 @@ class _Recorder(TorchDispatchMode):
     def hooked(self) -> Iterator[None]:
         """Follow which layer runs."""
 
-        def enter(number: int) -> Callable[..., None]:
-            def hook(*args: Any) -> None:
-                if self.layer is not None or number != len(self.record.layers):
-                    raise NotRepeatedError(f"layer {number} runs out of turn")
-                self.layer = number
-                self.record.layers.append([])
-
-            return hook
+        def enter(number: int, *args: Any) -> None:
+            if self.layer is not None or number != len(self.record.layers):
+                raise NotRepeatedError(f"layer {number} runs out of turn")
+            self.layer = number
+            self.record.layers.append([])
 
         def leave(*args: Any) -> None:
             self.layer = None
 
-        handles = []
-        for number, module in enumerate(self.layers.holder._modules.values()):
-            assert module is not None
-            handles.append(module.register_forward_pre_hook(enter(number), prepend=True))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        try:
+        with ExitStack() as hooks:
+            for number, module in enumerate(self.layers.holder._modules.values()):
+                assert module is not None
+                hooks.enter_context(module.register_forward_pre_hook(partial(enter, number), prepend=True))
+                hooks.enter_context(module.register_forward_hook(leave, always_call=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def record_run(
