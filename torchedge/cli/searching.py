@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,7 @@ def search(
             function,
             iterations=iterations,
             journal=journal,
-            progress=_show_search(progress),
+            progress=partial(_show_search, progress),
             **asked,
         )
     if out is not None:
@@ -205,14 +206,11 @@ def _score(text: str | None, space: SearchSpace) -> tuple[Callable[[Sequence[Any
     return function, f"{Path(path).name}:{name}"
 
 
-def _show_search(progress: Progress) -> Callable[[SearchProgress], None]:
-    def tell(state: SearchProgress) -> None:
-        best = "none within the limits yet" if state.best is None else f"best {state.best:.5g}"
-        progress.note(f"{state.evaluated:,} candidates, {best}")
-        if state.iteration:
-            progress.step()
-
-    return tell
+def _show_search(progress: Progress, state: SearchProgress) -> None:
+    best = "none within the limits yet" if state.best is None else f"best {state.best:.5g}"
+    progress.note(f"{state.evaluated:,} candidates, {best}")
+    if state.iteration:
+        progress.step()
 
 
 # what came out ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -236,7 +237,7 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
                     amp=row.get("amp"),
                     accumulation=row.get("accumulation", 1),
                 ),
-                _capture_job({**row, "build": dict(row["build"])}, place, families, graphs),
+                partial(_captured, {**row, "build": dict(row["build"])}, place, families, graphs),
                 dict(row),
                 str(row.get("setting", "")),
             )
@@ -250,36 +251,36 @@ def _optimizer(name: str, row: Mapping[str, Any]) -> str | OptimizerReplay:
     return name
 
 
-def _capture_job(
-    job: dict[str, Any], label: str, families: dict[str, LengthFamily], graphs: dict[str, ForwardGraph]
-) -> Callable[[Mode], ForwardGraph]:
-    """Return the capture of a network; families: of those at several sequence lengths; graphs: of others."""
-
-    def captured(mode: Mode) -> ForwardGraph:
-        length = job.get("seq_len")
-        settings = ["dtype", "channels_last", "checkpointing", "frozen", "inputs_require_grads"]
-        settings += ["input_size", "inputs", "loss"] if length is None else []
-        key = json.dumps([mode, job["build"], *map(job.get, settings)])
-        if length is not None and key in families:
-            return families[key].graph(length)
-        if key in graphs:
-            return graphs[key]
-        try:
-            module = set_up(build_network(job["build"]), job)
-        except InputError as error:
-            raise ProfileError(f"{label}: {error}") from error
-        if "inputs" not in job:
-            graphs[key] = capture(module, input_size=tuple(job["input_size"]), mode=mode, name=job["network"])
-            return graphs[key]
-        example = example_inputs(job, 2)
-        loss: Loss = (lambda output: output.loss) if job.get("loss") == "model" else "default"
-        if length is None:
-            graphs[key] = capture(module, example, mode=mode, loss=loss, name=job["network"])
-            return graphs[key]
-        families[key] = capture_lengths(module, example, mode=mode, loss=loss)
+def _captured(
+    job: dict[str, Any],
+    label: str,
+    families: dict[str, LengthFamily],
+    graphs: dict[str, ForwardGraph],
+    mode: Mode,
+) -> ForwardGraph:
+    """Capture a network; families: of those at several sequence lengths; graphs: of others."""
+    length = job.get("seq_len")
+    settings = ["dtype", "channels_last", "checkpointing", "frozen", "inputs_require_grads"]
+    settings += ["input_size", "inputs", "loss"] if length is None else []
+    key = json.dumps([mode, job["build"], *map(job.get, settings)])
+    if length is not None and key in families:
         return families[key].graph(length)
-
-    return captured
+    if key in graphs:
+        return graphs[key]
+    try:
+        module = set_up(build_network(job["build"]), job)
+    except InputError as error:
+        raise ProfileError(f"{label}: {error}") from error
+    if "inputs" not in job:
+        graphs[key] = capture(module, input_size=tuple(job["input_size"]), mode=mode, name=job["network"])
+        return graphs[key]
+    example = example_inputs(job, 2)
+    loss: Loss = (lambda output: output.loss) if job.get("loss") == "model" else "default"
+    if length is None:
+        graphs[key] = capture(module, example, mode=mode, loss=loss, name=job["network"])
+        return graphs[key]
+    families[key] = capture_lengths(module, example, mode=mode, loss=loss)
+    return families[key].graph(length)
 
 
 def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str, Network]:

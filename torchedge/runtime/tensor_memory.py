@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -155,7 +156,7 @@ class TensorMemory(DeviceMemory):
             if copy.version == version and copy.mark == fingerprint(tensor):
                 return copy.memory
         else:
-            owner = weakref.ref(tensor, self._forgetting(_key(tensor)))
+            owner = weakref.ref(tensor, partial(self._forget, _key(tensor)))
             copy = copies[stored.layout] = _Copy(owner, self.allocate(stored), stored.nbytes, version, 0)
         self.to_device(tensor, stored.layout, copy.memory)
         copy.version, copy.mark = version, fingerprint(tensor)
@@ -171,17 +172,13 @@ class TensorMemory(DeviceMemory):
         """Bytes of the copies of PyTorch's tensors."""
         return sum(copy.nbytes for copies in list(self._copies.values()) for copy in copies.values())
 
-    def _forgetting(self, key: _Key) -> Any:
-        """Return a callback that drops the copies of a tensor that is gone, not of a later one there."""
-
-        def forget(owner: weakref.ref[torch.Tensor]) -> None:
-            left = {k: c for k, c in self._copies.get(key, {}).items() if c.owner is not owner}
-            if left:
-                self._copies[key] = left
-            else:
-                self._copies.pop(key, None)
-
-        return forget
+    def _forget(self, key: _Key, owner: weakref.ref[torch.Tensor]) -> None:
+        """Drop the copies of a tensor that is gone, not of a later one there."""
+        left = {k: c for k, c in self._copies.get(key, {}).items() if c.owner is not owner}
+        if left:
+            self._copies[key] = left
+        else:
+            self._copies.pop(key, None)
 
 
 _OF_NUMPY = (torch.float16, torch.float32, torch.float64)

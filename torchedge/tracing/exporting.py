@@ -123,7 +123,7 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
         objective.answering = partial(answered, call.accelerator, recorder)
         with annotated_checkpoints() as regions:
             program = _exported(objective, batch, call.fixed_batch, call.batch_dim)
-    recorder.set_leaves(_leaves_of(program))
+    recorder.set_leaves(partial(_leaves, program))
     fed = feed(objective.tensors(), recorder, call.batch_dim)
     inputs = list(range(len(fed)))
     with answered(call.accelerator, recorder):
@@ -198,16 +198,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _leaves_of(
-    program: torch.export.ExportedProgram,
-) -> Callable[[], Iterator[tuple[str, torch.Tensor, Role]]]:
-    def leaves() -> Iterator[tuple[str, torch.Tensor, Role]]:
-        for spec in reversed(program.graph_signature.input_specs):  # tied parameters get their first name
-            tensor = _tensor_of(program, spec.target)
-            if isinstance(tensor, torch.Tensor):
-                yield str(spec.target).removeprefix(f"{_PREFIX}."), tensor, _ROLES.get(spec.kind, "constant")
-
-    return leaves
+def _leaves(program: torch.export.ExportedProgram) -> Iterator[tuple[str, torch.Tensor, Role]]:
+    for spec in reversed(program.graph_signature.input_specs):  # tied parameters get their first name
+        tensor = _tensor_of(program, spec.target)
+        if isinstance(tensor, torch.Tensor):
+            yield str(spec.target).removeprefix(f"{_PREFIX}."), tensor, _ROLES.get(spec.kind, "constant")
 
 
 def _tensor_of(program: torch.export.ExportedProgram, target: str | None) -> Any:

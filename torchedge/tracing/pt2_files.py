@@ -13,6 +13,7 @@ import operator
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -178,7 +179,7 @@ def _call(node: dict[str, Any], values: dict[str, Any], recorder: Recorder, trai
 def _function(target: str) -> Callable[..., Any]:
     """Return an operator by name: ATen's if it is registered or reads a tensor, or arithmetic on sizes."""
     if target in _PYTHON:
-        return _PYTHON[target] if target == "_operator.getitem" else _on_sizes(_PYTHON[target])
+        return _PYTHON[target] if target == "_operator.getitem" else partial(_on_sizes, _PYTHON[target])
     match = _ATEN.fullmatch(target)
     packet = getattr(getattr(torch.ops, match[1]), match[2], None) if match else None
     overload = getattr(packet, match[3], None) if match and packet is not None else None
@@ -194,16 +195,12 @@ def _function(target: str) -> Callable[..., Any]:
     return function
 
 
-def _on_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return arithmetic that takes and gives numbers of 64 bits: neither a power nor a text grows with it."""
-
-    def compute(*args: Any) -> Any:
-        numbers = [_size(arg) for arg in args]
-        if function is operator.pow and abs(numbers[0]) > 1 and abs(numbers[1]) > 64:
-            raise CaptureError(f"the file computes {numbers[0]} ** {numbers[1]}; expected sizes of 64 bits")
-        return _size(function(*numbers))
-
-    return compute
+def _on_sizes(function: Callable[..., Any], *args: Any) -> Any:
+    """Compute with numbers of 64 bits, and return one: neither a power nor a text grows with it."""
+    numbers = [_size(arg) for arg in args]
+    if function is operator.pow and abs(numbers[0]) > 1 and abs(numbers[1]) > 64:
+        raise CaptureError(f"the file computes {numbers[0]} ** {numbers[1]}; expected sizes of 64 bits")
+    return _size(function(*numbers))
 
 
 def _size(item: Any) -> Any:
