@@ -14,7 +14,6 @@ from torchedge.errors import PlanError
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import planned
-from torchedge.lowering.limits import resident_bytes
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
 from torchedge.streaming.plans import STRATEGIES, always_next, preload_everything
 from torchedge.streaming.schedules import (
@@ -93,8 +92,9 @@ def test_memory_is_what_the_program_allocates_and_no_less_than_its_bound(made, s
     plan = random_plan(instance, seed)
     schedule = make_schedule(made, instance, plan, STAGING)
     memory, bound = schedule.memory, least_memory(made, instance, plan, STAGING)
-    assert memory.ports_bytes + memory.preloaded_bytes == resident_bytes(schedule.program)
-    assert memory.total_bytes == resident_bytes(schedule.program) + memory.arena_bytes + STAGING
+    resident = sum(tensor.nbytes for tensor in schedule.program.residents)
+    assert memory.ports_bytes + memory.preloaded_bytes == resident
+    assert memory.total_bytes == resident + memory.arena_bytes + STAGING
     assert bound == replace(memory, arena_bytes=schedule.program.arena.live_bytes)
     assert bound.total_bytes <= memory.total_bytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from torchedge.bundles.manifests import TRAIN
 from torchedge.devices import Device, Provenance, weakest
 from torchedge.graphs import WEIGHT_ROLES
 from torchedge.lowering.limits import profile_limits
+from torchedge.lowering.programs import residents
 from torchedge.lowering.recomputing import Recomputation
 from torchedge.prediction.results import Estimate
 from torchedge.storage.locks import collection_paused
@@ -62,7 +63,9 @@ class BundlePlan:
         lowering = within_limit(whole, request, device)
         check_memory(lowering, profile_limits(device))
         names = [TRAIN if request.train else call.method for call in request.calls]
-        weights, states = (_resident(lowering, roles) for roles in (WEIGHT_ROLES, ("state",)))
+        kept = residents([plan.schedule.program for plan in lowering.plans] or lowering.programs)
+        weights = sum(tensor.nbytes for tensor in kept if tensor.role in WEIGHT_ROLES)
+        states = sum(tensor.nbytes for tensor in kept if tensor.role == "state")
         return cls(
             model=request.name or type(request.calls[0].model).__name__,
             device=device.name,
@@ -141,16 +144,6 @@ def plan_request(request: Request, device: Device) -> BundlePlan:
     for call in request.calls:
         check_example(call)
     return BundlePlan.of(request, lower_request(request, device, model_outputs(request)), device)
-
-
-def _resident(lowering: Lowering, roles: Iterable[str]) -> int:
-    """Return the bytes of tensors of some roles that stay on the device, which programs share by name."""
-    kept: dict[str, int] = {}
-    for program in [plan.schedule.program for plan in lowering.plans] or lowering.programs:
-        for index, tensor in enumerate(program.tensors):
-            if tensor.role in roles and not program.arena.holds(index):
-                kept[tensor.name] = tensor.nbytes
-    return sum(kept.values())
 
 
 def _streamed(schedule: StreamingSchedule) -> int:

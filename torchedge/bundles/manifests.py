@@ -19,7 +19,7 @@ from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.graphs.graph import Mode
 from torchedge.lowering.arenas import allocations, common_arena
 from torchedge.lowering.program_files import MAX_FILE_BYTES
-from torchedge.lowering.programs import MAX_ITEMS, DType, Program, Shape
+from torchedge.lowering.programs import MAX_ITEMS, DType, Program, Shape, residents
 from torchedge.lowering.targets import DeviceClass
 from torchedge.storage import resolve_inside
 from torchedge.storage.codecs import DERIVED, REQUIRED, Codec, Key, OptionalText, Sha256, Text
@@ -195,19 +195,13 @@ def memory_of(programs: Sequence[Program], staging_bytes: int = 0, *, methods: b
 
     methods: they share constants and one arena, too. Streamed weights are those with a place in the arena.
     """
-    resident: dict[str, int] = {}
-    shared = RESIDENT_ROLES if methods else SHARED_ROLES
+    resident = [t.nbytes for t in residents(programs, RESIDENT_ROLES if methods else SHARED_ROLES)]
     arenas = [program.arena for program in programs]
     arenas = [common_arena(arenas)] if methods else arenas
-    for number, program in enumerate(programs):
-        for index, tensor in enumerate(program.tensors):
-            if tensor.role != "intermediate" and not program.arena.holds(index):
-                own = "" if tensor.role in shared else f"{number} "
-                resident[own + tensor.name] = tensor.nbytes
     parts = [nbytes for arena in arenas for nbytes in allocations(arena)]
-    largest = max([staging_bytes, *parts, *resident.values()], default=0)
+    largest = max([staging_bytes, *parts, *resident], default=0)
     live = sum(arena.live_bytes for arena in arenas)
-    return Memory(sum(resident.values()), sum(parts), live, largest, staging_bytes)
+    return Memory(sum(resident), sum(parts), live, largest, staging_bytes)
 
 
 def memory_of_schedules(schedules: Sequence[StreamingSchedule]) -> Memory:

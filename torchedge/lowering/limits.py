@@ -92,15 +92,6 @@ def check_limits(program: Program, limits: Limits, staging_bytes: int = 0) -> No
             )
 
 
-def resident_bytes(program: Program) -> int:
-    """Return the bytes of all tensors outside the arena."""
-    return sum(
-        tensor.nbytes
-        for index, tensor in enumerate(program.tensors)
-        if tensor.role != "intermediate" and not program.arena.holds(index)
-    )
-
-
 def _is_beyond(amount: Any, limit: str, most: Any) -> bool:  # noqa: ANN401 - a number, a size or a need
     if most is None or isinstance(most, bool):
         return most is False and bool(amount)
@@ -133,7 +124,7 @@ def _demands(program: Program, staging_bytes: int) -> Iterator[_Demand]:
     most = max(allocations(arena), default=0)
     for what, nbytes in ((f"arena of {program.name}", most), ("staging pool", staging_bytes)):
         yield what, "allocation_bytes", nbytes, f"takes {nbytes} bytes at once", _SMALLER
-    total = resident_bytes(program) + total_bytes(arena) + staging_bytes
+    total = sum(tensor.nbytes for tensor in program.residents) + total_bytes(arena) + staging_bytes
     advice = _LOWER if staging_bytes else _STREAM
     yield f"program {program.name}", "memory_bytes", total, f"takes {total} bytes", advice
     for index in arena.offset:

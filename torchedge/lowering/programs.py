@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from torchedge.graphs import ITEM_SIZES
+from torchedge.graphs import ITEM_SIZES, RESIDENT_ROLES
 from torchedge.lowering.targets import DeviceClass
 from torchedge.storage.codecs import DERIVED, PRINTABLE, REQUIRED, Key, OneOf, OptionalText, Sha256, Text
 from torchedge.storage.locks import cached_property
@@ -200,6 +201,12 @@ class Program:
     target: Annotated[DeviceClass, REQUIRED] = "cpu"
     notes: Annotated[tuple[OptionalText, ...], REQUIRED, Meta(max_length=1000)] = ()
 
+    @property
+    def residents(self) -> list[StoredTensor]:
+        """The tensors with memory of their own, outside of the arena."""
+        tensors = enumerate(self.tensors)
+        return [t for index, t in tensors if t.role != "intermediate" and not self.arena.holds(index)]
+
     @cached_property
     def digest(self) -> str:
         """Content hash of kernels, launches and layouts (sha256, hex)."""
@@ -208,3 +215,15 @@ class Program:
             state.update(kernel.digest.encode())
         state.update(repr((self.tensors, self.launches, self.inputs, self.outputs)).encode())
         return state.hexdigest()
+
+
+def residents(
+    programs: Sequence[Program], shared: Collection[str] = RESIDENT_ROLES
+) -> Collection[StoredTensor]:
+    """Return the residents of programs, those of shared roles once for each name."""
+    kept: dict[str, StoredTensor] = {}
+    for number, program in enumerate(programs):
+        for tensor in program.residents:
+            own = "" if tensor.role in shared else f"{number} "
+            kept[own + tensor.name] = tensor
+    return kept.values()

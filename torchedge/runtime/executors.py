@@ -201,13 +201,10 @@ class Executor:
 
     def _admit(self, staging: int, shared: int) -> None:
         """Raise DeviceMemoryError where the device or the host has too little memory for the program."""
-        arena = self.program.arena
         own = [
             tensor
-            for index, tensor in enumerate(self.program.tensors)
-            if tensor.role != "intermediate"
-            and not arena.holds(index)
-            and tensor.name not in self._placed
+            for tensor in self.program.residents
+            if tensor.name not in self._placed
             and not (tensor.role in self._shared_roles and tensor.name in self._theirs)
         ]
         needed = sum(tensor.nbytes for tensor in own) + shared + staging
@@ -259,9 +256,7 @@ class Executor:
     def _residents(self) -> dict[str, DeviceTensor]:
         """Return all tensors outside the arena, by name."""
         tensors: dict[str, DeviceTensor] = {}
-        for index, tensor in enumerate(self.program.tensors):
-            if tensor.role == "intermediate" or self.program.arena.holds(index):
-                continue
+        for tensor in self.program.residents:
             if tensor.name in tensors:
                 raise InputError(
                     f"program {self.program.name} has two tensors called {tensor.name}; rename one of them"

@@ -146,12 +146,8 @@ class LimitedMemory:
     def _check_room(self, program: Program, arena_bytes: int) -> None:
         """Raise LimitError where a later program takes more than the others leave."""
         held = _shared(self._executors[0].program)
-        own = [
-            tensor.nbytes
-            for index, tensor in enumerate(program.tensors)
-            if tensor.role != "intermediate" and not program.arena.holds(index) and tensor.name not in held
-        ]
-        needed = self.nbytes + sum(own) + arena_bytes
+        own = sum(tensor.nbytes for tensor in program.residents if tensor.name not in held)
+        needed = self.nbytes + own + arena_bytes
         if needed > self.limit:
             raise LimitError(
                 f"{program.name} takes {needed} bytes beside the programs that are there, more than "
@@ -173,8 +169,7 @@ class _OpenFile(FileSource):
 
 def _shared(program: Program) -> set[str]:
     """Return the names of the tensors of a program that later ones use."""
-    tensors = enumerate(program.tensors)
-    return {t.name for index, t in tensors if t.role in SHARED_ROLES and not program.arena.holds(index)}
+    return {tensor.name for tensor in program.residents if tensor.role in SHARED_ROLES}
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -22,7 +22,6 @@ from torchedge.devices import Device, Provenance, weakest
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest, evaluate, features_outside
 from torchedge.lowering.arenas import allocations
-from torchedge.lowering.limits import resident_bytes
 from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.prediction.results import Estimate
 from torchedge.storage.codecs import thaw
@@ -139,7 +138,7 @@ def launch_features(works: Sequence[LaunchWork]) -> FloatArray:
 
 def allocated_bytes(program: Program) -> int:
     """Return what a program allocates on a device, without the staging of a streaming run."""
-    return resident_bytes(program) + sum(allocations(program.arena))
+    return sum(tensor.nbytes for tensor in program.residents) + sum(allocations(program.arena))
 
 
 def predict_program(program: Program, device: Device, plan: Budgeted | None = None) -> ProgramPrediction:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torchedge.errors import LimitError
 from torchedge.lowering.arenas import common_arena, total_bytes
 from torchedge.lowering.assembly import ALIGNMENT
-from torchedge.lowering.programs import Program
+from torchedge.lowering.programs import Program, residents
 from torchedge.lowering.recomputing import Checkpoints, Recomputation
 from torchedge.streaming.budgets import Budgeted, filled, loaded_whole, staging_for, too_small
 from torchedge.streaming.capacities import CHUNK_BYTES
@@ -197,15 +197,9 @@ def plan_beside(program: Program, first: StreamingSchedule) -> Budgeted:
 
 def memory_in_turn(plans: Sequence[Budgeted]) -> int:
     """Return the bytes of programs with their plans, together."""
-    kept: dict[str, int] = {}
     programs = [plan.schedule.program for plan in plans]
-    for number, program in enumerate(programs):
-        for index, tensor in enumerate(program.tensors):
-            if tensor.role != "intermediate" and not program.arena.holds(index):
-                own = f"{number} " if tensor.role in ("input", "output") else ""
-                kept[own + tensor.name] = tensor.nbytes
     arena = total_bytes(common_arena([program.arena for program in programs]))
-    return sum(kept.values()) + arena + plans[0].schedule.staging_bytes
+    return sum(t.nbytes for t in residents(programs)) + arena + plans[0].schedule.staging_bytes
 
 
 def _candidates(programs: Sequence[Program], *, constants: bool = True) -> tuple[str, ...]:
