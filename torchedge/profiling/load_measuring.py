@@ -105,26 +105,22 @@ def cases(*, quick: bool = False) -> list[LoadedOperator]:
     lines.sort(key=prod)
     for rows, length in lines[::3] if quick else lines:
         every.append(LoadedOperator("softmax", (rows, length), lambda: nn.Softmax(-1), ((rows, length),)))
-        norm = _maker(nn.LayerNorm, length)
+        norm = partial(nn.LayerNorm, length)
         every.append(LoadedOperator("layer_norm", (rows, length), norm, ((rows, length),)))
     sizes = [(n, n, n) for n in (64, 128, 256, 512, 1024, 2048)]
     sizes += [(1, 768, 768), (16, 768, 3072), (128, 768, 768), (128, 768, 3072), (128, 3072, 768)]
     sizes += [(197, 768, 2304), (512, 1024, 1024), (128, 2048, 8192), (1024, 1024, 4096), (2048, 256, 256)]
     sizes.sort(key=prod)
     for rows, inner, outputs in sizes[:9:2] if quick else sizes:
-        linear = _maker(nn.Linear, inner, outputs)
+        linear = partial(nn.Linear, inner, outputs)
         every.append(LoadedOperator("linear", (rows, inner, outputs), linear, ((rows, inner),)))
     planes = [(56, 64, 64), (28, 128, 128), (14, 256, 256), (7, 512, 512), (32, 320, 320), (112, 32, 32)]
     planes += [(64, 128, 128), (32, 64, 256), (128, 16, 64), (64, 32, 32), (16, 64, 128)]
     planes.sort(key=lambda plane: plane[0] ** 2 * plane[1] * plane[2])
     for side, inner, outputs in planes[:5:2] if quick else planes:
-        conv = _maker(nn.Conv2d, inner, outputs, 3, padding=1)
+        conv = partial(nn.Conv2d, inner, outputs, 3, padding=1)
         every.append(LoadedOperator("conv", (side, inner, outputs), conv, ((1, inner, side, side),)))
     return every
-
-
-def _maker(kind: Callable[..., nn.Module], *sizes: int, **options: int) -> Callable[[], nn.Module]:
-    return lambda: kind(*sizes, **options)
 
 
 # the device -------------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.ops.convolution import conv_shape
 from torchedge.profiling.campaigns.expansion import Listener, read_jobs, report_errors, run_child
 from torchedge.profiling.campaigns.transports import Transport, explain, row_of
 from torchedge.storage.documents import write_bytes
@@ -205,17 +207,10 @@ def _near(known: Sequence[Shape], tries: int, generator: random.Random) -> Itera
 
 def _bytes(shape: Shape) -> int:
     """Return the bytes of input, output and weights in float32, 0 where the output is empty."""
-    names = ("size", "kernel", "stride", "padding", "dilation")
-    after = [
-        (side + 2 * p - d * (k - 1) - 1) // s + 1
-        for side, k, s, p, d in zip(*(shape[name] for name in names), strict=True)
-    ]
-    if min(after) < 1:
-        return 0
-    (height, width), (tall, wide) = shape["size"], shape["kernel"]
-    x = shape["batch"] * shape["inputs"] * height * width
-    y = shape["batch"] * shape["outputs"] * after[0] * after[1]
-    return 4 * int(x + y + shape["outputs"] * shape["inputs"] // shape["groups"] * tall * wide)
+    x = (shape["batch"], shape["inputs"], *shape["size"])
+    weight = (shape["outputs"], shape["inputs"] // shape["groups"], *shape["kernel"])
+    y = conv_shape([x, weight], shape)
+    return 0 if y is None else 4 * (prod(x) + prod(weight) + prod(y))
 
 
 def _identity(shape: Shape) -> str:
