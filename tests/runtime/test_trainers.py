@@ -68,12 +68,16 @@ OPTIMIZERS = {
 }
 
 
+def twins(model, name):
+    """Return a model and a copy for eager PyTorch, and the optimizer of each."""
+    eager = copy.deepcopy(model)
+    return model, eager, OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](eager.parameters())
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_equals_eager_and_goes_on_in_either(name):
-    model = mlp()
-    eager = copy.deepcopy(model)
-    mine, theirs = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](eager.parameters())
+    model, eager, mine, theirs = twins(mlp(), name)
     data = batches(9)
     found = train_eager(model, mine, data[:1])  # the optimizer holds something before
     with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine) as trainer:
@@ -86,9 +90,7 @@ def test_training_equals_eager_and_goes_on_in_either(name):
 
 @pytest.mark.slow
 def test_a_network_with_batch_norm_predicts_and_evaluates_with_what_it_has_learnt():
-    model = SmallCNN()
-    eager = copy.deepcopy(model)
-    mine, theirs = OPTIMIZERS["sgd"](model.parameters()), OPTIMIZERS["sgd"](eager.parameters())
+    model, eager, mine, theirs = twins(SmallCNN(), "sgd")
     data = [(torch.randn(4, 3, 8, 8), torch.randint(5, (4,))) for _ in range(3)]
     x, y = data[0]
     trainer = torchedge.Trainer(model, x, y, loss=F.cross_entropy, optimizer=mine)
@@ -109,9 +111,7 @@ def test_a_network_with_batch_norm_predicts_and_evaluates_with_what_it_has_learn
 
 
 def test_gradients_of_several_batches_make_one_update():
-    model = mlp()
-    eager = copy.deepcopy(model)
-    mine, theirs = OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adam"](eager.parameters())
+    model, eager, mine, theirs = twins(mlp(), "adam")
     data = batches(6)
     with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine, accumulation=3) as trainer:
         found = [trainer.step(x, y) for x, y in data]
@@ -121,9 +121,7 @@ def test_gradients_of_several_batches_make_one_update():
 
 
 def test_a_smaller_last_batch_gets_its_own_program_also_after_a_sync():
-    model = mlp()
-    eager = copy.deepcopy(model)
-    mine, theirs = OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adam"](eager.parameters())
+    model, eager, mine, theirs = twins(mlp(), "adam")
     data = [*batches(2), *batches(1, 5), *batches(1), *batches(1, 5)]
     with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine) as trainer:
         found = [trainer.step(*data[0]), trainer.step(*data[1])]
@@ -233,9 +231,7 @@ def test_dropout_is_drawn_from_the_seed():
 
 @pytest.mark.slow
 def test_a_language_model_with_its_own_loss_and_keyword_arguments():
-    model = SmallGPT()
-    eager = copy.deepcopy(model)
-    mine, theirs = OPTIMIZERS["sgd"](model.parameters()), OPTIMIZERS["sgd"](eager.parameters())
+    model, eager, mine, theirs = twins(SmallGPT(), "sgd")
     tokens = torch.randint(23, (2, 8))
     batch = {"tokens": tokens, "labels": tokens.roll(-1, 1)}
     with torchedge.Trainer(model, batch, loss="model", optimizer=mine) as trainer:
