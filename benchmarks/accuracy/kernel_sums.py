@@ -18,15 +18,13 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torchedge import capture
+from torchedge.arrays import FloatArray
 from torchedge.graphs import FLOATING, ForwardGraph, Mode, Op
 from torchedge.graphs.sizes import Affine
 from torchedge.tracing.vision import prepare_torchvision
-
-FloatArray = npt.NDArray[np.float64]
 
 Kernel = tuple[str, tuple[int, ...]]
 """A table of gpu-kernels and sizes in its columns."""

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from nasbench201 import OPERATIONS, cell_function, parse_architecture
 from public_tables import EDGE_COLUMNS, MEMORY_SETTINGS, PublicSamples, read_public_samples
 from tables import number, options_of, print_table, print_wrapped
 
 from torchedge import capture, find_device
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device
 from torchedge.forests.trees import evaluate
 from torchedge.prediction.analysis import analyse
@@ -58,8 +58,6 @@ from torchedge.profiling.samples import (
     network_groups,
 )
 from torchedge.tracing.sources import load_model
-
-FloatArray = npt.NDArray[np.float64]
 
 GPUS = {
     "a100-sxm4-40gb": (19500, 1555),

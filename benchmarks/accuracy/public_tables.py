@@ -16,11 +16,11 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from msgspec import Meta
 from nasbench201 import CellNetwork, cell_function, parse_architecture
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, Provenance
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import ForwardGraph, Mode
@@ -36,7 +36,6 @@ from torchedge.storage.documents import read_bytes
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.vision import prepare_torchvision
 
-FloatArray = npt.NDArray[np.float64]
 Row = Mapping[str, Any]
 _Number = Annotated[float, Meta(ge=0, lt=1e9)]
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tables import options_of, print_table, print_wrapped
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device
 from torchedge.errors import InputError
 from torchedge.forests.trees import evaluate
@@ -43,7 +43,6 @@ from torchedge.profiling.memory_fitting import fit_memory
 from torchedge.profiling.profile_folders import KEYS, score_all
 from torchedge.profiling.samples import Mask, Quantity, Samples, device_of, prepare
 
-FloatArray = npt.NDArray[np.float64]
 Scores = Mapping[tuple[str, str], Score]
 
 PUBLISHED_TREES = 300

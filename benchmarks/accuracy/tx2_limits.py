@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tables import options_of, print_table
 
+from torchedge.arrays import FloatArray
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.memory.peaks import simulate_peaks
 from torchedge.prediction.profiles import load_models
@@ -35,8 +35,6 @@ from torchedge.profiling.latency_fitting import one_thread
 from torchedge.profiling.samples import Quantity, Samples, device_of, read_samples, simulate_records
 from torchedge.profiling.topologies import build_topology
 from torchedge.tracing.capturing import capture
-
-FloatArray = npt.NDArray[np.float64]
 
 NEAREST = 4
 DRAWN = ("googlenet", "squeezenet")

@@ -28,12 +28,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-import numpy.typing as npt
 from kernel_sums import NETWORKS, kernels_of, network_graph, summed_ms
 from public_tables import STEP_SETTINGS, load_timm_model
 from tables import options_of
 
 from torchedge import capture, find_device
+from torchedge.arrays import FloatArray
 from torchedge.devices import DEVICE_FILE, TRANSFER_TABLE, Device, usual_host, write_device
 from torchedge.graphs import Mode
 from torchedge.prediction.analysis import analyse
@@ -62,8 +62,6 @@ from torchedge.profiling.datasets import read_dataset
 from torchedge.profiling.latency_fitting import one_thread
 from torchedge.storage import read_toml
 from torchedge.tracing.sources import load_model
-
-FloatArray = npt.NDArray[np.float64]
 
 CARDS: Mapping[str, Mapping[str, float]] = {
     name: dict(

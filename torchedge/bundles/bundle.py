@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.bundles.generation import Column, Sampling, Windows, generate
 from torchedge.bundles.manifests import (
     CHECK,
@@ -76,8 +76,6 @@ if TYPE_CHECKING:
     from torchedge.streaming.schedules import StreamingSchedule
 
 MEBIBYTE = 2**20
-
-Array = npt.NDArray[Any]
 
 
 def _is_bundle(folder: Path) -> bool:

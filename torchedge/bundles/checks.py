@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
+from torchedge.arrays import Array
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import placed_for
@@ -38,7 +38,6 @@ before a batch norm; its bounds / its size."""
 _CHANGES = {"float16": 2.0**-10, "float32": 2.0**-14, "float64": 2.0**-14}
 _LEAST = {"float16": 2.0**-8, "float32": 2.0**-16, "float64": 2.0**-16}
 
-Array = npt.NDArray[Any]
 Figures = Annotated[tuple[float, ...], Meta(min_length=6, max_length=6)]
 
 

@@ -12,7 +12,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchedge.bundles.bundle import Array, Bundle
+from torchedge.arrays import Array
+from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.manifests import Port, memory_of
 from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.packing import check_indices, check_weight, pack_weight
@@ -30,8 +30,6 @@ PAGE, LINE = 16384, 64
 SCHEMA = "torchedge-weights-1"
 
 _FILLER = "~padding."
-
-Array = npt.NDArray[Any]
 
 
 def write_weights(

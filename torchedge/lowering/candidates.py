@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.lowering.schedules import (
     DEPTH,
     DEPTH_OF_A_SLICE,
@@ -31,8 +31,6 @@ from torchedge.lowering.schedules import (
 )
 from torchedge.lowering.targets import Target
 from torchedge.textures.layouts import LANES
-
-Array = npt.NDArray[Any]
 
 PANEL_TILES = ((8, 2), (8, 3), (10, 2), (16, 1), (4, 4), (6, 4), (12, 2), (4, 2), (8, 1), (4, 1))
 """Register tiles of a processor: rows and vectors."""

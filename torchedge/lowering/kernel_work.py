@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.candidates import Candidates
@@ -25,8 +25,6 @@ from torchedge.lowering.walks import Access, Digit, Walk, access_works, accesses
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import Layout, row_major
 from torchedge.textures.work import KernelWork, ReadWork
-
-Array = npt.NDArray[Any]
 
 OperandWorks = dict[tuple[int, Layout], ReadWork]
 """Work of a launch's operands, by their number and layout."""

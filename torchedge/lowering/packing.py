@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.errors import IndexRangeError, InputError
 from torchedge.lowering.programs import StoredTensor
-
-Array = npt.NDArray[Any]
 
 
 def check_weight(tensor: StoredTensor, data: Mapping[str, Array]) -> None:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.textures.coefficients import KernelErrors
-
-Array = npt.NDArray[Any]
 
 REACH = 4.0
 """Fields in which two schedules differ until their errors have little in common."""

@@ -17,8 +17,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.expressions.dialect import Site
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import writes_texels
@@ -39,8 +39,6 @@ from torchedge.lowering.trials import Trials, known_of, search
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import LANES, PATTERNS, Layout, image_layouts
 from torchedge.textures.model import TERMS, KernelCost, predict_kernels, predict_reuse
-
-Array = npt.NDArray[Any]
 
 MARGIN = 0.1
 """Predicted gain over the default, relative and beside a launch, below which the default stays."""

@@ -13,8 +13,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.expressions.dialect import aligned
 from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Remainder, as_index, axes_of, of
 from torchedge.expressions.scalars import Read, reads_of
@@ -29,8 +29,6 @@ from torchedge.textures.strides import (
     reuse_distances,
 )
 from torchedge.textures.work import ReadWork
-
-Array = npt.NDArray[Any]
 
 SEQUENCE = 32
 """Accesses of a work-item whose places are evaluated."""

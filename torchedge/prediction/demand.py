@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import FloatArray, IntArray
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.memory.model import MemoryModel
 from torchedge.prediction.memory.peaks import GraphTraits, Peaks, simulate_peaks
 from torchedge.prediction.memory.tape import Tape
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 _MIB = 2.0**20
 _MOST_ROWS = 512

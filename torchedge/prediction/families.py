@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import FloatArray, IntArray
 from torchedge.devices import Device
 from torchedge.graphs import GraphFamily, Mode
 from torchedge.graphs.sizes import Amounts, UndecidedError
@@ -23,9 +23,6 @@ from torchedge.prediction.memory.peaks import FamilyTape, family_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.profiles import load_models
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 Members = tuple[GraphFamily, IntArray]
 """A family and the values (D, C) of its symbols for C of its graphs, a column each."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.errors import ProfileError
 from torchedge.storage import REBUILD
-
-FloatArray = npt.NDArray[np.float64]
 
 GRID = np.concatenate([np.linspace(0.0, 0.98, 99), np.linspace(0.981, 0.999, 19)])
 """Levels at which quantiles are stored, finer towards the tail."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, weakest
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
@@ -33,7 +34,6 @@ from torchedge.prediction.results import Estimate, Prediction, Predictions
 from torchedge.tracing.device_answers import PLAIN_CPU, Accelerator
 from torchedge.tracing.sequence_lengths import LengthFamily
 
-FloatArray = npt.NDArray[np.float64]
 _MIB = 2.0**20
 _HOST_BOUND = 0.3
 """Share of a step from which a note says that the device waits for the host."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray, IntArray
 from torchedge.devices import DeviceKind, Provenance
 from torchedge.errors import InputError, check_whole, checked_call
 from torchedge.graphs.sizes import LARGEST_BATCH
@@ -22,9 +23,6 @@ from torchedge.texts import number
 
 CONFIDENCE = 0.95
 """Default one-sided confidence that a run stays below its required memory."""
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

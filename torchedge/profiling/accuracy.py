@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device
 from torchedge.errors import ProfileError, check_choice
 from torchedge.graphs import Mode
@@ -24,7 +25,6 @@ from torchedge.profiling.latency_fitting import fit_latency, predict_latency
 from torchedge.profiling.memory_fitting import fit_memory, predict_memory
 from torchedge.profiling.samples import QUANTITIES, Mask, Quantity, Samples, network_groups, simulate_records
 
-FloatArray = npt.NDArray[np.float64]
 StringArray = npt.NDArray[np.str_]
 
 TRAINING_LEVELS = (0, 30, 50, 70, 90)

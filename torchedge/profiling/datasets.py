@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from msgspec import Meta
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError, check_path
 from torchedge.graphs import ForwardGraph, Mode
@@ -64,7 +65,6 @@ _PUBLIC: Mapping[str, Any] = {
 _SUMS: Mapping[str, Any] = {"id": str, "mode": Mode, "batch_size": int} | dict.fromkeys(KINDS, _Figure)
 _ACTIVATIONS = ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "Hardsigmoid", "Sigmoid", "LeakyReLU", "Mish")
 
-FloatArray = npt.NDArray[np.float64]
 StringArray = npt.NDArray[np.str_]
 LayerTimes = dict[tuple[str, str, int], FloatArray]
 """(id, mode, batch size) to ms (6,) by `KINDS`, NaN where grouped convolutions mix with the dense ones.

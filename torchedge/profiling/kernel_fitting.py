@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, Provenance
 from torchedge.devices.device import measured_figure
 from torchedge.errors import ProfileError, needed
@@ -33,7 +34,6 @@ from torchedge.textures.coefficients import (
     Origin,
 )
 from torchedge.textures.strides import cross_block_strides
-from torchedge.textures.work import FloatArray
 
 REUSE: Mapping[str, int] = {"column": 0, "row": 1, "block-2": 2, "block-4": 4, "block-8": 8}
 """Intra-thread reuse distance s of the patterns (TMModel, 3.2.1)."""

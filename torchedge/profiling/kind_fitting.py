@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device
 from torchedge.errors import ProfileError
 from torchedge.graphs import Mode
@@ -50,8 +51,6 @@ from torchedge.profiling.latency_fitting import RIDGE, RIDGE_FEW, Steps, fit_coe
 from torchedge.profiling.layer_fitting import LayerTimes, Layout, fit_layers, read_layer_times
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import FEW_FOLDS, FEW_ROWS, MOST_FOLDS, DataSource, network_groups
-
-FloatArray = npt.NDArray[np.float64]
 
 FEWEST_ROWS = 20
 """Fewest rows of a kind of steps that a fit needs."""

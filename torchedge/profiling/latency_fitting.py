@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torchedge.arrays import FloatArray
 from torchedge.prediction.feature_sets import find_feature_set
 from torchedge.prediction.intervals import NO_ERRORS, DistanceScale, distance_scale, fit_errors, fit_law
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel, Times
@@ -47,8 +48,6 @@ from torchedge.profiling.samples import (
     enough_rows,
     network_weights,
 )
-
-FloatArray = npt.NDArray[np.float64]
 
 DELTA = 0.03
 """Relative error at which the loss turns from squared to linear."""

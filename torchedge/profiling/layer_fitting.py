@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from torchedge.arrays import FloatArray
 from torchedge.errors import ProfileError
 from torchedge.prediction.latency.roofline import (
     LAYER_TERMS,
@@ -36,7 +36,6 @@ from torchedge.storage.journals import parse_lines
 LAYER_TIMES = "convolution-times.jsonl.gz"
 """The file of a campaign over settings that holds timed convolutions, as the probe writes them."""
 
-FloatArray = npt.NDArray[np.float64]
 Layout = tuple[str | None, bool]
 """The precision of convolutions (None: float32), and whether they are in channels_last."""
 

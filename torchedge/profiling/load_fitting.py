@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, Provenance
 from torchedge.devices.device import measured_figure
 from torchedge.errors import ProfileError
@@ -47,8 +47,6 @@ FOLDS = 10
 """Parts of the cross-validation; all launch shapes of a kernel size are in one part."""
 
 _SETTINGS: Mapping[str, Any] = {"max_iter": 100, "max_leaf_nodes": 15, "min_samples_leaf": 10}
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

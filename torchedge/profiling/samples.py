@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, Provenance, find_device
 from torchedge.devices.device import DEVICE_FILE, NAME
 from torchedge.errors import DeviceError, InputError, ProfileError
@@ -29,7 +30,6 @@ from torchedge.profiling.campaigns.recording import describe_device
 from torchedge.profiling.datasets import ENVIRONMENT, KINDS, Dataset, read_dataset
 from torchedge.storage import read_json
 
-FloatArray = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 Quantity = Literal["memory", "latency"]

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
 from torchedge.devices import Device, Provenance
@@ -40,8 +39,6 @@ _SETTINGS: Mapping[str, Any] = {
     "min_samples_leaf": 5,
     "learning_rate": 0.08,
 }
-
-FloatArray = npt.NDArray[np.float64]
 
 
 _Positive = Annotated[float, Meta(gt=0, le=2**62)]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, find_device, list_devices, weakest
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, build_forest, evaluate
@@ -53,7 +54,6 @@ from torchedge.profiling.samples import (
     network_weights,
 )
 
-FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 
 NOISE = 0.05

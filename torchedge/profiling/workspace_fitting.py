@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Provenance
 from torchedge.errors import ProfileError, needed
 from torchedge.forests.trees import Forest
@@ -31,7 +31,6 @@ from torchedge.storage.journals import parse_lines
 CONVOLUTIONS = "convolutions.jsonl"
 """The file of a dataset folder that holds measured convolutions, as the probe writes them."""
 
-FloatArray = npt.NDArray[np.float64]
 
 _LEAVES, _LEAST_ROWS = 8000, 200
 _ALIGNED, _PREFERENCE = 8, 10.0

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from torchedge.arrays import Array
 from torchedge.errors import (
     DivisionError,
     IndexRangeError,
@@ -38,7 +39,7 @@ from torchedge.opencl.sharing import is_fork, kept_in_forks, serialised
 from torchedge.opencl.waiting import wait
 from torchedge.runtime.kernel_stores import BoundSlot, KernelStore
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
-from torchedge.runtime.memory import ArenaMemory, Array, DeviceMemory, DeviceTensor, check_same
+from torchedge.runtime.memory import ArenaMemory, DeviceMemory, DeviceTensor, check_same
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, StreamTurns, WeightStore, WeightStream
 from torchedge.storage.locks import cached_property

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import Array
 from torchedge.errors import InputError, OpenCLError
 from torchedge.lowering.packing import check_indices
 from torchedge.lowering.programs import Arena, Program, StoredTensor
@@ -26,8 +26,6 @@ from torchedge.opencl.memory import (
     upload,
 )
 from torchedge.opencl.waiting import wait
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(slots=True, eq=False)

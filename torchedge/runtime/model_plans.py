@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from torchedge.arrays import Array
 from torchedge.errors import InputError
 from torchedge.graphs import RESIDENT_ROLES
 from torchedge.lowering.kernels.loading import LoadingWay
@@ -15,7 +16,6 @@ from torchedge.lowering.packing import check_weight, pack_weight
 from torchedge.opencl import ClDevice, open_context
 from torchedge.runtime.executors import Executor
 from torchedge.runtime.measured_runs import MeasuredRun
-from torchedge.runtime.memory import Array
 from torchedge.runtime.weight_sources import ArraysSource
 from torchedge.streaming.planning import StreamingPlan
 from torchedge.streaming.schedules import schedule_for

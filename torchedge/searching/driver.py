@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device
 from torchedge.errors import InputError, described, did_you_mean
 from torchedge.graphs import GraphFamily, Mode
@@ -34,7 +35,6 @@ from torchedge.texts import number
 if TYPE_CHECKING:
     from torch import nn
 
-FloatArray = npt.NDArray[np.float64]
 
 _EXHAUSTED = 3
 """Iterations without a single new candidate after which the search ends."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, find_device
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.graphs import GraphFamily, Mode
@@ -21,7 +22,6 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.searching.spaces import Genes, SearchSpace
 from torchedge.storage import data_folder
 
-FloatArray = npt.NDArray[np.float64]
 Sketch = list[tuple[GraphFamily, npt.NDArray[np.int64], list[int]]]
 
 _CHUNK = 80

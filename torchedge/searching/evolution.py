@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.errors import InputError, check_whole
 from torchedge.searching.evaluation import Workers
 from torchedge.searching.spaces import Genes, SearchSpace, draw
@@ -27,7 +28,6 @@ from torchedge.storage.documents import writing
 from torchedge.storage.journals import Journal
 from torchedge.storage.replacing import make_folder
 
-FloatArray = npt.NDArray[np.float64]
 Score = Callable[[Sequence[Any]], Any]
 
 _ROUNDS = 30

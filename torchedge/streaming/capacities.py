@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, evaluate, features_outside
@@ -43,8 +44,6 @@ _HIGHEST = 2.0**32
 """No feature of a real kernel is above this: a forest with such a range is damaged."""
 
 _REBUILD = "measure with `torchedge profile --streaming` and rebuild it with `torchedge fit loads`"
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def load_features(work: LaunchWork, latency_ms: float, extra_bytes: npt.ArrayLike) -> FloatArray:

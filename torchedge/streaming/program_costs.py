@@ -15,9 +15,9 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
+from torchedge.arrays import FloatArray
 from torchedge.devices import Device, Provenance, weakest
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest, evaluate, features_outside
@@ -45,7 +45,6 @@ ASSUMED = 2.2
 _REBUILD = "measure with `torchedge campaign run --runner` and fit anew with `torchedge fit all`"
 
 _Number = Annotated[float, Meta(ge=0, le=1e9)]
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from math import log2
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.textures.coefficients import ARITHMETIC_WIDTHS, KernelCoefficients, MemoryPath
-from torchedge.textures.work import FloatArray, KernelWork, ReadWork
+from torchedge.textures.work import KernelWork, ReadWork
 
 TERMS = (
     "launches",

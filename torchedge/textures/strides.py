@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.textures.work import BLOCK_SHAPES, FloatArray
+from torchedge.arrays import FloatArray
+from torchedge.textures.work import BLOCK_SHAPES
 
 Places = npt.NDArray[np.int64]
 

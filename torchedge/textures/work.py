@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from torchedge.arrays import FloatArray
 
 BLOCK_SHAPES = (
     (1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (4, 4), (4, 8), (8, 8), (16, 16), (64, 64),

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.forests.trees import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.intervals import DistanceScale, ErrorModel
@@ -31,8 +32,6 @@ from torchedge.prediction.latency.roofline import (
     work_times,
 )
 from torchedge.prediction.latency.workload import PASSES, Workload
-
-FloatArray = npt.NDArray[np.float64]
 
 SHARE_NAMES = (
     *(f"share_{kind}_{phase}" for phase in PHASES for kind in KINDS),

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray
 from torchedge.forests.trees import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.intervals import ErrorModel
 from torchedge.prediction.memory.peaks import Peaks
-
-FloatArray = npt.NDArray[np.float64]
 
 MEMORY_FEATURES = ("batch", "base", "reserved_over_allocated", "allocated", "parameters", "has_linear")
 """Columns of the correction forest: batch size, clipped base (MiB), ratio, allocated peak (MiB), parameters

@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.arrays import FloatArray, IntArray
 from torchedge.graphs import ForwardGraph, GraphFamily
 from torchedge.graphs.graph import parameters_of
 from torchedge.graphs.sizes import Amount, Amounts, Poly, Size
@@ -24,9 +25,6 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import multiplies, written
 from torchedge.prediction.memory.tape import ALIGNMENT, Tape
 from torchedge.prediction.memory.workspaces import known_bytes
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 ANCHORS = (4, 16, 64, 256)
 """Batch sizes whose allocator is replayed. Chosen by cross-validation of Γ: four do as well as replaying

@@ -15,14 +15,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
+from torchedge.arrays import FloatArray, IntArray
 from torchedge.devices import Device
 from torchedge.forests.trees import Forest, evaluate, read_forests, write_forests
 from torchedge.storage import file_sha256, profile_file
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 PHASES = ("forward", "backward_x", "backward_w")
 """Forward, the gradient of the input, the gradient of the weights."""
