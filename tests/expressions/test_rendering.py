@@ -71,7 +71,7 @@ def test_an_unaligned_vector_goes_through_the_macro_for_any_address():
 
 
 def test_halves_and_masks_are_converted_where_they_are_read():
-    assert "vload_half4(0, h + " in rendered(load("h", of(N), of(C)), 4)
+    assert "te_half4(h + " in rendered(load("h", of(N), of(C)), 4)
     assert "convert_int4" in rendered(load("m", of(N), of(C)), 4)
 
 

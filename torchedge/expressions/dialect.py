@@ -39,6 +39,22 @@ typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored
 #endif
 """
 """Vectors at any address. PoCL compiles `vloadn` to a function call, so processors get unaligned types."""
+HALVES = """\
+#if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))
+#define te_half(p) __builtin_load_halff(p)
+#define te_half2(p) (float2)(te_half(p), te_half((p) + 1))
+#define te_half4(p) (float4)(te_half2(p), te_half2((p) + 2))
+#define te_half8(p) (float8)(te_half4(p), te_half4((p) + 4))
+#define te_half16(p) (float16)(te_half8(p), te_half8((p) + 8))
+#else
+#define te_half(p) vload_half(0, p)
+#define te_half2(p) vload_half2(0, p)
+#define te_half4(p) vload_half4(0, p)
+#define te_half8(p) vload_half8(0, p)
+#define te_half16(p) vload_half16(0, p)
+#endif
+"""
+"""Halves read as floats. PoCL compiles `vload_half` to tens of instructions, processors have one for it."""
 SAMPLER = """\
 __constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
 """

@@ -15,6 +15,7 @@ from torchedge.errors import LoweringError
 from torchedge.expressions.dialect import (
     CHECK,
     COMPUTE,
+    HALVES,
     PICK,
     SAMPLER,
     STORED,
@@ -435,7 +436,8 @@ class Renderer:
 
     def _element(self, site: Site, offset: str) -> str:
         if site.dtype == "float16":
-            return f"vload_half({offset}, {site.name})"
+            self.helpers[HALVES] = None
+            return f"te_half({site.name} + {offset})"
         text = f"{site.name}[{offset}]"
         return f"({text} != 0)" if site.dtype == "bool" else text
 
@@ -443,7 +445,8 @@ class Renderer:
         width = self.width
         text = self._safe(offset, guard, None, site, width)
         if site.dtype == "float16":
-            return f"vload_half{width}(0, {site.name} + {text})"
+            self.helpers[HALVES] = None
+            return f"te_half{width}({site.name} + {text})"
         stored, kind = STORED[site.dtype], COMPUTE[site.dtype]
         if aligned(offset, width):
             loaded = f"*(__global const {stored}{width}*)({site.name} + {text})"
