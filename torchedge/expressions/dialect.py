@@ -55,6 +55,14 @@ HALVES = """\
 #endif
 """
 """Halves read as floats. PoCL compiles `vload_half` to tens of instructions, processors have one for it."""
+WIDE = """\
+#if defined(__AVX512F__)
+#define te_wide 1
+#else
+#define te_wide 0
+#endif
+"""
+"""Whether there are 32 vector registers of 64 bytes; other processors have 16 of 32 bytes, or as much."""
 SAMPLER = """\
 __constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
 """

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from torchedge.errors import InputError
-from torchedge.expressions.dialect import CHECK, HALVES, SAMPLER, STORED, TYPE_BYTES, UNALIGNED
+from torchedge.expressions.dialect import CHECK, HALVES, SAMPLER, STORED, TYPE_BYTES, UNALIGNED, WIDE
 from torchedge.lowering.programs import Kernel, Launch, StoredTensor
 
 _PREAMBLE = re.compile(
     "^(?:"
-    + "".join([re.escape(helper) + "|" for helper in (CHECK, SAMPLER, HALVES)])
+    + "".join([re.escape(helper) + "|" for helper in (CHECK, SAMPLER, HALVES, WIDE)])
     + re.escape(UNALIGNED.format(stored="STORED", width="WIDTH"))
     .replace("STORED", r"(?P<stored>\w+?)", 1)
     .replace("WIDTH", r"(?P<width>\d+)", 1)

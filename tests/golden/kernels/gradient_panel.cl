@@ -1,5 +1,10 @@
 
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_3d66121a67(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19, const int n20, const int n21, const int n22, const int n23, const int n24, const int n25, const int n26, const int n27, const int n28, const int n29, const int n30, const int n31, const int n32, const int n33, const int n34, const int n35, const int n36, const int n37, const int n38, const int n39) {
+#if defined(__AVX512F__)
+#define te_wide 1
+#else
+#define te_wide 0
+#endif
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_83057be602(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19, const int n20, const int n21, const int n22, const int n23, const int n24, const int n25, const int n26, const int n27, const int n28, const int n29, const int n30, const int n31, const int n32, const int n33, const int n34, const int n35, const int n36, const int n37, const int n38, const int n39) {
   __local float words[8192] __attribute__((aligned(128)));
   __local float* const a_block = words;
   __local float* const b_block = a_block + n0;
@@ -72,59 +77,97 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_3
         }
       }
     }
-    for (int c = 0; c < cols; c += 32)
-    for (int r = 0; r < rows; r += 10) {
-      // loading slot
-      __local const float* from_a = a_block + r * 64;
-      __local const float* from_b = b_block + c * 64;
-      __local float* sums = tile + r * block_cols + c;
-      float16 s0_0 = 0, s0_1 = 0;
-      float16 s1_0 = 0, s1_1 = 0;
-      float16 s2_0 = 0, s2_1 = 0;
-      float16 s3_0 = 0, s3_1 = 0;
-      float16 s4_0 = 0, s4_1 = 0;
-      float16 s5_0 = 0, s5_1 = 0;
-      float16 s6_0 = 0, s6_1 = 0;
-      float16 s7_0 = 0, s7_1 = 0;
-      float16 s8_0 = 0, s8_1 = 0;
-      float16 s9_0 = 0, s9_1 = 0;
-      if (chunk > first) {
-        s0_0 = *(__local float16*)(sums + 0 * block_cols + 0); s0_1 = *(__local float16*)(sums + 0 * block_cols + 16);
-        s1_0 = *(__local float16*)(sums + 1 * block_cols + 0); s1_1 = *(__local float16*)(sums + 1 * block_cols + 16);
-        s2_0 = *(__local float16*)(sums + 2 * block_cols + 0); s2_1 = *(__local float16*)(sums + 2 * block_cols + 16);
-        s3_0 = *(__local float16*)(sums + 3 * block_cols + 0); s3_1 = *(__local float16*)(sums + 3 * block_cols + 16);
-        s4_0 = *(__local float16*)(sums + 4 * block_cols + 0); s4_1 = *(__local float16*)(sums + 4 * block_cols + 16);
-        s5_0 = *(__local float16*)(sums + 5 * block_cols + 0); s5_1 = *(__local float16*)(sums + 5 * block_cols + 16);
-        s6_0 = *(__local float16*)(sums + 6 * block_cols + 0); s6_1 = *(__local float16*)(sums + 6 * block_cols + 16);
-        s7_0 = *(__local float16*)(sums + 7 * block_cols + 0); s7_1 = *(__local float16*)(sums + 7 * block_cols + 16);
-        s8_0 = *(__local float16*)(sums + 8 * block_cols + 0); s8_1 = *(__local float16*)(sums + 8 * block_cols + 16);
-        s9_0 = *(__local float16*)(sums + 9 * block_cols + 0); s9_1 = *(__local float16*)(sums + 9 * block_cols + 16);
+    if (te_wide) {
+      for (int c = 0; c < cols; c += 32)
+      for (int r = 0; r < rows; r += 10) {
+        // loading slot
+        __local const float* from_a = a_block + r * 64;
+        __local const float* from_b = b_block + c * 64;
+        __local float* sums = tile + r * block_cols + c;
+        float16 s0_0 = 0, s0_1 = 0;
+        float16 s1_0 = 0, s1_1 = 0;
+        float16 s2_0 = 0, s2_1 = 0;
+        float16 s3_0 = 0, s3_1 = 0;
+        float16 s4_0 = 0, s4_1 = 0;
+        float16 s5_0 = 0, s5_1 = 0;
+        float16 s6_0 = 0, s6_1 = 0;
+        float16 s7_0 = 0, s7_1 = 0;
+        float16 s8_0 = 0, s8_1 = 0;
+        float16 s9_0 = 0, s9_1 = 0;
+        if (chunk > first) {
+          s0_0 = *(__local float16*)(sums + 0 * block_cols + 0); s0_1 = *(__local float16*)(sums + 0 * block_cols + 16);
+          s1_0 = *(__local float16*)(sums + 1 * block_cols + 0); s1_1 = *(__local float16*)(sums + 1 * block_cols + 16);
+          s2_0 = *(__local float16*)(sums + 2 * block_cols + 0); s2_1 = *(__local float16*)(sums + 2 * block_cols + 16);
+          s3_0 = *(__local float16*)(sums + 3 * block_cols + 0); s3_1 = *(__local float16*)(sums + 3 * block_cols + 16);
+          s4_0 = *(__local float16*)(sums + 4 * block_cols + 0); s4_1 = *(__local float16*)(sums + 4 * block_cols + 16);
+          s5_0 = *(__local float16*)(sums + 5 * block_cols + 0); s5_1 = *(__local float16*)(sums + 5 * block_cols + 16);
+          s6_0 = *(__local float16*)(sums + 6 * block_cols + 0); s6_1 = *(__local float16*)(sums + 6 * block_cols + 16);
+          s7_0 = *(__local float16*)(sums + 7 * block_cols + 0); s7_1 = *(__local float16*)(sums + 7 * block_cols + 16);
+          s8_0 = *(__local float16*)(sums + 8 * block_cols + 0); s8_1 = *(__local float16*)(sums + 8 * block_cols + 16);
+          s9_0 = *(__local float16*)(sums + 9 * block_cols + 0); s9_1 = *(__local float16*)(sums + 9 * block_cols + 16);
+        }
+        for (int k = 0; k < depth; ++k) {
+          const float16 b0 = *(__local const float16*)(from_b + 0), b1 = *(__local const float16*)(from_b + 16);
+          { const float x = from_a[0]; s0_0 += x * b0; s0_1 += x * b1; }
+          { const float x = from_a[64]; s1_0 += x * b0; s1_1 += x * b1; }
+          { const float x = from_a[128]; s2_0 += x * b0; s2_1 += x * b1; }
+          { const float x = from_a[192]; s3_0 += x * b0; s3_1 += x * b1; }
+          { const float x = from_a[256]; s4_0 += x * b0; s4_1 += x * b1; }
+          { const float x = from_a[320]; s5_0 += x * b0; s5_1 += x * b1; }
+          { const float x = from_a[384]; s6_0 += x * b0; s6_1 += x * b1; }
+          { const float x = from_a[448]; s7_0 += x * b0; s7_1 += x * b1; }
+          { const float x = from_a[512]; s8_0 += x * b0; s8_1 += x * b1; }
+          { const float x = from_a[576]; s9_0 += x * b0; s9_1 += x * b1; }
+          from_a += 1;
+          from_b += 32;
+        }
+        *(__local float16*)(sums + 0 * block_cols + 0) = s0_0; *(__local float16*)(sums + 0 * block_cols + 16) = s0_1;
+        *(__local float16*)(sums + 1 * block_cols + 0) = s1_0; *(__local float16*)(sums + 1 * block_cols + 16) = s1_1;
+        *(__local float16*)(sums + 2 * block_cols + 0) = s2_0; *(__local float16*)(sums + 2 * block_cols + 16) = s2_1;
+        *(__local float16*)(sums + 3 * block_cols + 0) = s3_0; *(__local float16*)(sums + 3 * block_cols + 16) = s3_1;
+        *(__local float16*)(sums + 4 * block_cols + 0) = s4_0; *(__local float16*)(sums + 4 * block_cols + 16) = s4_1;
+        *(__local float16*)(sums + 5 * block_cols + 0) = s5_0; *(__local float16*)(sums + 5 * block_cols + 16) = s5_1;
+        *(__local float16*)(sums + 6 * block_cols + 0) = s6_0; *(__local float16*)(sums + 6 * block_cols + 16) = s6_1;
+        *(__local float16*)(sums + 7 * block_cols + 0) = s7_0; *(__local float16*)(sums + 7 * block_cols + 16) = s7_1;
+        *(__local float16*)(sums + 8 * block_cols + 0) = s8_0; *(__local float16*)(sums + 8 * block_cols + 16) = s8_1;
+        *(__local float16*)(sums + 9 * block_cols + 0) = s9_0; *(__local float16*)(sums + 9 * block_cols + 16) = s9_1;
       }
-      for (int k = 0; k < depth; ++k) {
-        const float16 b0 = *(__local const float16*)(from_b + 0), b1 = *(__local const float16*)(from_b + 16);
-        { const float x = from_a[0]; s0_0 += x * b0; s0_1 += x * b1; }
-        { const float x = from_a[64]; s1_0 += x * b0; s1_1 += x * b1; }
-        { const float x = from_a[128]; s2_0 += x * b0; s2_1 += x * b1; }
-        { const float x = from_a[192]; s3_0 += x * b0; s3_1 += x * b1; }
-        { const float x = from_a[256]; s4_0 += x * b0; s4_1 += x * b1; }
-        { const float x = from_a[320]; s5_0 += x * b0; s5_1 += x * b1; }
-        { const float x = from_a[384]; s6_0 += x * b0; s6_1 += x * b1; }
-        { const float x = from_a[448]; s7_0 += x * b0; s7_1 += x * b1; }
-        { const float x = from_a[512]; s8_0 += x * b0; s8_1 += x * b1; }
-        { const float x = from_a[576]; s9_0 += x * b0; s9_1 += x * b1; }
-        from_a += 1;
-        from_b += 32;
+    }
+    else {
+      for (int c = 0; c < cols; c += 16)
+      for (int r = 0; r < rows; r += 5) {
+        // loading slot
+        __local const float* from_a = a_block + r * 64;
+        __local const float* from_b = b_block + c / 32 * 2048 + c % 32;
+        __local float* sums = tile + r * block_cols + c;
+        float16 s0_0 = 0;
+        float16 s1_0 = 0;
+        float16 s2_0 = 0;
+        float16 s3_0 = 0;
+        float16 s4_0 = 0;
+        if (chunk > first) {
+          s0_0 = *(__local float16*)(sums + 0 * block_cols + 0);
+          s1_0 = *(__local float16*)(sums + 1 * block_cols + 0);
+          s2_0 = *(__local float16*)(sums + 2 * block_cols + 0);
+          s3_0 = *(__local float16*)(sums + 3 * block_cols + 0);
+          s4_0 = *(__local float16*)(sums + 4 * block_cols + 0);
+        }
+        for (int k = 0; k < depth; ++k) {
+          const float16 b0 = *(__local const float16*)(from_b + 0);
+          { const float x = from_a[0]; s0_0 += x * b0; }
+          { const float x = from_a[64]; s1_0 += x * b0; }
+          { const float x = from_a[128]; s2_0 += x * b0; }
+          { const float x = from_a[192]; s3_0 += x * b0; }
+          { const float x = from_a[256]; s4_0 += x * b0; }
+          from_a += 1;
+          from_b += 32;
+        }
+        *(__local float16*)(sums + 0 * block_cols + 0) = s0_0;
+        *(__local float16*)(sums + 1 * block_cols + 0) = s1_0;
+        *(__local float16*)(sums + 2 * block_cols + 0) = s2_0;
+        *(__local float16*)(sums + 3 * block_cols + 0) = s3_0;
+        *(__local float16*)(sums + 4 * block_cols + 0) = s4_0;
       }
-      *(__local float16*)(sums + 0 * block_cols + 0) = s0_0; *(__local float16*)(sums + 0 * block_cols + 16) = s0_1;
-      *(__local float16*)(sums + 1 * block_cols + 0) = s1_0; *(__local float16*)(sums + 1 * block_cols + 16) = s1_1;
-      *(__local float16*)(sums + 2 * block_cols + 0) = s2_0; *(__local float16*)(sums + 2 * block_cols + 16) = s2_1;
-      *(__local float16*)(sums + 3 * block_cols + 0) = s3_0; *(__local float16*)(sums + 3 * block_cols + 16) = s3_1;
-      *(__local float16*)(sums + 4 * block_cols + 0) = s4_0; *(__local float16*)(sums + 4 * block_cols + 16) = s4_1;
-      *(__local float16*)(sums + 5 * block_cols + 0) = s5_0; *(__local float16*)(sums + 5 * block_cols + 16) = s5_1;
-      *(__local float16*)(sums + 6 * block_cols + 0) = s6_0; *(__local float16*)(sums + 6 * block_cols + 16) = s6_1;
-      *(__local float16*)(sums + 7 * block_cols + 0) = s7_0; *(__local float16*)(sums + 7 * block_cols + 16) = s7_1;
-      *(__local float16*)(sums + 8 * block_cols + 0) = s8_0; *(__local float16*)(sums + 8 * block_cols + 16) = s8_1;
-      *(__local float16*)(sums + 9 * block_cols + 0) = s9_0; *(__local float16*)(sums + 9 * block_cols + 16) = s9_1;
     }
   }
   for (int r = 0; r < rows; ++r) {

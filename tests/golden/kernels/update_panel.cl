@@ -1,5 +1,10 @@
 
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_c708508027(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18) {
+#if defined(__AVX512F__)
+#define te_wide 1
+#else
+#define te_wide 0
+#endif
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_8619d2486f(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18) {
   __local float words[8192] __attribute__((aligned(128)));
   __local float* const a_block = words;
   __local float* const b_block = a_block + n0;
@@ -36,51 +41,77 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_c
         }
       }
     }
-    for (int c = 0; c < cols; c += 32)
-    for (int r = 0; r < rows; r += 8) {
-      // loading slot
-      __local const float* from_a = a_block + r * 64;
-      __local const float* from_b = b_block + c * 64;
-      __local float* sums = tile + r * block_cols + c;
-      float16 s0_0 = 0, s0_1 = 0;
-      float16 s1_0 = 0, s1_1 = 0;
-      float16 s2_0 = 0, s2_1 = 0;
-      float16 s3_0 = 0, s3_1 = 0;
-      float16 s4_0 = 0, s4_1 = 0;
-      float16 s5_0 = 0, s5_1 = 0;
-      float16 s6_0 = 0, s6_1 = 0;
-      float16 s7_0 = 0, s7_1 = 0;
-      if (chunk > first) {
-        s0_0 = *(__local float16*)(sums + 0 * block_cols + 0); s0_1 = *(__local float16*)(sums + 0 * block_cols + 16);
-        s1_0 = *(__local float16*)(sums + 1 * block_cols + 0); s1_1 = *(__local float16*)(sums + 1 * block_cols + 16);
-        s2_0 = *(__local float16*)(sums + 2 * block_cols + 0); s2_1 = *(__local float16*)(sums + 2 * block_cols + 16);
-        s3_0 = *(__local float16*)(sums + 3 * block_cols + 0); s3_1 = *(__local float16*)(sums + 3 * block_cols + 16);
-        s4_0 = *(__local float16*)(sums + 4 * block_cols + 0); s4_1 = *(__local float16*)(sums + 4 * block_cols + 16);
-        s5_0 = *(__local float16*)(sums + 5 * block_cols + 0); s5_1 = *(__local float16*)(sums + 5 * block_cols + 16);
-        s6_0 = *(__local float16*)(sums + 6 * block_cols + 0); s6_1 = *(__local float16*)(sums + 6 * block_cols + 16);
-        s7_0 = *(__local float16*)(sums + 7 * block_cols + 0); s7_1 = *(__local float16*)(sums + 7 * block_cols + 16);
+    if (te_wide) {
+      for (int c = 0; c < cols; c += 32)
+      for (int r = 0; r < rows; r += 8) {
+        // loading slot
+        __local const float* from_a = a_block + r * 64;
+        __local const float* from_b = b_block + c * 64;
+        __local float* sums = tile + r * block_cols + c;
+        float16 s0_0 = 0, s0_1 = 0;
+        float16 s1_0 = 0, s1_1 = 0;
+        float16 s2_0 = 0, s2_1 = 0;
+        float16 s3_0 = 0, s3_1 = 0;
+        float16 s4_0 = 0, s4_1 = 0;
+        float16 s5_0 = 0, s5_1 = 0;
+        float16 s6_0 = 0, s6_1 = 0;
+        float16 s7_0 = 0, s7_1 = 0;
+        if (chunk > first) {
+          s0_0 = *(__local float16*)(sums + 0 * block_cols + 0); s0_1 = *(__local float16*)(sums + 0 * block_cols + 16);
+          s1_0 = *(__local float16*)(sums + 1 * block_cols + 0); s1_1 = *(__local float16*)(sums + 1 * block_cols + 16);
+          s2_0 = *(__local float16*)(sums + 2 * block_cols + 0); s2_1 = *(__local float16*)(sums + 2 * block_cols + 16);
+          s3_0 = *(__local float16*)(sums + 3 * block_cols + 0); s3_1 = *(__local float16*)(sums + 3 * block_cols + 16);
+          s4_0 = *(__local float16*)(sums + 4 * block_cols + 0); s4_1 = *(__local float16*)(sums + 4 * block_cols + 16);
+          s5_0 = *(__local float16*)(sums + 5 * block_cols + 0); s5_1 = *(__local float16*)(sums + 5 * block_cols + 16);
+          s6_0 = *(__local float16*)(sums + 6 * block_cols + 0); s6_1 = *(__local float16*)(sums + 6 * block_cols + 16);
+          s7_0 = *(__local float16*)(sums + 7 * block_cols + 0); s7_1 = *(__local float16*)(sums + 7 * block_cols + 16);
+        }
+        for (int k = 0; k < depth; ++k) {
+          const float16 b0 = *(__local const float16*)(from_b + 0), b1 = *(__local const float16*)(from_b + 16);
+          { const float x = from_a[0]; s0_0 += x * b0; s0_1 += x * b1; }
+          { const float x = from_a[1]; s1_0 += x * b0; s1_1 += x * b1; }
+          { const float x = from_a[2]; s2_0 += x * b0; s2_1 += x * b1; }
+          { const float x = from_a[3]; s3_0 += x * b0; s3_1 += x * b1; }
+          { const float x = from_a[4]; s4_0 += x * b0; s4_1 += x * b1; }
+          { const float x = from_a[5]; s5_0 += x * b0; s5_1 += x * b1; }
+          { const float x = from_a[6]; s6_0 += x * b0; s6_1 += x * b1; }
+          { const float x = from_a[7]; s7_0 += x * b0; s7_1 += x * b1; }
+          from_a += 8;
+          from_b += 32;
+        }
+        *(__local float16*)(sums + 0 * block_cols + 0) = s0_0; *(__local float16*)(sums + 0 * block_cols + 16) = s0_1;
+        *(__local float16*)(sums + 1 * block_cols + 0) = s1_0; *(__local float16*)(sums + 1 * block_cols + 16) = s1_1;
+        *(__local float16*)(sums + 2 * block_cols + 0) = s2_0; *(__local float16*)(sums + 2 * block_cols + 16) = s2_1;
+        *(__local float16*)(sums + 3 * block_cols + 0) = s3_0; *(__local float16*)(sums + 3 * block_cols + 16) = s3_1;
+        *(__local float16*)(sums + 4 * block_cols + 0) = s4_0; *(__local float16*)(sums + 4 * block_cols + 16) = s4_1;
+        *(__local float16*)(sums + 5 * block_cols + 0) = s5_0; *(__local float16*)(sums + 5 * block_cols + 16) = s5_1;
+        *(__local float16*)(sums + 6 * block_cols + 0) = s6_0; *(__local float16*)(sums + 6 * block_cols + 16) = s6_1;
+        *(__local float16*)(sums + 7 * block_cols + 0) = s7_0; *(__local float16*)(sums + 7 * block_cols + 16) = s7_1;
       }
-      for (int k = 0; k < depth; ++k) {
-        const float16 b0 = *(__local const float16*)(from_b + 0), b1 = *(__local const float16*)(from_b + 16);
-        { const float x = from_a[0]; s0_0 += x * b0; s0_1 += x * b1; }
-        { const float x = from_a[1]; s1_0 += x * b0; s1_1 += x * b1; }
-        { const float x = from_a[2]; s2_0 += x * b0; s2_1 += x * b1; }
-        { const float x = from_a[3]; s3_0 += x * b0; s3_1 += x * b1; }
-        { const float x = from_a[4]; s4_0 += x * b0; s4_1 += x * b1; }
-        { const float x = from_a[5]; s5_0 += x * b0; s5_1 += x * b1; }
-        { const float x = from_a[6]; s6_0 += x * b0; s6_1 += x * b1; }
-        { const float x = from_a[7]; s7_0 += x * b0; s7_1 += x * b1; }
-        from_a += 8;
-        from_b += 32;
+    }
+    else {
+      for (int c = 0; c < cols; c += 32)
+      for (int r = 0; r < rows; r += 2) {
+        // loading slot
+        __local const float* from_a = a_block + r / 8 * 512 + r % 8;
+        __local const float* from_b = b_block + c * 64;
+        __local float* sums = tile + r * block_cols + c;
+        float16 s0_0 = 0, s0_1 = 0;
+        float16 s1_0 = 0, s1_1 = 0;
+        if (chunk > first) {
+          s0_0 = *(__local float16*)(sums + 0 * block_cols + 0); s0_1 = *(__local float16*)(sums + 0 * block_cols + 16);
+          s1_0 = *(__local float16*)(sums + 1 * block_cols + 0); s1_1 = *(__local float16*)(sums + 1 * block_cols + 16);
+        }
+        for (int k = 0; k < depth; ++k) {
+          const float16 b0 = *(__local const float16*)(from_b + 0), b1 = *(__local const float16*)(from_b + 16);
+          { const float x = from_a[0]; s0_0 += x * b0; s0_1 += x * b1; }
+          { const float x = from_a[1]; s1_0 += x * b0; s1_1 += x * b1; }
+          from_a += 8;
+          from_b += 32;
+        }
+        *(__local float16*)(sums + 0 * block_cols + 0) = s0_0; *(__local float16*)(sums + 0 * block_cols + 16) = s0_1;
+        *(__local float16*)(sums + 1 * block_cols + 0) = s1_0; *(__local float16*)(sums + 1 * block_cols + 16) = s1_1;
       }
-      *(__local float16*)(sums + 0 * block_cols + 0) = s0_0; *(__local float16*)(sums + 0 * block_cols + 16) = s0_1;
-      *(__local float16*)(sums + 1 * block_cols + 0) = s1_0; *(__local float16*)(sums + 1 * block_cols + 16) = s1_1;
-      *(__local float16*)(sums + 2 * block_cols + 0) = s2_0; *(__local float16*)(sums + 2 * block_cols + 16) = s2_1;
-      *(__local float16*)(sums + 3 * block_cols + 0) = s3_0; *(__local float16*)(sums + 3 * block_cols + 16) = s3_1;
-      *(__local float16*)(sums + 4 * block_cols + 0) = s4_0; *(__local float16*)(sums + 4 * block_cols + 16) = s4_1;
-      *(__local float16*)(sums + 5 * block_cols + 0) = s5_0; *(__local float16*)(sums + 5 * block_cols + 16) = s5_1;
-      *(__local float16*)(sums + 6 * block_cols + 0) = s6_0; *(__local float16*)(sums + 6 * block_cols + 16) = s6_1;
-      *(__local float16*)(sums + 7 * block_cols + 0) = s7_0; *(__local float16*)(sums + 7 * block_cols + 16) = s7_1;
     }
   }
   for (int r = 0; r < rows; ++r) {

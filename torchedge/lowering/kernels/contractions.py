@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 
-from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES
+from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, WIDE
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Guarded, Scalar, constant
@@ -37,6 +38,8 @@ MOST_LOCAL_WORDS = 1 << 18
 SHORT_INNER = 8
 """Extent of the innermost loop below which a "panel" has a loop for each of the outer ones: to divide a flat
 position would take longer than to copy so few elements."""
+REGISTERS = 16
+"""Vector registers of 32 bytes of processors without wider ones."""
 UNROLL = "#pragma unroll"
 
 
@@ -184,9 +187,7 @@ def _panel(text: _ProductText) -> None:
                 body.add("depth += inner_end - inner;")
         _copy_rows(text, cut, meets, a)
         _copy_cols(text, cut, meets, b)
-        body.add(f"for (int c = 0; c < cols; c += {schedule.tile_cols})")
-        with body.block(f"for (int r = 0; r < rows; r += {schedule.tile_rows})"):
-            _multiply(text, cut["depth"])
+        _multiply(text, cut["depth"])
     with body.block("for (int r = 0; r < rows; ++r)"):
         body.add(*places(product.rows, "row0 + r"))
         with body.block(f"for (int c = 0; c < cols; c += {text.width})"):
@@ -285,30 +286,59 @@ def _transpose(body: Body, kind: str, count: int) -> None:
 
 
 def _multiply(text: _ProductText, deep: int) -> None:
-    """Multiply the panels of a tile, and add the products to the sums of the chunks before."""
-    s, body, rows, count = text.schedule, text.body, range(text.schedule.tile_rows), text.schedule.vectors
+    """Multiply the panels tile by tile; where registers are few or short, by parts of tiles."""
+    s, body = text.schedule, text.body
+    ymm = max(1, s.vector * TYPE_BYTES[text.type] // 32)
+    fits = [
+        (rows, count)
+        for rows in range(1, s.tile_rows + 1)
+        for count in range(1, s.vectors + 1)
+        if s.tile_rows % rows == s.vectors % count == 0 and (rows + 1) * count * ymm < REGISTERS
+    ]
+    part = max(fits, key=prod, default=(1, 1))
+    if part == (s.tile_rows, s.vectors):
+        _multiply_tiles(text, deep, *part)
+        return
+    body.helpers[WIDE] = None
+    for head, tile in (("if (te_wide)", (s.tile_rows, s.vectors)), ("else", part)):
+        with body.block(head):
+            _multiply_tiles(text, deep, *tile)
+
+
+def _multiply_tiles(text: _ProductText, deep: int, tile_rows: int, count: int) -> None:
+    """Multiply tiles of so many rows and vectors, and add the products to the sums of the chunks before."""
+    s, body, rows = text.schedule, text.body, range(tile_rows)
     vector, along = f"{text.type}{s.vector}", text.tiling.a.along_inner
-    body.add(
-        TURN,
-        f"__local const {text.type}* from_a = a_block + r * {deep};",
-        f"__local const {text.type}* from_b = b_block + c * {deep};",
-        f"__local {text.type}* sums = tile + r * block_cols + c;",
-        *[f"{vector} {', '.join(f's{i}_{j} = 0' for j in range(count))};" for i in rows],
+    from_a, from_b = (
+        f"{name} * {deep}" if step % whole == 0 else f"{name} / {whole} * {whole * deep} + {name} % {whole}"
+        for name, step, whole in (
+            ("r", tile_rows, 1 if along else s.tile_rows),
+            ("c", count * s.vector, s.tile_cols),
+        )
     )
+    body.add(f"for (int c = 0; c < cols; c += {count * s.vector})")
+    with body.block(f"for (int r = 0; r < rows; r += {tile_rows})"):
+        body.add(
+            TURN,
+            f"__local const {text.type}* from_a = a_block + {from_a};",
+            f"__local const {text.type}* from_b = b_block + {from_b};",
+            f"__local {text.type}* sums = tile + r * block_cols + c;",
+            *[f"{vector} {', '.join(f's{i}_{j} = 0' for j in range(count))};" for i in rows],
+        )
 
-    def place(i: int, j: int) -> str:
-        return f"*(__local {vector}*)(sums + {i} * block_cols + {j * s.vector})"
+        def place(i: int, j: int) -> str:
+            return f"*(__local {vector}*)(sums + {i} * block_cols + {j * s.vector})"
 
-    with body.block("if (chunk > first)"):
-        body.add(*[" ".join(f"s{i}_{j} = {place(i, j)};" for j in range(count)) for i in rows])
-    with body.block("for (int k = 0; k < depth; ++k)"):
-        loaded = [f"b{j} = *(__local const {vector}*)(from_b + {j * s.vector})" for j in range(count)]
-        body.add(f"const {vector} {', '.join(loaded)};")
-        for i in rows:
-            products = " ".join(f"s{i}_{j} += x * b{j};" for j in range(count))
-            body.add(f"{{ const {text.type} x = from_a[{i * deep if along else i}]; {products} }}")
-        body.add(f"from_a += {1 if along else s.tile_rows};", f"from_b += {s.tile_cols};")
-    body.add(*[" ".join(f"{place(i, j)} = s{i}_{j};" for j in range(count)) for i in rows])
+        with body.block("if (chunk > first)"):
+            body.add(*[" ".join(f"s{i}_{j} = {place(i, j)};" for j in range(count)) for i in rows])
+        with body.block("for (int k = 0; k < depth; ++k)"):
+            loaded = [f"b{j} = *(__local const {vector}*)(from_b + {j * s.vector})" for j in range(count)]
+            body.add(f"const {vector} {', '.join(loaded)};")
+            for i in rows:
+                products = " ".join(f"s{i}_{j} += x * b{j};" for j in range(count))
+                body.add(f"{{ const {text.type} x = from_a[{i * deep if along else i}]; {products} }}")
+            body.add(f"from_a += {1 if along else s.tile_rows};", f"from_b += {s.tile_cols};")
+        body.add(*[" ".join(f"{place(i, j)} = s{i}_{j};" for j in range(count)) for i in rows])
 
 
 # "local" ------------------------------------------------------------------------------------------------
