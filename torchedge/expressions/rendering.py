@@ -396,6 +396,13 @@ class Renderer:
             elements = prod(site.shape)
             if aligned(first, self.width) and elements % 2 == 0 and elements >= 2 * self.width:
                 return self._every_other(site, first, guard, odd), True
+        half = self.width // 2
+        if half >= LANES and [self.at_lane(offset, k) - first for k in range(self.width)] == [
+            constant(k // 2) for k in range(self.width)
+        ]:
+            kind = COMPUTE[site.dtype]
+            pairs = self.named(self._vector(site, first, guard, half), f"{kind}{half}")
+            return elements_of(kind, *[(pairs, k // 2) for k in range(self.width)]), True
         lanes = [
             self._element(site, self._safe(self.at_lane(offset, k), guard, k, site))
             for k in range(self.width)
@@ -441,8 +448,8 @@ class Renderer:
         text = f"{site.name}[{offset}]"
         return f"({text} != 0)" if site.dtype == "bool" else text
 
-    def _vector(self, site: Site, offset: Index, guard: str) -> str:
-        width = self.width
+    def _vector(self, site: Site, offset: Index, guard: str, width: int = 0) -> str:
+        width = width or self.width
         text = self._safe(offset, guard, None, site, width)
         if site.dtype == "float16":
             self.helpers[HALVES] = None

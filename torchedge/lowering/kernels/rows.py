@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, offset_of
-from torchedge.expressions.indices import ZERO, Axis, Fetched, Index, atoms_of, axes_of, flatten, of
+from torchedge.expressions.indices import ZERO, Axis, Fetched, Index, atoms_of, axes_of, flatten, of, rewrite
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Local, Read, Scalar, factored, reads_of, substitute, walk
+from torchedge.expressions.scalars import Local, Read, Scalar, factored, reads_of, substitute, transform, walk
 from torchedge.expressions.sizes import argument, digits
+from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.fusion import Computed, FusionGroup
 from torchedge.lowering.kernels.accumulators import Accumulator, share
 from torchedge.lowering.kernels.loading import TURN
@@ -42,6 +43,8 @@ LONG = 64
 """Rounds of a loop above which sums are compensated for rounding errors."""
 LONG_PRODUCT = 4096
 """The same of a product's sums, whose time counts; contractions compensate none."""
+FEW_STAGES = 2
+"""Most sums of a row of which a processor computes two rows at once: they stay in registers."""
 MOST_UNROLLED = 64
 """Most copies of a row's statements by unrolled loops: hundreds of them compile for seconds."""
 
@@ -156,6 +159,25 @@ class RowsNest:
             tuple([half if axis is last else axis for axis in axes]) for axes in (self.inner, self.memory)
         )
         return replace(self, inner=inner, memory=memory, bodies=tuple(bodies))
+
+    def in_row_pairs(self) -> RowsNest:
+        """Return the loops of which a round takes two neighbouring rows: what these share is read once."""
+        *others, last = self.rows
+        half = Axis(last.name, last.extent // 2)
+        bodies, stages, stores = list[Scalar](), list[Stage](), list[tuple[Node, Computed]]()
+        for number, mark in enumerate(("", "n")):
+
+            def marked(leaf: Scalar, mark: str = mark) -> Scalar | None:
+                return replace(leaf, name=leaf.name + mark) if isinstance(leaf, Local) else None
+
+            place = {last: of(half) * 2 + number}
+            bodies += [substitute(body, place) for body in self.bodies]
+            stages += [replace(stage, name=stage.name + mark) for stage in self.stages]
+            for node, item in in_loops(self.stores, place):
+                stores.append((node, replace(item, value=transform(item.value, rewrite, marked))))
+        memory = tuple([half if axis is last else axis for axis in self.memory])
+        whole = replace(self, rows=(*others, half), memory=memory, bodies=tuple(bodies))
+        return replace(whole, stages=tuple(stages), stores=tuple(stores))
 
     def split_stores(self) -> tuple[Stores, Stores]:
         """Return the results with a value for each element of a row, and those with one for a row."""
@@ -305,6 +327,11 @@ def write_rows(
     flops, length = nest.flops, prod([axis.extent for axis in nest.inner])
     if nest.product and schedule.along and schedule.members == schedule.slices == 1:
         nest = nest.in_pairs(schedule.vector)
+        packed = any(ITEM_SIZES[read.dtype] == 1 for read in reads_of(*nest.bodies))
+        even = nest.rows and nest.rows[-1].extent % 2 == 0
+        if packed and even and target.serial and len(nest.stages) <= FEW_STAGES:
+            nest = nest.in_row_pairs()
+            schedule = replace(schedule, group=(-(-schedule.group[0] // 2), *schedule.group[1:]))
     axes = (*nest.rows, *nest.inner)
     share, slices = (
         {axis: n for axis, n in zip(axes, numbers, strict=True) if n > 1}
