@@ -33,9 +33,6 @@ CONVOLUTIONS = "convolutions.jsonl"
 
 
 _LEAVES, _LEAST_ROWS = 8000, 200
-_ALIGNED, _PREFERENCE = 8, 10.0
-"""Of the kinds measured on fewer shapes, those with channels that are multiples of this count more: networks
-have such, and the library's kernels for half precision and channels_last need no workspace with them."""
 _UNSPLIT = 1.05 * 2**20
 """The allocator does not split off a MiB: a smaller figure is the unused end of a block, not a workspace."""
 
@@ -110,18 +107,16 @@ def fit_workspaces(measured: Mapping[str, Workspaces]) -> WorkspaceModel:
     for kind in [kind for kind in KINDS if kind in measured]:
         table = measured[kind]
         features, tensors = workspace_features(table.geometry), tensor_bytes(table.geometry)
-        aligned = (table.geometry[:, 1:3] % _ALIGNED == 0).all(axis=1) & (table.geometry[:, 3] == 1)
-        weights = np.where(aligned & bool(kind), _PREFERENCE, 1.0)
         for phase in PHASES:
-            forests[kind + phase] = _tree(features, table.measured[phase] / tensors, weights)
+            forests[kind + phase] = _tree(features, table.measured[phase] / tensors)
     return WorkspaceModel(forests)
 
 
-def _tree(features: FloatArray, ratio: FloatArray, weights: FloatArray) -> Forest:
+def _tree(features: FloatArray, ratio: FloatArray) -> Forest:
     with needed("scikit-learn", extra="fit", purpose="fitting workspaces"):
         from sklearn.ensemble import RandomForestRegressor
     model = RandomForestRegressor(1, bootstrap=False, max_leaf_nodes=_LEAVES, random_state=0)
-    model.fit(features, ratio, weights)
+    model.fit(features, ratio)
     return convert_model(model, features, feature_names=WORKSPACE_FEATURES, learner="tree")
 
 

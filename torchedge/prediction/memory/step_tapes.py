@@ -34,10 +34,19 @@ from torchedge.prediction.memory.decomposition import decompose, images_last
 from torchedge.prediction.memory.rewriting import releases_of, without_bodies
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
-from torchedge.prediction.memory.workspaces import NAMES, PHASES, convolution_geometry, convolution_kind
+from torchedge.prediction.memory.workspaces import (
+    NAMES,
+    PHASES,
+    SUM,
+    convolution_geometry,
+    convolution_kind,
+    sum_geometry,
+)
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
+_ADDED_TO_ROWS = frozenset(("linear", "addmm", "add", "sub", "mul"))
+"""Operators with an input that is the same for all rows of the result, whose gradient is a sum over them."""
 _STATE = "optimizer state"
 _BLAS = ("BLAS workspace", "BLAS workspace of the backward pass")
 
@@ -476,6 +485,7 @@ class StepWriter:
                     self._take_workspace(op, 1 + slot)
                 if number in places:
                     self._start_blas(op)
+                    self._sum_rows(op, slot)
             elif number not in numbers:  # of an output whose gradient the loss does not need
                 continue
             elif event is FootprintEvent.GRADIENT:
@@ -529,6 +539,25 @@ class StepWriter:
         if geometry is not None:
             label, name = f"workspace of {_title(op)} ({PHASES[phase]})", NAMES.index(kind + PHASES[phase])
             self.tape.take(name, tuple([poly(entry) for entry in geometry]), WORKSPACE, label)
+
+    def _sum_rows(self, op: Op, slot: int) -> None:
+        """Write the partial sums of the gradient of an input that was added to, or scaled, every row.
+
+        Kernels that torch.compile generates keep none.
+        """
+        if self.settings.workspaces is None or self.graph.partition is not None:
+            return
+        call = self._call(op, [])
+        part, whole = call.ins[slot], call.outs[0]
+        of_images = len(whole) == 4 and self._lies_last(op.inputs[0])
+        if op.kind in ("conv1d", "conv2d") and slot == 2 and of_images and part is not None:
+            part = (*part, 1, 1)
+        elif op.kind not in _ADDED_TO_ROWS:
+            return
+        geometry = None if part is None else sum_geometry(part, whole, 1 if of_images else -1)
+        if geometry is not None:
+            entries = tuple([poly(entry) for entry in geometry])
+            self.tape.take(NAMES.index(SUM), entries, WORKSPACE, f"partial sums of {_title(op)}")
 
     def _call(self, op: Op, needs: list[bool]) -> Call:
         """Return the call of an operator as its rules see it."""

@@ -1,8 +1,9 @@
-"""Workspaces: memory that a device's convolution library takes beside the tensors of a convolution.
+"""Workspaces: memory that a device's libraries take beside the tensors of a convolution or of a sum.
 
 Libraries choose an algorithm by shape, and some algorithms need the operands in another layout or partial
 sums: a workspace of about the size of the tensors, or none. Forests predict it from the shape; they are
 fitted to measured workspaces of single convolutions (`hooks/convolution_probe.py`) and stored in the profile.
+A sum over rows, as that of a bias's gradient, keeps partial sums of many blocks by a rule of PyTorch's own.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ PHASES = ("forward", "backward_x", "backward_w")
 KINDS = ("", "half-", "last-", "half-last-", "line-", "half-line-")
 """Kinds of convolutions: in half precision, in channels_last, in one dimension."""
 
-NAMES = tuple([kind + phase for kind in KINDS for phase in PHASES])
-"""Workspaces that a device's library takes; `PHASES` are those of plain convolutions in float32."""
+SUM = "sum"
+NAMES = (*[kind + phase for kind in KINDS for phase in PHASES], SUM)
+"""Workspaces that a device's libraries take; `PHASES` are those of plain convolutions in float32."""
 
 GEOMETRY = (
     "batch", "inputs", "outputs", "groups", "kernel", "stride", "padding", "input_positions",
@@ -47,15 +49,19 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, eq=False)
 class WorkspaceModel:
-    """Workspaces of one device: for each of `NAMES` a forest that gives workspace over tensors in float32.
+    """Workspaces of one device: of convolutions a forest that gives workspace over tensors in float32.
 
-    A name without forest takes none. Compared by identity, so that it can be part of settings.
+    A name without forest takes none. units: multiprocessors, for sums; 0: unknown. Compared by identity, so
+    that it can be part of settings.
     """
 
     forests: Mapping[str, Forest]
+    units: int = 0
 
     def bytes_of(self, name: str, geometry: FloatArray) -> IntArray:
-        """Return (R,) bytes for convolutions (R, 9), columns as `GEOMETRY`."""
+        """Return (R,) bytes of convolutions (R, 9), columns as `GEOMETRY`, or of sums: rows and columns."""
+        if name == SUM:
+            return np.array([sum_bytes(int(g[0]), int(g[1]), self.units) for g in geometry], dtype=np.int64)
         forest = self.forests.get(name)
         if forest is None or not len(geometry):
             return np.zeros(len(geometry), dtype=np.int64)
@@ -66,6 +72,32 @@ class WorkspaceModel:
 
 _LEAST_RATIO = 0.02
 """Below this a forest's average of none and some means none."""
+
+
+_THREADS, _RESIDENT = 512, 2048
+"""Threads of a block that sums, and those that a multiprocessor runs at once (data-center GPUs)."""
+
+
+def sum_bytes(rows: int, columns: int, units: int) -> int:
+    """Return the bytes in which a sum over the rows of (rows, columns) elements keeps partial sums.
+
+    PyTorch's `setReduceConfig` (Reduce.cuh) gives a thread some columns, and divides long sums among blocks
+    of threads, each of which writes its sums in float32.
+    """
+    wide = next(w for w in (4, 2, 1) if columns % w == 0)
+    most = _THREADS // wide
+    across, down = (min(most, 1 << max(n, 1).bit_length() - 1) for n in (columns // wide, rows))
+    width = min(across, 32)
+    height = min(down, most // width)
+    width = min(across, most // height)
+    values = -(-rows // height)
+    if rows < min(16 * height, 256) or values < 256 or not units:
+        return 0
+    grid, target = -(-columns // (wide * width)), units * (_RESIDENT // (width * height))
+    if grid > target:
+        return 0
+    blocks = max(min(-(-target // grid), -(-values // 16)), -(-values // 256))
+    return 4 * columns * blocks * width * wide if blocks > 1 else 0
 
 
 def tensor_bytes(geometry: FloatArray) -> FloatArray:
@@ -161,6 +193,20 @@ def convolution_geometry(
     return (x[0], x[1], y[1], groups, kernel, steps, sum(padding), before, after)
 
 
+def sum_geometry(part: Sequence[Any], whole: Sequence[Any], fastest: int) -> tuple[Any, ...] | None:
+    """Return rows and columns, filled up to `GEOMETRY`, of a sum of a shape to that of a part of it.
+
+    fastest: the dimension of the whole whose elements lie side by side. None where nothing or it is summed,
+    and where the part is no such part.
+    """
+    sides = [*[1] * (len(whole) - len(part)), *part][-len(whole) :]
+    pairs = [*zip(whole, sides, strict=True)]
+    summed = [side for side, kept in pairs if kept == 1]
+    if sides[fastest] == 1 or not summed or any(kept not in (1, side) for side, kept in pairs):
+        return None
+    return (_product(summed), _product(sides), *[0] * (len(GEOMETRY) - 2))
+
+
 def _product(sides: Sequence[Any]) -> Any:  # noqa: ANN401 - an int or a Size
     product: Any = 1
     for side in sides:
@@ -185,14 +231,15 @@ def load_workspaces(device: Device) -> WorkspaceModel | None:
     described = device.profile.get(TABLE)
     if not isinstance(described, Mapping):
         return None
-    return _loaded(device.folder, str(described.get("sha256")))
+    units = device.figures.get("compute_units")
+    return _loaded(device.folder, str(described.get("sha256")), int(units.value) if units is not None else 0)
 
 
 @lru_cache(maxsize=16)
-def _loaded(folder: Path, digest: str) -> WorkspaceModel:
+def _loaded(folder: Path, digest: str, units: int) -> WorkspaceModel:
     path = profile_file(folder, FILE, digest, max_bytes=_MOST_BYTES)
-    expected, optional = (dict.fromkeys(names, WORKSPACE_FEATURES) for names in (PHASES, NAMES))
-    return WorkspaceModel(read_forests(path, expected, optional, max_bytes=_MOST_BYTES))
+    expected, optional = (dict.fromkeys(names, WORKSPACE_FEATURES) for names in (PHASES, NAMES[:-1]))
+    return WorkspaceModel(read_forests(path, expected, optional, max_bytes=_MOST_BYTES), units)
 
 
 def write_workspaces(folder: Path, model: WorkspaceModel) -> str:
