@@ -15,6 +15,7 @@ import numpy as np
 from torchedge.devices import LOCAL_DEVICE, Device, find_device
 from torchedge.errors import InputError, ProfileError, check_choice, check_path, checked_call
 from torchedge.graphs import Mode
+from torchedge.prediction.memory.workspaces import workspaces_on
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels
 from torchedge.profiling import profile_folders
 from torchedge.profiling.accuracy import NAMES, JudgedFigure, Score
@@ -212,7 +213,9 @@ class _Fitting:
             )
         self.watcher.begin("workspaces")
         workspaces = fit_device_workspaces(self.dataset)
-        settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
+        settings = PROTOCOL
+        if workspaces is not None:
+            settings = replace(PROTOCOL, workspaces=workspaces_on(self.device, workspaces.model))
         self.watcher.more((3 + profile_folders.SCORES * (self.accuracy and self.base is None)) * len(chosen))
         self.figures: list[FigureFit] = []
         self.missing: list[str] = []

@@ -351,7 +351,10 @@ def cross_validate(
     levels: bool,
     networks: bool,
 ) -> HeldOut:
-    """Return the first candidate within a standard error of the best on held-out rows, with its errors.
+    """Return the best candidate on held-out rows, with its errors.
+
+    Memory: the first within a standard error of the best, as what a process takes beside its tensors is a
+    constant unless a forest shows otherwise. Of time nothing says so.
 
     predict(training rows, held-out rows) returns each candidate's predictions of the held-out rows, and the
     difficulty of these. levels, networks: as in `folds`. Raises ProfileError where there is nothing to hold
@@ -375,6 +378,8 @@ def cross_validate(
     # (candidates, folds)
     means = np.array([[float(np.abs(e).mean()) for e in parts] for parts in zip(*errors, strict=True)])
     behind = means - means[means.mean(axis=1).argmin()]
-    spread = behind.std(axis=1, ddof=1) / sqrt(len(weights)) if len(weights) > 1 else np.zeros(len(means))
+    spread = np.zeros(len(means))
+    if quantity == "memory" and len(weights) > 1:
+        spread = behind.std(axis=1, ddof=1) / sqrt(len(weights))
     best = int(np.argmax(behind.mean(axis=1) <= spread))
     return HeldOut(best, by_candidate[best], np.concatenate(difficulties), weight, np.concatenate(labels))

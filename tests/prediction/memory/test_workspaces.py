@@ -180,7 +180,7 @@ def test_depthwise_convolutions_in_channels_last_are_the_librarys():
 
 
 def test_sums_take_what_an_h200_was_seen_to_take():
-    """Gradients of biases of depthwise convolutions in channels_last (PyTorch 2.11): 98, 50, 30.63, 24.5 MiB."""
+    """Biases of depthwise convolutions in channels_last (PyTorch 2.11): 98, 50, 30.63 and 24.5 MiB."""
     measured = {(100352, 128): 98.0, (25088, 256): 49.0, (6272, 640): 30.625, (25088, 128): 24.5}
     for (rows, columns), mib in measured.items():
         assert sum_bytes(rows, columns, 132) == mib * MIB
@@ -199,6 +199,7 @@ def test_sums_take_what_an_h200_was_seen_to_take():
         ((5, 7, 8), (5, 7, 8), -1, None),
         ((4, 8), (2, 5, 8), -1, None),
         ((), (5, 7), -1, None),
+        ((), (), -1, None),
     ],
 )
 def test_rows_and_columns_of_a_sum(part, whole, fastest, expected):
@@ -270,8 +271,11 @@ def test_given_workspaces_stand_before_the_profiles(device):
     assert device_settings(device(), replace(PLAIN, workspaces=other)).workspaces is other
 
 
-def test_a_device_without_has_none():
-    assert load_workspaces(find_device("rtx-2080ti")) is None
+def test_a_device_without_measurements_has_sums_alone_where_it_is_a_card_of_nvidia():
+    model = load_workspaces(find_device("rtx-2080ti"))
+    assert model is not None and (model.forests, model.units, model.resident) == ({}, 68, 1024)
+    for name in ("jetson-tx2", "adreno-740", "local-cpu"):
+        assert load_workspaces(find_device(name)) is None
 
 
 def test_a_damaged_file_is_refused(device):

@@ -9,7 +9,7 @@ A sum over rows, as that of a bias's gradient, keeps partial sums of many blocks
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,19 @@ _FLOAT_BYTES = 4
 class WorkspaceModel:
     """Workspaces of one device: of convolutions a forest that gives workspace over tensors in float32.
 
-    A name without forest takes none. units: multiprocessors, for sums; 0: unknown. Compared by identity, so
-    that it can be part of settings.
+    A name without forest takes none. units: multiprocessors, for sums; 0: unknown. resident: threads that one
+    of them runs at once. Compared by identity, so that it can be part of settings.
     """
 
     forests: Mapping[str, Forest]
     units: int = 0
+    resident: int = 2048
 
     def bytes_of(self, name: str, geometry: FloatArray) -> IntArray:
         """Return (R,) bytes of convolutions (R, 9), columns as `GEOMETRY`, or of sums: rows and columns."""
         if name == SUM:
-            return np.array([sum_bytes(int(g[0]), int(g[1]), self.units) for g in geometry], dtype=np.int64)
+            sums = [sum_bytes(int(g[0]), int(g[1]), self.units, self.resident) for g in geometry]
+            return np.array(sums, dtype=np.int64)
         forest = self.forests.get(name)
         if forest is None or not len(geometry):
             return np.zeros(len(geometry), dtype=np.int64)
@@ -74,11 +76,14 @@ _LEAST_RATIO = 0.02
 """Below this a forest's average of none and some means none."""
 
 
-_THREADS, _RESIDENT = 512, 2048
-"""Threads of a block that sums, and those that a multiprocessor runs at once (data-center GPUs)."""
+_THREADS = 512
+"""The most threads of a block that sums."""
+
+_RESIDENT = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
+"""Threads that a multiprocessor runs at once, by compute capability (CUDA programming guide); 2,048 else."""
 
 
-def sum_bytes(rows: int, columns: int, units: int) -> int:
+def sum_bytes(rows: int, columns: int, units: int, resident: int = 2048) -> int:
     """Return the bytes in which a sum over the rows of (rows, columns) elements keeps partial sums.
 
     PyTorch's `setReduceConfig` (Reduce.cuh) gives a thread some columns, and divides long sums among blocks
@@ -93,7 +98,7 @@ def sum_bytes(rows: int, columns: int, units: int) -> int:
     values = -(-rows // height)
     if rows < min(16 * height, 256) or values < 256 or not units:
         return 0
-    grid, target = -(-columns // (wide * width)), units * (_RESIDENT // (width * height))
+    grid, target = -(-columns // (wide * width)), units * (resident // (width * height))
     if grid > target:
         return 0
     blocks = max(min(-(-target // grid), -(-values // 16)), -(-values // 256))
@@ -199,7 +204,9 @@ def sum_geometry(part: Sequence[Any], whole: Sequence[Any], fastest: int) -> tup
     fastest: the dimension of the whole whose elements lie side by side. None where nothing or it is summed,
     and where the part is no such part.
     """
-    sides = [*[1] * (len(whole) - len(part)), *part][-len(whole) :]
+    sides = [*[1] * (len(whole) - len(part)), *part]
+    if not whole or len(sides) != len(whole):
+        return None
     pairs = [*zip(whole, sides, strict=True)]
     summed = [side for side, kept in pairs if kept == 1]
     if sides[fastest] == 1 or not summed or any(kept not in (1, side) for side, kept in pairs):
@@ -224,22 +231,40 @@ _MOST_BYTES = 8 * 2**20
 
 
 def load_workspaces(device: Device) -> WorkspaceModel | None:
-    """Return the workspaces measured on a device, None for a device without such measurements.
+    """Return the workspaces of a device's libraries: those of convolutions where they were measured.
+
+    None for a device that runs no CUDA kernels of today, or has neither such measurements nor figures.
 
     Raises ProfileError for a file that is missing, damaged or made for another version.
     """
     described = device.profile.get(TABLE)
-    if not isinstance(described, Mapping):
-        return None
-    units = device.figures.get("compute_units")
-    return _loaded(device.folder, str(described.get("sha256")), int(units.value) if units is not None else 0)
+    digest = str(described.get("sha256")) if isinstance(described, Mapping) else ""
+    units, resident = _multiprocessors(device)
+    return _loaded(device.folder, digest, units, resident) if digest or units else None
 
 
-@lru_cache(maxsize=16)
-def _loaded(folder: Path, digest: str, units: int) -> WorkspaceModel:
+def workspaces_on(device: Device, model: WorkspaceModel) -> WorkspaceModel:
+    """Return measured workspaces with a device's figures."""
+    units, resident = _multiprocessors(device)
+    return replace(model, units=units, resident=resident)
+
+
+def _multiprocessors(device: Device) -> tuple[int, int]:
+    """Return how many a device has and the threads each runs at once; 0 for what is no NVIDIA card."""
+    units, capability = (device.figures.get(name) for name in ("compute_units", "compute_capability"))
+    if units is None or device.vendor != "NVIDIA" or device.kind != "gpu" or device.memory != "dedicated":
+        return 0, 0
+    version = divmod(round(10 * capability.value), 10) if capability is not None else (0, 0)
+    return int(units.value), _RESIDENT.get(version, 2048)
+
+
+@lru_cache(maxsize=64)
+def _loaded(folder: Path, digest: str, units: int, resident: int) -> WorkspaceModel:
+    if not digest:
+        return WorkspaceModel({}, units, resident)
     path = profile_file(folder, FILE, digest, max_bytes=_MOST_BYTES)
     expected, optional = (dict.fromkeys(names, WORKSPACE_FEATURES) for names in (PHASES, NAMES[:-1]))
-    return WorkspaceModel(read_forests(path, expected, optional, max_bytes=_MOST_BYTES), units)
+    return WorkspaceModel(read_forests(path, expected, optional, max_bytes=_MOST_BYTES), units, resident)
 
 
 def write_workspaces(folder: Path, model: WorkspaceModel) -> str:
