@@ -45,6 +45,7 @@ from torchedge.prediction.memory.workspaces import (
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
+_CONVOLUTIONS = frozenset(("conv1d", "conv2d"))
 _ADDED_TO_ROWS = frozenset(("linear", "addmm", "add", "sub", "mul"))
 """Operators with an input that is the same for all rows of the result, whose gradient is a sum over them."""
 _STATE = "optimizer state"
@@ -477,6 +478,11 @@ class StepWriter:
         for event, number, place, order in footprint.backward:
             if event is FootprintEvent.NEW:
                 slot = slots[places[number]] if number in places else -1
+                sums = self._summed_rows(op, slot)
+                if sums and op.region > 0 and op.kind not in _CONVOLUTIONS:
+                    # The engine sums once the call is over, which alone held what a checkpoint gave it.
+                    for kept in {*footprint.saved} & numbers.keys() - ready.keys():
+                        tape.drop(numbers.pop(kept))
                 label = f"backward of {_title(op)}"
                 if slot >= 0:
                     label = f"gradient of {self.graph.values[inputs[places[number]]].name}"
@@ -485,7 +491,8 @@ class StepWriter:
                     self._take_workspace(op, 1 + slot)
                 if number in places:
                     self._start_blas(op)
-                    self._sum_rows(op, slot)
+                if sums:
+                    tape.take(NAMES.index(SUM), sums, WORKSPACE, f"partial sums of {_title(op)}")
             elif number not in numbers:  # of an output whose gradient the loss does not need
                 continue
             elif event is FootprintEvent.GRADIENT:
@@ -525,7 +532,7 @@ class StepWriter:
 
     def _take_workspace(self, op: Op, phase: int) -> None:
         """Write the workspace that the device's library takes for one phase of a convolution, if known."""
-        if self.settings.workspaces is None or op.kind not in ("conv1d", "conv2d"):
+        if self.settings.workspaces is None or op.kind not in _CONVOLUTIONS:
             return
         call = self._call(op, [])
         x, weight, y = *call.ins[:2], call.outs[0]
@@ -540,24 +547,22 @@ class StepWriter:
             label, name = f"workspace of {_title(op)} ({PHASES[phase]})", NAMES.index(kind + PHASES[phase])
             self.tape.take(name, tuple([poly(entry) for entry in geometry]), WORKSPACE, label)
 
-    def _sum_rows(self, op: Op, slot: int) -> None:
-        """Write the partial sums of the gradient of an input that was added to, or scaled, every row.
+    def _summed_rows(self, op: Op, slot: int) -> tuple[Poly, ...]:
+        """Return the geometry of the sum that gives the gradient of an input that all rows share, or nothing.
 
-        Kernels that torch.compile generates keep none.
+        Kernels that torch.compile generates keep no partial sums.
         """
-        if self.settings.workspaces is None or self.graph.partition is not None:
-            return
+        if slot < 0 or self.settings.workspaces is None or self.graph.partition is not None:
+            return ()
         call = self._call(op, [])
         part, whole = call.ins[slot], call.outs[0]
         of_images = len(whole) == 4 and self._lies_last(op.inputs[0])
-        if op.kind in ("conv1d", "conv2d") and slot == 2 and of_images and part is not None:
+        if op.kind in _CONVOLUTIONS and slot == 2 and of_images and part is not None:
             part = (*part, 1, 1)
         elif op.kind not in _ADDED_TO_ROWS:
-            return
+            return ()
         geometry = None if part is None else sum_geometry(part, whole, 1 if of_images else -1)
-        if geometry is not None:
-            entries = tuple([poly(entry) for entry in geometry])
-            self.tape.take(NAMES.index(SUM), entries, WORKSPACE, f"partial sums of {_title(op)}")
+        return () if geometry is None else tuple([poly(entry) for entry in geometry])
 
     def _call(self, op: Op, needs: list[bool]) -> Call:
         """Return the call of an operator as its rules see it."""
