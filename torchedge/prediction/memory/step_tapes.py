@@ -62,7 +62,8 @@ def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     names = [(op.kind, op.scope) for op in step.graph.ops]
     operators = (*names, *reversed(names), ("update", ""))
     tape = step.tape.finish(step.remaining(), operators, settings.workspaces)
-    if settings.workspaces is None or first or graph.loss is None:
+    leaps = settings.workspaces is not None and settings.workspaces.forests  # its segments are the first's
+    if not leaps or first or graph.loss is None:
         return tape
     before, left = written(graph, settings, first=True)
     whole = step.tape.after(before, left).finish([], (), settings.workspaces)
