@@ -482,8 +482,9 @@ class StepWriter:
                 sums = self._summed_rows(op, slot)
                 if sums and op.region > 0 and op.kind not in _CONVOLUTIONS:
                     # The engine sums once the call is over, which alone held what a checkpoint gave it.
-                    for kept in {*footprint.saved} & numbers.keys() - ready.keys():
-                        tape.drop(numbers.pop(kept))
+                    for kept in dict.fromkeys(footprint.saved):
+                        if kept in numbers and kept not in ready:
+                            tape.drop(numbers.pop(kept))
                 label = f"backward of {_title(op)}"
                 if slot >= 0:
                     label = f"gradient of {self.graph.values[inputs[places[number]]].name}"
