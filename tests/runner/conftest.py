@@ -69,6 +69,14 @@ class NativeRunner:
         return {name: np.array(array) for name, array in read_tensors(got, finite=False)[0].items()}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make test-all` what needs the runner: to compile it takes minutes of a processor."""
+    for item in items:
+        if "build" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 def built(folder: Path, *options: str) -> Path:
     """Build the runner in a folder; skip where the tools for it are not there."""
     for tool in ("cmake", "c++"):
