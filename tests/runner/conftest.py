@@ -71,7 +71,7 @@ class NativeRunner:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to `make test-all` what needs the runner: to compile it takes minutes of a processor."""
+    """Leave to `make test-all` what needs the runner: compiling it takes minutes."""
     for item in items:
         if "build" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)

@@ -212,7 +212,7 @@ def test_sums_of_rows_are_those_that_run():
     tokens = torch.zeros(2, 5, 8)
     for module, count in ((nn.Linear(8, 4), 1), (nn.Linear(8, 4, bias=False), 0)):
         tape = write_tape(capture(module, example=tokens), replace(PLAIN, workspaces=ONE))
-        assert tape.scratch is None or len(taken_by(tape, sums=True)) == count
+        assert len([] if tape.scratch is None else taken_by(tape, sums=True)) == count
     under = replace(PLAIN, workspaces=WorkspaceModel({}, units=132))
     graph = capture(nn.Linear(8, 128), example=torch.zeros(2, 8))
     for rows in (64, 100352):

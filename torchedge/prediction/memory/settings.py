@@ -32,7 +32,7 @@ class StepSettings:
     winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for
     weight gradients of dense 3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator
     (2 or 4; 0: none).
-    workspaces: measured workspaces of the device's convolution library (None: unknown).
+    workspaces: workspaces of the device's libraries (None: unknown).
     blas_workspace_mib: memory that cuBLAS keeps from the allocator once a training step has multiplied
     matrices (64 on Hopper): half of it for the forward pass, half for the thread that runs the backward one.
     others: the further optimizers of a whole step (`ForwardGraph.is_whole_step`), in its order.

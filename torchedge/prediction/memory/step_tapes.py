@@ -62,8 +62,8 @@ def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     names = [(op.kind, op.scope) for op in step.graph.ops]
     operators = (*names, *reversed(names), ("update", ""))
     tape = step.tape.finish(step.remaining(), operators, settings.workspaces)
-    leaps = settings.workspaces is not None and settings.workspaces.forests  # its segments are the first's
-    if not leaps or first or graph.loss is None:
+    measured = settings.workspaces is not None and settings.workspaces.forests
+    if not measured or first or graph.loss is None:
         return tape
     before, left = written(graph, settings, first=True)
     whole = step.tape.after(before, left).finish([], (), settings.workspaces)
@@ -556,14 +556,16 @@ class StepWriter:
         """
         if slot < 0 or self.settings.workspaces is None or self.graph.partition is not None:
             return ()
+        of_channels = op.kind in _CONVOLUTIONS and slot == 2
+        if not of_channels and op.kind not in _ADDED_TO_ROWS:
+            return ()
         call = self._call(op, [])
         part, whole = call.ins[slot], call.outs[0]
         of_images = len(whole) == 4 and self._lies_last(op.inputs[0])
-        if op.kind in _CONVOLUTIONS and slot == 2 and of_images and part is not None:
-            part = (*part, 1, 1)
-        elif op.kind not in _ADDED_TO_ROWS:
+        if part is None or (of_channels and not of_images):
             return ()
-        geometry = None if part is None else sum_geometry(part, whole, 1 if of_images else -1)
+        part = (*part, 1, 1) if of_channels else part
+        geometry = sum_geometry(part, whole, 1 if of_images else -1)
         return () if geometry is None else tuple([poly(entry) for entry in geometry])
 
     def _call(self, op: Op, needs: list[bool]) -> Call:

@@ -46,6 +46,11 @@ WORKSPACE_FEATURES = (
 )  # fmt: skip
 _FLOAT_BYTES = 4
 
+RESIDENT = 2048
+"""Threads that a multiprocessor runs at once (CUDA programming guide)."""
+_FEWER_RESIDENT = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
+"""The same by compute capability, where they are fewer."""
+
 
 @dataclass(frozen=True, eq=False)
 class WorkspaceModel:
@@ -57,7 +62,7 @@ class WorkspaceModel:
 
     forests: Mapping[str, Forest]
     units: int = 0
-    resident: int = 2048
+    resident: int = RESIDENT
 
     def bytes_of(self, name: str, geometry: FloatArray) -> IntArray:
         """Return (R,) bytes of convolutions (R, 9), columns as `GEOMETRY`, or of sums: rows and columns."""
@@ -79,11 +84,8 @@ _LEAST_RATIO = 0.02
 _THREADS = 512
 """The most threads of a block that sums."""
 
-_RESIDENT = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
-"""Threads that a multiprocessor runs at once, by compute capability (CUDA programming guide); 2,048 else."""
 
-
-def sum_bytes(rows: int, columns: int, units: int, resident: int = 2048) -> int:
+def sum_bytes(rows: int, columns: int, units: int, resident: int = RESIDENT) -> int:
     """Return the bytes in which a sum over the rows of (rows, columns) elements keeps partial sums.
 
     PyTorch's `setReduceConfig` (Reduce.cuh) gives a thread some columns, and divides long sums among blocks
@@ -255,7 +257,7 @@ def _multiprocessors(device: Device) -> tuple[int, int]:
     if units is None or device.vendor != "NVIDIA" or device.kind != "gpu" or device.memory != "dedicated":
         return 0, 0
     version = divmod(round(10 * capability.value), 10) if capability is not None else (0, 0)
-    return int(units.value), _RESIDENT.get(version, 2048)
+    return int(units.value), _FEWER_RESIDENT.get(version, RESIDENT)
 
 
 @lru_cache(maxsize=64)
