@@ -11,7 +11,7 @@ from torchedge.prediction.memory.model import UNLIMITED
 from torchedge.profiling.datasets import read_dataset
 from torchedge.profiling.latency_fitting import fit_latency
 from torchedge.profiling.memory_fitting import fit_memory
-from torchedge.profiling.samples import prepare
+from torchedge.profiling.samples import cross_validate, prepare
 
 pytest.importorskip("sklearn")
 
@@ -43,3 +43,21 @@ def test_the_largest_run_is_no_limit_unless_one_did_not_fit(samples):
     assert process(small).capacity > 5000  # of 7,859 MiB
     processor = process(samples, kind="cpu")
     assert processor.ceiling == UNLIMITED and processor.floor == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "noise", "expected"),
+    [("memory", 0.2, 0), ("memory", 0.0, 1), ("latency", 0.2, 1), ("latency", 0.0, 1)],
+)
+def test_memory_takes_another_candidate_only_where_it_is_clearly_better(samples, quantity, noise, expected):
+    """The second candidate is 1 % better in the mean; `noise` is how much the first one's folds differ."""
+    measured = samples.measured(quantity)
+    sign = iter([1, -1] * 20)
+
+    def predict(training, left_out):
+        first = 0.3 + next(sign) * noise
+        return [measured[left_out] * np.exp(e) for e in (first, 0.29)], np.ones(int(left_out.sum()))
+
+    used = samples.usable(quantity)
+    held_out = cross_validate(samples, quantity, used, predict, levels=True, networks=True)
+    assert held_out.best == expected
