@@ -77,40 +77,72 @@ def test_as_predict_says_of_the_module(name, mode, batch, device, replaying):
         assert slow[row] >= latency[row]
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("mode", "zero_grad"), [("train", "set_to_none"), ("train", "zero"), ("infer", "zero")]
-)
-def test_workspaces_of_the_devices_library_are_those_of_the_graphs(mode, zero_grad, replaying):
-    """The convolution library's workspaces are no polynomials: forests say how large they are."""
+class Mlp(nn.Module):
+    """No convolution: no workspace, but sums over rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Forests that say how large the workspaces of convolutions are, of a library that never was."""
     pytest.importorskip("sklearn")
     from torchedge.profiling.forest_fitting import fit_forest
 
+    rng = np.random.default_rng(0)
+    rows, ratios = rng.uniform(0, 300, (200, len(WORKSPACE_FEATURES))), rng.uniform(0.5, 2, 200)
+    return {phase: fit_forest(rows, ratios, feature_names=WORKSPACE_FEATURES, trees=3) for phase in PHASES}
+
+
+def family_and_alone(groups, settings, batch):
+    """The peaks of all members at once, and of each by itself."""
+    tapes = [(FamilyAnalysis(family, settings).tape, values) for family, values in groups]
+    found = family_peaks(tapes, batch)
+    graphs = [family.graph(column.tolist()) for family, values in groups for column in values.T]
+    alone = simulate_peaks(
+        [write_tape(graph, settings) for graph in graphs],
+        [graph_traits(graph) for graph in graphs],
+        np.arange(len(graphs)),
+        np.full(len(graphs), float(batch)),
+    )
+    return [np.stack([peaks.allocated, peaks.reserved]) for peaks in (found, alone)]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("units", [0, 82])
+@pytest.mark.parametrize("forests", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "zero_grad"), [("train", "set_to_none"), ("train", "zero"), ("infer", "zero")]
+)
+def test_workspaces_of_the_devices_library_are_those_of_the_graphs(
+    mode, zero_grad, forests, units, measured, replaying
+):
+    """Workspaces are no polynomials: forests, and a rule for sums over rows, say how large they are."""
     rng, batch = np.random.default_rng(0), 24
-    rows = rng.uniform(0, 300, (200, len(WORKSPACE_FEATURES)))
-    forests = {
-        phase: fit_forest(rows, rng.uniform(0.5, 2, 200), feature_names=WORKSPACE_FEATURES, trees=3)
-        for phase in PHASES
-    }
     plain = StepSettings(zero_grad=zero_grad)
-    settings = dataclasses.replace(plain, workspaces=WorkspaceModel(forests))
-
-    def alone(graph, settings):
-        tape, traits = write_tape(graph, settings), graph_traits(graph)
-        return simulate_peaks([tape], [traits], np.array([0]), np.array([float(batch)]))
-
+    settings = dataclasses.replace(plain, workspaces=WorkspaceModel(measured if forests else {}, units))
     for space in SPACES.values():
-        sketch = space.sketch(space.canonical(draw(space, rng, 4)), mode)
-        groups = [(FamilyAnalysis(family, settings).tape, values) for family, values, _ in sketch]
-        graphs = [family.graph(column.tolist()) for family, values, _ in sketch for column in values.T]
-        found = family_peaks(groups, batch)
-        expected = [alone(graph, settings) for graph in graphs]
-        assert found.reserved == pytest.approx([p.reserved[0] for p in expected], rel=1e-9)
-        assert found.allocated == pytest.approx([p.allocated[0] for p in expected], rel=1e-9)
-        assert any(
-            p.allocated[0] > alone(graph, plain).allocated[0]
-            for p, graph in zip(expected, graphs, strict=True)
-        )
+        genes = space.canonical(draw(space, rng, 4))
+        groups = [(family, values) for family, values, _ in space.sketch(genes, mode)]
+        found, expected = family_and_alone(groups, settings, batch)
+        assert found == pytest.approx(expected, rel=1e-9)
+        if forests:
+            assert (expected[0] > family_and_alone(groups, plain, batch)[1][0]).any()
+
+
+@pytest.mark.parametrize("forests", [True, False])
+@pytest.mark.parametrize("units", [0, 132])
+def test_a_family_without_convolutions_is_replayed_as_its_graphs_are(forests, units, measured, replaying):
+    """Where convolutions were measured, the first step is replayed even if the network has none."""
+    graph = torchedge.capture(Mlp(), input_size=(64,), mode="train")
+    settings = StepSettings(workspaces=WorkspaceModel(measured if forests else {}, units))
+    found, expected = family_and_alone([(GraphFamily(graph, ()), np.zeros((0, 1), int))], settings, 3000)
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_latency_with_confidence_is_the_intervals_end_at_its_level():

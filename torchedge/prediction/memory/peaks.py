@@ -22,7 +22,7 @@ from torchedge.graphs.sizes import Amount, Amounts, Poly, Size
 from torchedge.prediction.memory.caching_allocator import ReplayRows
 from torchedge.prediction.memory.compiled_replay import replay_all
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.step_tapes import multiplies, written
+from torchedge.prediction.memory.step_tapes import multiplies, replays_first, written
 from torchedge.prediction.memory.tape import ALIGNMENT, Tape
 from torchedge.prediction.memory.workspaces import known_bytes
 
@@ -160,13 +160,14 @@ def family_peaks(groups: Sequence[tuple[FamilyTape, IntArray]], batch_size: int)
 class FamilyTape:
     """The allocations of a step of each of a family's graphs: one order of events, sizes by symbols.
 
-    Where the workspaces of the device's library are known, the first step comes before the steady one whose
-    peaks count, and every batch size is replayed itself.
+    Every batch size is replayed itself where the first step comes before the steady one, and where there are
+    workspaces, which leap with it.
     """
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
         program, _ = written(family.template, settings, first=False)
-        if settings.workspaces is not None and program.scratch and family.template.loss is not None:
+        from_start = replays_first(family.template, settings)
+        if from_start:
             program = program.after(*written(family.template, settings, first=True))
         self.events = np.array(program.events, dtype=np.int32)
         self.persistent = np.array(program.persistent, dtype=np.int32)
@@ -176,6 +177,7 @@ class FamilyTape:
         known: dict[Poly, Amount] = {size: _in_batch(size) for size in set(program.sizes)}
         self.sizes = Amounts([known[size] for size in program.sizes], names)
         self.workspaces = settings.workspaces if program.scratch else None
+        self.each_batch = from_start or self.workspaces is not None
         self.scratch = np.array([storage for storage, _, _ in program.scratch], dtype=np.intp)
         self.names = np.array([name for _, name, _ in program.scratch], dtype=np.intp)
         geometry = [_in_batch(entry) for _, _, entries in program.scratch for entry in entries]
@@ -188,14 +190,14 @@ class FamilyTape:
     def rows(self, values: IntArray, batch_size: int) -> tuple[ReplayRows, FloatArray]:
         """Return the rows to replay for candidates (D, C), and live peaks in MiB (C, 1 + A).
 
-        The first live peak is that at the batch size; the others, and the rows, are at its A anchors. With
-        workspaces the rows are at the batch size, and no live peaks are needed.
+        The first live peak is that at the batch size; the others, and the rows, are at its A anchors. Where
+        each batch size is replayed, the rows are at the batch size, and no live peaks are needed.
         """
         count = values.shape[1]
-        batches = np.array([batch_size, *([] if self.workspaces is not None else _anchors(batch_size)[0])])
+        batches = np.array([batch_size, *([] if self.each_batch else _anchors(batch_size)[0])])
         columns = np.concatenate([np.repeat(values, len(batches), axis=1), [np.tile(batches, count)]])
         units = -(-self._bytes(columns) // ALIGNMENT)
-        if self.workspaces is not None:
+        if self.each_batch:
             return ReplayRows(self.events, self.persistent, units.T, self.counted_from), np.zeros((count, 0))
         changes = units[np.abs(self.events) - 1] * self.signs
         rise = np.cumsum(changes, axis=0).max(axis=0, initial=0)
@@ -207,7 +209,7 @@ class FamilyTape:
     def peaks(self, values: IntArray, batch_size: int, live: FloatArray, replayed: IntArray) -> Peaks:
         """Return the simulated peaks of candidates from the live peaks and the peaks (R, 2) of `rows`."""
         count = values.shape[1]
-        if self.workspaces is not None:
+        if self.each_batch:
             allocated, reserved = replayed.T / _MIB
         else:
             ratios = replayed.reshape(count, -1, 2) / _MIB / live[:, 1:, None]

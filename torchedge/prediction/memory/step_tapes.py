@@ -62,12 +62,19 @@ def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     names = [(op.kind, op.scope) for op in step.graph.ops]
     operators = (*names, *reversed(names), ("update", ""))
     tape = step.tape.finish(step.remaining(), operators, settings.workspaces)
-    measured = settings.workspaces is not None and settings.workspaces.forests
-    if not measured or first or graph.loss is None:
+    if first or not replays_first(graph, settings):
         return tape
     before, left = written(graph, settings, first=True)
     whole = step.tape.after(before, left).finish([], (), settings.workspaces)
     return replace(tape, from_start=whole)
+
+
+def replays_first(graph: ForwardGraph, settings: StepSettings) -> bool:
+    """Return whether the first step is replayed before the steady one whose peaks count.
+
+    It is where workspaces of convolutions were measured.
+    """
+    return graph.loss is not None and settings.workspaces is not None and bool(settings.workspaces.forests)
 
 
 def written(graph: ForwardGraph, settings: StepSettings, *, first: bool) -> tuple[TapeWriter, list[int]]:
