@@ -331,9 +331,9 @@ def ports(program: Program) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def memory(programs: list[Program], *, methods: bool = False) -> dict[str, int]:
+def memory(programs: list[Program]) -> dict[str, int]:
     """Return the memory of programs as a manifest has it."""
-    counted = memory_of(programs, methods=methods)
+    counted = memory_of(programs)
     return {**asdict(counted), "total_bytes": counted.total_bytes}
 
 
@@ -345,7 +345,7 @@ def adapt_manifest(manifest: dict[str, Any], folder: Path, programs: list[Progra
         method |= {**ports(own), "memory": memory([own])}
     before = manifest["hyperparameters"]
     manifest["hyperparameters"] = {name: before.get(name, 0.1) for name in program.hyperparameters}
-    manifest["memory"] = memory(programs, methods="methods" in manifest)
+    manifest["memory"] = memory(programs)
     manifest["device"]["class"] = program.target
     several = len(programs) > 1 and "methods" not in manifest
     manifest["accumulation"] = max(manifest["accumulation"], 2) if several else 1

@@ -430,3 +430,50 @@ def test_a_training_step_for_a_phone_is_tuned_by_assumed_coefficients_and_says_s
 
     assert notes(0, "train", None) and notes(1, "infer", "model")
     assert not notes(2, "train", "fixed") and not notes(3, "infer", None)
+
+
+def test_a_training_step_whose_batch_does_not_fit_takes_it_in_parts(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 4))
+    x, target = torch.randn(48, 16), torch.randn(48, 4)
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torchedge.TrainingStep(
+        loss=nn.functional.mse_loss, optimizer=optimizer, targets=target, accumulation=2
+    )
+    whole = torchedge.plan(model, x, "local-cpu", step=step)
+    plan = torchedge.plan(model, x, "local-cpu", step=step, memory_limit=f"{int(0.7 * whole.total_bytes)}B")
+    assert whole.parts == 1 < plan.parts and plan.to_dict()["parts"] == plan.parts
+    assert f"in {plan.parts} parts" in str(plan) and whole.runs.keys() == plan.runs.keys()
+    assert plan.total_bytes <= 0.7 * whole.total_bytes
+    asked = {"mode": "train", "step": step, "memory_limit": f"{int(0.7 * whole.total_bytes)}B"}
+    bundle = torchedge.export(model, x, "local-cpu", out=tmp_path / "b", onnx=False, **asked)
+    manifest, size = bundle.manifest, 48 // plan.parts
+    assert manifest.memory.total_bytes == plan.total_bytes
+    assert manifest.accumulation == 2 * plan.parts and manifest.inputs[0].shape == (size, 16)
+    assert any(f"runs in {plan.parts} parts of {size}" in note for note in manifest.notes)
+    updates = torch.optim.SGD(eager.parameters(), lr=0.1)
+    for _ in range(2):
+        (nn.functional.mse_loss(eager(x), target) / 2).backward()
+        for part, wanted in zip(x.split(size), target.split(size), strict=True):
+            bundle.train_step(part.numpy(), wanted.numpy())
+    updates.step()
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(torch.from_numpy(bundle.state_dict()[name]), value, msg=name)
+
+
+@pytest.mark.parametrize("limit", [None, "1GiB"])
+def test_programs_that_accumulate_and_update_share_one_arena(tmp_path, limit):
+    model, x = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4)), torch.zeros(64, 16)
+    sizes = []
+    for accumulation in (1, 2):
+        bundle = torchedge.export(
+            model, x, "local-cpu", out=tmp_path / f"{accumulation}", mode="train", onnx=False,
+            accumulation=accumulation, memory_limit=limit,
+        )  # fmt: skip
+        runner = bundle.place()
+        made = {memory.int_ptr for e in runner.executors.values() for memory in e._arena.buffers}
+        first = {memory.int_ptr for memory in runner.executor._arena.buffers}
+        assert made == first
+        sizes.append(bundle.manifest.memory.arena_bytes)
+    assert sizes[1] <= 1.1 * sizes[0]

@@ -192,7 +192,7 @@ def test_training_bundles_stream_frozen_weights(tmp_path, accumulation):
     for layer in (model.first, model.layers, model.tied):
         layer.requires_grad_(False)
     model.layers[-1].requires_grad_(True)
-    batch, target = torch.randn(2, 4, 64)
+    batch, target = torch.randn(2, 1, 4, 64)  # one sample, which no limit cuts
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     options = {"loss": nn.functional.mse_loss, "targets": target, "optimizer": optimizer}
     options |= {"mode": "train", "accumulation": accumulation, "device": "local-cpu", "onnx": False}

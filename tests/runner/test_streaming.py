@@ -192,7 +192,7 @@ def test_training_streams_frozen_weights_and_goes_on_from_a_saved_state(native, 
     for layer in (model.first, model.layers, model.tied):
         layer.requires_grad_(False)
     model.layers[-1].requires_grad_(True)
-    batch, target = torch.randn(2, 4, 64)
+    batch, target = torch.randn(2, 1, 4, 64)  # one sample, which no limit cuts
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
     def export(**options):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchedge
-from torchedge.errors import InputError, LimitError
+from torchedge.errors import IndexRangeError, InputError, LimitError, TorchedgeWarning
 
 pytest.importorskip("pyopencl")
 
@@ -26,24 +26,28 @@ class Adapted(torch.nn.Module):
         return x + torch.tanh(self.base(x) + self.up(self.down(x)))
 
 
-def network(form=None):
+def network(form=None, depth=DEPTH):
     torch.manual_seed(0)
-    base = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)])
+    base = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(depth)])
     if form is not None:
         base = torchedge.quantize(base, form, group=32)
     return torch.nn.Sequential(*[Adapted(layer) for layer in base])
 
 
-def batches(count, rows=8):
+def batches(count, rows=8, samples=1):
     draw = torch.Generator().manual_seed(0)
-    return [tuple(torch.randn(rows, WIDTH, generator=draw) for _ in range(2)) for _ in range(count)]
+    shape = (samples, rows, WIDTH)
+    return [tuple(torch.randn(shape, generator=draw) for _ in range(2)) for _ in range(count)]
 
 
-def trainer_of(model, **options):
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    x, y = batches(1)[0]
+def optimizer_of(model):
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+
+
+def trainer_of(model, samples=1, **options):
+    x, y = batches(1, samples=samples)[0]
     loss = torch.nn.functional.mse_loss
-    return torchedge.Trainer(model, x, y, loss=loss, optimizer=optimizer, **options)
+    return torchedge.Trainer(model, x, y, loss=loss, optimizer=optimizer_of(model), **options)
 
 
 def least_limit(model, **options):
@@ -98,6 +102,83 @@ def test_the_limit_holds_for_batches_that_come_later():
         with pytest.raises(LimitError, match="give the largest batch as the example"):
             trainer.step(*large)
         assert trainer.step(*small) > 0
+
+
+def cut_trainer(model, samples, accumulation=1):
+    """A trainer that takes a batch in parts, as it has little more than what one sample needs."""
+    limit = 1.1 * least_limit(copy.deepcopy(model), samples=samples, accumulation=accumulation)
+    with pytest.warns(TorchedgeWarning, match=f"batch of {samples} runs in . parts of"):
+        trainer = trainer_of(model, samples, accumulation=accumulation, memory_limit=f"{int(limit)}B")
+    assert 1 < trainer.parts <= samples and samples % trainer.parts == 0
+    assert allocated(trainer) == trainer.memory.total <= limit
+    return trainer
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_batch_that_is_too_large_runs_in_parts_and_trains_as_pytorch_does(accumulation):
+    model = network(depth=2)
+    eager = copy.deepcopy(model)
+    optimizer, losses = optimizer_of(eager), []
+    with cut_trainer(model, 6, accumulation) as trainer:
+        for number, (x, y) in enumerate(batches(4, samples=6), 1):
+            losses.append(torch.nn.functional.mse_loss(eager(x), y))
+            (losses[-1] / accumulation).backward()
+            if number % accumulation == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            assert trainer.step(x, y) == pytest.approx(losses[-1].item(), rel=1e-5)
+            assert (trainer.batches, trainer.steps) == (number, number // accumulation)
+        with pytest.raises(InputError, match="has 5 samples, and the memory limit cuts batches into"):
+            trainer.step(*batches(1, samples=5)[0])
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+
+
+class Looked(torch.nn.Module):
+    """Rows of a frozen table, by numbers that may be out of range, through a layer that learns."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(10, WIDTH).requires_grad_(False)
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(self.table(x))))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_part_that_raises_takes_back_the_parts_before_it(place, accumulation):
+    """Without it the next update would have gradients of a batch that does not count."""
+    torch.manual_seed(0)
+    model, results = Looked(), []
+    good, target = torch.arange(32).reshape(4, 8) % 10, torch.zeros(4, 8, WIDTH)
+    bad = good.clone()
+    bad[place, 0] = 99
+    for fails in (True, False):
+        tuned = copy.deepcopy(model)
+
+        def make(limit, tuned=tuned):
+            return torchedge.Trainer(
+                tuned, good, target, loss=torch.nn.functional.mse_loss, optimizer=optimizer_of(tuned),
+                accumulation=accumulation, memory_limit=limit,
+            )  # fmt: skip
+
+        with pytest.raises(LimitError) as raised:
+            make("1KiB")
+        with pytest.warns(TorchedgeWarning, match="runs in 4 parts of 1"):
+            trainer = make(f"{raised.value.works_bytes}B")
+        with trainer:
+            if fails:
+                with pytest.raises(IndexRangeError, match="99"):
+                    trainer.step(bad, target)
+                assert trainer.batches == 0
+            losses = [trainer.step(good, target) for _ in range(2 * accumulation)]
+        results.append((losses, tuned.layer.weight))
+    (losses, weight), (expected, other) = results
+    assert losses == expected and torch.equal(weight, other)
 
 
 def test_a_streamed_weight_that_changes_is_named():

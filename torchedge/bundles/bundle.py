@@ -266,12 +266,11 @@ class Bundle:
         if device is not None:
             programs = {name: placed_for(program, device, ALIGNMENT) for name, program in programs.items()}
             schedules = {name: schedule_for(schedule, device) for name, schedule in schedules.items()}
-        methods = bool(self.manifest.methods)
-        if memory_of([*programs.values()], methods=methods).total_bytes <= limit:
+        if memory_of([*programs.values()]).total_bytes <= limit:
             return {}
         if schedules and memory_of_schedules([*schedules.values()]).total_bytes <= limit:
             return schedules
-        if methods or self.trains:
+        if len(programs) > 1 or self.trains:
             in_turn = [*programs.values()]
             learns = any(program.hyperparameters for program in in_turn)  # the learning rate of a step
             plans = fit_in_turn(in_turn, limit).plans if learns else plan_in_turn(in_turn, limit)
@@ -541,8 +540,6 @@ class Runner:
             else:
                 placed[name] = placed_for(program, context.device, ALIGNMENT)
         arenas = [(p if isinstance(p, Program) else p.program).arena for p in placed.values()]
-        in_turn = bool(bundle.manifest.methods) or (self.streams and len(arenas) > 1)
-        roles = RESIDENT_ROLES if in_turn else bundle.manifest.shared
         for name, each in placed.items():
             self.executors[name] = Executor(
                 each,
@@ -551,15 +548,13 @@ class Runner:
                 loading=loading,
                 profile=profile,
                 shared=[*self.executors.values()],
-                shared_roles=roles,
-                in_turn=arenas if in_turn else (),
+                shared_roles=RESIDENT_ROLES,
+                in_turn=arenas if len(arenas) > 1 else (),
             )
-        self._owners: dict[str, list[Executor]] = {}
-        taken = set[str]()
+        self._owners: dict[str, Executor] = {}
         for executor in self.executors.values():
-            for name in sorted(_names(executor.program, RESIDENT_ROLES) - taken):
-                self._owners.setdefault(name, []).append(executor)
-            taken |= _names(executor.program, roles)
+            for name in sorted(_names(executor.program, RESIDENT_ROLES)):
+                self._owners.setdefault(name, executor)
         if schedules:
             for name, packed in bundle.packed_states():
                 self._owner(name).load_packed([(name, packed)])
@@ -575,13 +570,12 @@ class Runner:
         return next(iter(self.executors.values()))
 
     def _load(self, names: Collection[str]) -> None:
-        """Write those of the tensors that the file holds to each memory that they have."""
+        """Write those of the tensors that the file holds."""
         for name, packed in self.bundle.packed(names):
-            for executor in self._owners[name]:
-                executor.load_packed([(name, packed)])
+            self._owners[name].load_packed([(name, packed)])
 
     def _owner(self, name: str) -> Executor:
-        return self._owners.get(name, [self.executor])[0]
+        return self._owners.get(name, self.executor)
 
     @serialised
     def step(self, *inputs: object, method: str | None = None) -> list[Array]:
@@ -752,7 +746,7 @@ def _check_same(
     """Check that the manifest describes the programs, and that programs keep what they share in one way."""
     programs = [*named.values()]
     program = programs[0]
-    memory = memory_of(programs, methods=bool(manifest.methods))
+    memory = memory_of(programs)
     if schedules:
         memory = memory_of_schedules([*schedules.values()])
         sizes = {schedule.staging_bytes for schedule in schedules.values()}

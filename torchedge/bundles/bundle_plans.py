@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MIB = 2**20
+_ACCUMULATING = "accumulating"
+"""The program of the batches whose gradients are only added up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,8 @@ class BundlePlan:
     Memory is what the bundle allocates there, in bytes: weights (constants included), states (of training the
     optimizer's), inputs and outputs, the arena, and staging of streamed weights. runs: the prediction of each
     program by the name of its method, "train" of a training step. streamed_bytes: read in one run of the
-    program that reads most. recomputed: what a training step computes again, if anything.
+    program that reads most. recomputed: what a training step computes again, if anything. parts: equal parts
+    of the batch that a training step takes one after the other, to stay within a memory limit.
     """
 
     model: str
@@ -53,16 +56,18 @@ class BundlePlan:
     streamed_bytes: int
     runs: Mapping[str, ProgramPrediction]
     recomputed: Recomputation | None
+    parts: int = 1
 
     @classmethod
     def of(cls, request: Request, whole: Lowering, device: Device, **more: Any) -> Self:  # noqa: ANN401
-        """Plan what is asked for, by its lowering without a limit.
+        """Plan what is asked for, by its lowering without a limit or within it.
 
         Raises LimitError, and DeviceError for a limit of the device that is exceeded.
         """
         lowering = within_limit(whole, request, device)
         check_memory(lowering, profile_limits(device))
         names = [TRAIN if request.train else call.method for call in request.calls]
+        names += [_ACCUMULATING] * (len(lowering.programs) - len(names))
         kept = residents([plan.schedule.program for plan in lowering.plans] or lowering.programs)
         weights = sum(tensor.nbytes for tensor in kept if tensor.role in WEIGHT_ROLES)
         states = sum(tensor.nbytes for tensor in kept if tensor.role == "state")
@@ -80,6 +85,7 @@ class BundlePlan:
                 for name, program, plan in zip_longest(names, lowering.programs, lowering.plans)
             },
             recomputed=lowering.recomputed,
+            parts=lowering.parts,
             **more,
         )
 
@@ -91,8 +97,11 @@ class BundlePlan:
 
     @property
     def step(self) -> Estimate | None:
-        """The time of a training step, ms; None where none is asked for."""
-        return self.runs[TRAIN].latency if TRAIN in self.runs else None
+        """The time of a training step on the whole batch, ms; None where none is asked for."""
+        if TRAIN not in self.runs:
+            return None
+        before = [_ACCUMULATING] * (self.parts - 1)
+        return sum_of([(self.runs[name].latency, 1) for name in (*before, TRAIN)])
 
     @property
     def provenance(self) -> Provenance:
@@ -113,6 +122,7 @@ class BundlePlan:
             **{f"{name}_bytes": getattr(self, f"{name}_bytes") for name in sizes},
             **({} if self.step is None else {"step_ms": self.step}),
             **({"recomputed": again.to_dict()} if (again := self.recomputed) else {}),
+            **({"parts": self.parts} if self.parts > 1 else {}),
             "provenance": str(self.provenance),
             "notes": self.notes,
         }
@@ -132,6 +142,8 @@ class BundlePlan:
             lines.append(f"  recomputed   {self.recomputed}")
         if self.streamed_bytes:
             lines.append(f"  streamed     {self.streamed_bytes / _MIB:,.1f} MiB in each run")
+        if self.parts > 1:
+            lines.append(f"  batch        in {self.parts} parts, whose gradients are averaged")
         return lines if self.step is None else [*lines, f"  step         {self.step}"]
 
 
@@ -143,7 +155,16 @@ def plan_request(request: Request, device: Device) -> BundlePlan:
     """
     for call in request.calls:
         check_example(call)
-    return BundlePlan.of(request, lower_request(request, device, model_outputs(request)), device)
+    lowering = lower_request(request, device, model_outputs(request))
+    return BundlePlan.of(lowering.request, lowering, device)
+
+
+def sum_of(parts: Sequence[tuple[Estimate, int]]) -> Estimate:
+    """Return the sum of estimates, each so many times; their errors are taken to go together."""
+    value, low, high = (
+        sum(getattr(estimate, end) * times for estimate, times in parts) for end in ("value", "low", "high")
+    )
+    return Estimate(value, low, high, parts[0][0].unit)
 
 
 def _streamed(schedule: StreamingSchedule) -> int:

@@ -162,13 +162,13 @@ def _results(bundle: Bundle, seed: int | None) -> tuple[str, list[list[CheckedRe
     programs = [placed_for(program, device, ALIGNMENT) for program in bundle.programs.values()]
     executors: list[Executor] = []
     loaded: set[str] = set()
-    roles = bundle.manifest.shared
     for program in programs:
         shared = [*executors]
-        executors.append(Executor(program, device, shared=shared, shared_roles=roles, whole_arena=False))
+        executor = Executor(program, device, shared=shared, shared_roles=RESIDENT_ROLES, whole_arena=False)
+        executors.append(executor)
         names = {t.name for t in program.tensors if t.role in RESIDENT_ROLES} - loaded
-        executors[-1].load_packed((name, changed(array)) for name, array in bundle.packed(names))
-        loaded |= {t.name for t in program.tensors if t.role in roles}
+        executor.load_packed((name, changed(array)) for name, array in bundle.packed(names))
+        loaded |= {t.name for t in program.tensors if t.role in RESIDENT_ROLES}
     results: list[list[CheckedResult]] = [[] for _ in programs]
     for number in reversed(range(len(programs))):
         program, executor = programs[number], executors[number]

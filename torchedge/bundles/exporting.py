@@ -77,9 +77,9 @@ from torchedge.streaming.far_uses import whole_name
 from torchedge.streaming.planning import StreamingPlan, plan_program
 from torchedge.streaming.plans import PLANS
 from torchedge.streaming.program_costs import predict_program
-from torchedge.streaming.repeating import fit_in_turn, plan_in_turn
+from torchedge.streaming.repeating import fewest_parts, fit_in_turn, in_parts, plan_in_turn
 from torchedge.tracing.capturing import unwrapped
-from torchedge.tracing.interception import tensors_in
+from torchedge.tracing.interception import batch_of, part_of, tensors_in
 from torchedge.tracing.objectives import as_arguments
 from torchedge.tracing.steps import CapturedStep, capture_step, check_step
 
@@ -149,10 +149,11 @@ class Request:
 class Lowering:
     """What a bundle is made of: captured steps, their source and programs, the plans of those that stream.
 
-    memory: of all programs together. notes: defaults that were used. recomputed: what the training step
-    computes again.
+    request: what was lowered, in `parts` equal parts of the batch that was asked for. memory: of all programs
+    together. notes: defaults that were used. recomputed: what the training step computes again.
     """
 
+    request: Request
     steps: Sequence[CapturedStep]
     source: Source
     programs: Sequence[Program]
@@ -160,6 +161,7 @@ class Lowering:
     memory: Memory
     notes: tuple[str, ...]
     recomputed: Recomputation | None = None
+    parts: int = 1
 
 
 def model_outputs(request: Request) -> list[torch.Tensor]:
@@ -178,9 +180,34 @@ def lower_request(
 ) -> Lowering:
     """Capture and lower what is to be exported; weights may lie on the meta device.
 
+    A training step whose whole batch does not stay within the memory limit takes it in equal parts.
     expected: what the model returns, where the loss of a training step depends on it. Raises InputError,
     CaptureError, LoweringError, and LimitError where no plan stays within the memory limit.
     """
+    if not request.train or request.memory_limit is None:
+        return _lowered(request, device, expected, progress)
+    example, targets = request.example, request.step.targets
+    samples = batch_of(example) or 1
+
+    def attempt(parts: int) -> Lowering:
+        if parts == 1:
+            return _lowered(request, device, expected, progress)
+        part, targets_of_part = part_of((example, targets), parts)
+        step = replace(request.step, targets=targets_of_part, accumulation=request.step.accumulation * parts)
+        asked = replace(request, example=part, step=step)
+        return _lowered(asked, device, model_outputs(asked))
+
+    parts, lowering = fewest_parts(samples, attempt)
+    said = () if parts == 1 else (in_parts(samples, parts),)
+    return replace(lowering, parts=parts, notes=(*lowering.notes, *said))
+
+
+def _lowered(
+    request: Request,
+    device: Device,
+    expected: list[torch.Tensor],
+    progress: Callable[[str], object] = lambda stage: None,
+) -> Lowering:
     progress("capture")
     steps, notes = _captured(request, request.calls, expected)
     progress("lower")
@@ -193,8 +220,8 @@ def lower_request(
         notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")
     source = _source(steps, target, request)
     programs = source.lower()
-    memory = memory_of(programs, methods=len(steps) > 1)
-    return within_limit(Lowering(steps, source, programs, (), memory, tuple(notes)), request, device)
+    memory = memory_of(programs)
+    return within_limit(Lowering(request, steps, source, programs, (), memory, tuple(notes)), request, device)
 
 
 def within_limit(lowering: Lowering, request: Request, device: Device) -> Lowering:
@@ -230,15 +257,15 @@ def make_bundle(
     _check_request(request)
     if request.tokenizer is not None:
         Tokenizer(request.tokenizer)
-    calls = request.calls
     onnx: dict[str, Plain] = {} if request.onnx else {"left_out": "on request"}
-    if len(calls) > 1:
+    if len(request.calls) > 1:
         onnx = {"left_out": "the bundle has several methods"}
     if not onnx:
         check_packages()
-    call = calls[0]
     expected = model_outputs(request)
     lowering = lower_request(request, device, expected, progress)
+    request, calls = lowering.request, lowering.request.calls
+    call, expected = calls[0], expected if lowering.parts == 1 else []
     steps, programs, plans, memory = lowering.steps, lowering.programs, lowering.plans, lowering.memory
     program, captured, limits = programs[0], steps[0], profile_limits(device)
     check_memory(lowering, limits)
@@ -303,7 +330,7 @@ def _planned(request: Request, programs: Sequence[Program], device: Device) -> S
         return []
     if len(programs) > 1:
         limit = bytes_of(request.memory_limit, "memory_limit")
-        fits = memory_of(programs, methods=True).total_bytes <= limit
+        fits = memory_of(programs).total_bytes <= limit
         return [] if fits else plan_in_turn(programs, limit)
     return [plan_program(program, device, memory_limit=request.memory_limit)]
 
@@ -330,9 +357,7 @@ def _trained_within(lowering: Lowering, limit: int, device: Device) -> Lowering:
         ),
         plans=fitted.plans if streams else (),
         recomputed=next((own for own in fitted.recomputed if own is not None), None),
-        memory=memory_of_schedules(schedules)
-        if streams
-        else memory_of(fitted.programs, methods=len(lowering.steps) > 1),
+        memory=memory_of_schedules(schedules) if streams else memory_of(fitted.programs),
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
 import torch
 
-from torchedge.bundles.bundle_plans import BundlePlan
+from torchedge.bundles.bundle_plans import BundlePlan, sum_of
 from torchedge.bundles.exporting import Lowering, Request, lower_request
 from torchedge.bundles.generation import DECODE, ENCODE, PREFILL, shortest
 from torchedge.bundles.manifests import MAX_ENDS, TRAIN
@@ -82,12 +82,12 @@ class LanguagePlan(BundlePlan):
         """The time until the first token of a prompt, ms: all its chunks, and an encoder before them."""
         first = self.runs[PREFILL].latency
         if ENCODE in self.runs:
-            return _sum([(first, 1), (self.runs[ENCODE].latency, 1)])
+            return sum_of([(first, 1), (self.runs[ENCODE].latency, 1)])
         length, prompt = self.settings.max_length, self.settings.prompt
         chunk = min(self.settings.chunk, length)
         ends = [min(begin + chunk, length) for begin in range(0, prompt, chunk)]
         often = Counter(shortest(PREFILL, self.runs, end) for end in ends)
-        return _sum([(self.runs[method].latency, times) for method, times in often.items()])
+        return sum_of([(self.runs[method].latency, times) for method, times in often.items()])
 
     @property
     def token(self) -> Estimate:
@@ -97,13 +97,13 @@ class LanguagePlan(BundlePlan):
         often = Counter(shortest(DECODE, self.runs, place + 1) for place in places)
         if len(often) == 1:
             return self.runs[next(iter(often))].latency
-        whole = _sum([(self.runs[method].latency, times) for method, times in often.items()])
+        whole = sum_of([(self.runs[method].latency, times) for method, times in often.items()])
         return replace(whole, value=whole.value / count, low=whole.low / count, high=whole.high / count)
 
     @property
     def reply(self) -> Estimate:
         """The time of all new tokens of a prompt, ms."""
-        return _sum([(self.first_token, 1), (self.token, self.settings.new_tokens - 1)])
+        return sum_of([(self.first_token, 1), (self.token, self.settings.new_tokens - 1)])
 
     @property
     def tokens_per_s(self) -> float:
@@ -215,11 +215,3 @@ def language_request(model: torch.nn.Module, settings: LanguageSettings) -> Requ
         precision=settings.precision,
         tuner=settings.tuner,
     )
-
-
-def _sum(parts: Sequence[tuple[Estimate, int]]) -> Estimate:
-    """Return the sum of estimates, each so many times; their errors are taken to go together."""
-    value, low, high = (
-        sum(getattr(estimate, end) * times for estimate, times in parts) for end in ("value", "low", "high")
-    )
-    return Estimate(value, low, high, parts[0][0].unit)

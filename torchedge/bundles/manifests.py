@@ -15,7 +15,6 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from torchedge.errors import InputError
-from torchedge.graphs import RESIDENT_ROLES, SHARED_ROLES
 from torchedge.graphs.graph import Mode
 from torchedge.lowering.arenas import allocations, common_arena
 from torchedge.lowering.program_files import MAX_FILE_BYTES
@@ -169,11 +168,6 @@ class Manifest:
         files = {name: plan_path(file) for name, file in self.programs.items()}
         return {name: file for name, file in files.items() if file in self.files}
 
-    @property
-    def shared(self) -> frozenset[str]:
-        """Roles of the tensors that programs share by name."""
-        return RESIDENT_ROLES if self.methods else SHARED_ROLES
-
 
 def plan_path(program: str) -> str:
     """Return the file of a program's streaming plan, by the program's file."""
@@ -190,24 +184,22 @@ def program_file(name: str, place: int) -> str:
     return f"program.{name}.json" if place else PROGRAM
 
 
-def memory_of(programs: Sequence[Program], staging_bytes: int = 0, *, methods: bool = False) -> Memory:
-    """Return the memory of programs that share weights and states by name.
+def memory_of(programs: Sequence[Program], staging_bytes: int = 0) -> Memory:
+    """Return the memory of programs that run one at a time: they share one arena, and by name what stays.
 
-    methods: they share constants and one arena, too. Streamed weights are those with a place in the arena.
+    Streamed weights are those with a place in the arena.
     """
-    resident = [t.nbytes for t in residents(programs, RESIDENT_ROLES if methods else SHARED_ROLES)]
-    arenas = [program.arena for program in programs]
-    arenas = [common_arena(arenas)] if methods else arenas
-    parts = [nbytes for arena in arenas for nbytes in allocations(arena)]
+    resident = [tensor.nbytes for tensor in residents(programs)]
+    arena = common_arena([program.arena for program in programs])
+    parts = allocations(arena)
     largest = max([staging_bytes, *parts, *resident], default=0)
-    live = sum(arena.live_bytes for arena in arenas)
-    return Memory(sum(resident), sum(parts), live, largest, staging_bytes)
+    return Memory(sum(resident), sum(parts), arena.live_bytes, largest, staging_bytes)
 
 
 def memory_of_schedules(schedules: Sequence[StreamingSchedule]) -> Memory:
-    """Return the memory of streaming programs that run one at a time, in one arena."""
+    """Return the memory of streaming programs that run one at a time."""
     staging = max(schedule.staging_bytes for schedule in schedules)
-    return memory_of([schedule.program for schedule in schedules], staging, methods=True)
+    return memory_of([schedule.program for schedule in schedules], staging)
 
 
 def ports_of(program: Program, places: Sequence[int], names: Sequence[str]) -> tuple[Port, ...]:

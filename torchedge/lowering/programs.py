@@ -217,13 +217,11 @@ class Program:
         return state.hexdigest()
 
 
-def residents(
-    programs: Sequence[Program], shared: Collection[str] = RESIDENT_ROLES
-) -> Collection[StoredTensor]:
-    """Return the residents of programs, those of shared roles once for each name."""
+def residents(programs: Sequence[Program]) -> Collection[StoredTensor]:
+    """Return the residents of programs, those that stay from run to run once for each name."""
     kept: dict[str, StoredTensor] = {}
     for number, program in enumerate(programs):
         for tensor in program.residents:
-            own = "" if tensor.role in shared else f"{number} "
+            own = "" if tensor.role in RESIDENT_ROLES else f"{number} "
             kept[own + tensor.name] = tensor
     return kept.values()

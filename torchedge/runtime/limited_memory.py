@@ -23,7 +23,7 @@ from torchedge.runtime.weight_sources import FileSource
 from torchedge.storage import cache_folder
 from torchedge.streaming.budgets import Budgeted, in_mib
 from torchedge.streaming.far_uses import whole_name
-from torchedge.streaming.repeating import fit_in_turn, least_held, plan_beside
+from torchedge.streaming.repeating import Fitted, fit_in_turn, least_held, plan_beside
 from torchedge.streaming.schedules import StreamingSchedule
 
 _FILE = "weights.safetensors"
@@ -46,16 +46,17 @@ class LimitedMemory:
         self._streamed: dict[str, int] = {}
         self.recomputes = False
 
-    def open(self, programs: Sequence[Program], tensors: Mapping[str, torch.Tensor]) -> list[Executor]:
-        """Return the executors of programs, of the first ones for this limit or of later ones, loaded.
+    def open(
+        self, programs: Sequence[Program], tensors: Mapping[str, torch.Tensor], fitted: Fitted | None
+    ) -> list[Executor]:
+        """Return the executors of programs, loaded: of the first ones with their plans, or of later ones.
 
         Raises:
             LimitError: they do not run within the limit.
         """
         first = self._executors[0] if self._executors else None
         if first is None:
-            inputs = sum(programs[0].tensors[index].nbytes for index in programs[0].inputs)
-            fitted = fit_in_turn(programs, self.limit, beside=inputs + _SCALARS, constants=False)
+            assert fitted is not None
             plans, self.recomputes = fitted.plans, any(fitted.recomputed)
             self._arenas = [plan.schedule.program.arena for plan in plans]
             self._write(programs, tensors)
@@ -88,6 +89,11 @@ class LimitedMemory:
             executor.load({name: array_of(tensors[name]) for name in missing & tensors.keys()})
             opened.append(executor)
         return opened
+
+    def fitted(self, programs: Sequence[Program]) -> Fitted:
+        """Return the plans of the first programs; raises LimitError where none is within the limit."""
+        inputs = sum(programs[0].tensors[index].nbytes for index in programs[0].inputs)
+        return fit_in_turn(programs, self.limit, beside=inputs + _SCALARS, constants=False)
 
     def _beside(self, program: Program, first: StreamingSchedule) -> Budgeted:
         """Plan a later program: as it is, or if the memory at hand does not do, with activations repeated."""

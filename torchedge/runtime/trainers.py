@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from torchedge.errors import (
     IndexRangeError,
     InputError,
     OpenCLError,
+    TorchedgeWarning,
     check_rate,
     checked_call,
     described,
@@ -39,14 +41,15 @@ from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.limited_memory import LimitedMemory, array_of
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.storage.amounts import Amount, bytes_of
+from torchedge.streaming.repeating import Fitted, fewest_parts, in_parts
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import checked_model, unwrapped
-from torchedge.tracing.interception import tensors_in
+from torchedge.tracing.interception import batch_of, part_of, tensors_in
 from torchedge.tracing.objectives import as_arguments
 from torchedge.tracing.optimizers import OptimizerSettings, check_kind, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.python_state import Guard, identity_of
-from torchedge.tracing.steps import capture_step, check_step
+from torchedge.tracing.steps import ACCUMULATED, capture_step, check_step
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -103,7 +106,8 @@ class Trainer:
     by default `torch.initial_seed()`. profile: measure the times of kernels for `report`. tuner: what chooses
     the schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md). memory_limit: of all that is
     held on the device, in MiB or as "500MiB": frozen weights beyond it are streamed from a file in the cache
-    folder, for the forward and again for the backward.
+    folder, for the forward and again for the backward; activations are computed again, and where that does
+    not do each batch runs in equal `parts`, whose gradients and losses are averaged, with a warning.
 
     What the model's code reads is checked at each step (attributes, globals, closures, hooks, modes, patched
     functions, PyTorch's flags): where it has changed, the model is captured again.
@@ -158,7 +162,7 @@ class Trainer:
         self._inferences: dict[Any, _Made] = {}
         self._rates: dict[Executor, dict[str, float]] = {}
         self._first: Executor | None = None
-        self.batches = 0
+        self.batches, self.parts = 0, 1
         self._closed = False
         self._mark()
         self._first = self._trained_on(self._example)[0]
@@ -177,24 +181,41 @@ class Trainer:
             InputError: other dtypes or another structure than the example's, too many different shapes, or a
                 setting of the optimizer other than its learning rates, or what it trains, has changed.
             IndexRangeError: an index is out of range, in the batch or as the model computes it. Nothing is
-                updated then, and the batch does not count.
+                updated then, and the batch does not count; if earlier parts of it ran, those batches before
+                it do not either that have led to no update yet.
         """
         batch = _batch_of(inputs, targets)
         programs = self._trained_on(batch)
-        executor = programs[(self.batches + 1) % self._accumulation > 0]
-        sent = self._rates.setdefault(executor, {})
-        for name, rate in self._settings.rates().items():
-            if name in executor.program.hyperparameters and sent.get(name) != rate:
-                executor.set(name, rate)
-                sent[name] = rate
-        try:
-            (loss,) = executor.run(*batch.arrays())
-        except (IndexRangeError, DivisionError):
-            self.batches += executor.updates_before_checks
-            raise
+        completes = (self.batches + 1) % self._accumulation == 0
+        losses = []
+        for place in range(self.parts):
+            updates = completes and place == self.parts - 1
+            executor = programs[not updates]
+            sent = self._rates.setdefault(executor, {})
+            for name, rate in self._settings.rates().items():
+                if name in executor.program.hyperparameters and sent.get(name) != rate:
+                    executor.set(name, rate)
+                    sent[name] = rate
+            try:
+                (loss,) = executor.run(*batch.arrays(self.parts, place))
+            except (IndexRangeError, DivisionError):
+                updated = executor.updates_before_checks
+                if self.parts == 1 or (updates and updated):
+                    self.batches += updated
+                elif updated or place:
+                    self._forget_gradients()
+                raise
+            losses.append(float(loss))
         self.batches += 1
         self._settings.count_step()
-        return float(loss)
+        return sum(losses) / self.parts
+
+    def _forget_gradients(self) -> None:
+        """Take back the sums of gradients since the last update."""
+        first = self._opened()
+        sums = [tensor.name for tensor in first.held if tensor.name.startswith(ACCUMULATED)]
+        first.load({name: np.zeros_like(first.read(name)) for name in sums})
+        self.batches -= self.batches % self._accumulation
 
     @property
     def steps(self) -> int:
@@ -332,11 +353,27 @@ class Trainer:
         return programs[key]
 
     def _capture_training(self, batch: _Batch) -> list[Executor]:
-        cache = None if self._first else self._capture_cache(batch)
+        if self._limited is None or self._first is not None:
+            return self._opened_on(*self._programs_of(batch, self.parts))
+        limited, samples = self._limited, batch.samples
+
+        def attempt(parts: int) -> tuple[Sequence[Program], Mapping[str, torch.Tensor], Fitted]:
+            programs, tensors = self._programs_of(batch, parts)
+            return programs, tensors, limited.fitted(programs)
+
+        self.parts, opened = fewest_parts(samples, attempt)
+        if self.parts > 1:
+            warnings.warn(in_parts(samples, self.parts), TorchedgeWarning, stacklevel=2)
+        return self._opened_on(*opened)
+
+    def _programs_of(self, batch: _Batch, parts: int) -> tuple[Sequence[Program], Mapping[str, torch.Tensor]]:
+        """Return the training programs of one of the equal parts of a batch, and tensors by name."""
+        batch, accumulation = batch.part(parts), self._accumulation * parts
+        cache = None if self._first else self._capture_cache(batch, accumulation)
         known = cache.read() if cache else []
         weights = self._weights()
         if known and _fit(known, weights):
-            return self._opened_on(known, weights)
+            return known, weights
         stage("capturing the model")
         with self._settings.as_captured(), _keywords_named(batch):
             captured = capture_step(
@@ -346,7 +383,7 @@ class Trainer:
                 targets=batch.targets,
                 loss=self._loss,
                 optimizer=self._optimizer,
-                accumulation=self._accumulation,
+                accumulation=accumulation,
                 keep=frozenset(all_rules()),
                 seed=self._seed,
             )
@@ -358,12 +395,11 @@ class Trainer:
             owner = owner or programs[0]
             steps.append((captured.accumulating, _shared_layouts(owner)))
             programs.append(self._lowered(captured.accumulating, owner))
-        training = self._opened_on(programs, captured.tensors)
         if cache is not None and set(captured.tensors) <= {*weights, *captured.step.hyperparameters}:
             cache.write(steps)
-        return training
+        return programs, captured.tensors
 
-    def _capture_cache(self, batch: _Batch) -> CaptureCache | None:
+    def _capture_cache(self, batch: _Batch, accumulation: int) -> CaptureCache | None:
         """Return the cache of what the capture on a batch leads to; None where too much decides about it."""
         names = {id(parameter): name for name, parameter in self._parameters().items()}
         groups = [
@@ -378,7 +414,7 @@ class Trainer:
             ),
             type(self._optimizer),
             groups,
-            self._accumulation,
+            accumulation,
             torch.initial_seed() if self._seed is None else self._seed,
         )
         if state is None or settings is None or self._optimizer.state:
@@ -414,10 +450,12 @@ class Trainer:
         layouts = _shared_layouts(owner)
         return lowered(step, self._target, layouts, timer=self._timer, device=self._device)[0]
 
-    def _opened_on(self, programs: Sequence[Program], tensors: Mapping[str, torch.Tensor]) -> list[Executor]:
+    def _opened_on(
+        self, programs: Sequence[Program], tensors: Mapping[str, torch.Tensor], fitted: Fitted | None = None
+    ) -> list[Executor]:
         """Return the executors of programs, loaded with what they do not share with the first of all."""
         if self._limited is not None:
-            return self._limited.open(programs, tensors)
+            return self._limited.open(programs, tensors, fitted)
         opened: list[Executor] = []
         for program in programs:
             owner = self._first or next(iter(opened), None)
@@ -557,9 +595,29 @@ class _Batch:
     form: str
     shapes: tuple[tuple[int, ...], ...]
 
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return the tensors as arrays in main memory."""
-        return [array_of(tensor) for tensor in self.tensors]
+    @property
+    def samples(self) -> int:
+        """The size of the batch; 1 where no tensor has one."""
+        return batch_of(self.tensors) or 1
+
+    def part(self, parts: int) -> _Batch:
+        """Return the first of the equal parts of the batch.
+
+        Raises InputError: the batch is not divisible by their number.
+        """
+        if self.samples % parts:
+            raise InputError(
+                f"the batch has {self.samples} samples, and the memory limit cuts batches into {parts} equal "
+                f"parts; expected a multiple of {parts}: leave out a loader's last batch (drop_last=True)"
+            )
+        whole = self.args, dict(self.kwargs), self.targets, self.tensors
+        args, kwargs, targets, tensors = part_of(whole, parts)
+        shapes = tuple([tuple(tensor.shape) for tensor in tensors])
+        return replace(self, args=args, kwargs=kwargs, targets=targets, tensors=tensors, shapes=shapes)
+
+    def arrays(self, parts: int = 1, place: int = 0) -> list[npt.NDArray[Any]]:
+        """Return the tensors of one of the equal parts of the batch as arrays in main memory."""
+        return [array_of(tensor) for tensor in part_of(self.tensors, parts, place)]
 
 
 def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:

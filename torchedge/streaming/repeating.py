@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torchedge.errors import LimitError
 from torchedge.lowering.arenas import common_arena, total_bytes
@@ -29,6 +30,8 @@ from torchedge.streaming.schedules import (
     weights_of,
     works_of,
 )
+
+Made = TypeVar("Made")
 
 Latency = Callable[[Sequence[Budgeted]], float]
 """The predicted time of programs with their plans, in any unit."""
@@ -97,6 +100,38 @@ def fit_in_turn(
     if isinstance(most, LimitError) and not fits:
         raise most
     return fits[0] if latency is None else min(fits, key=lambda fitted: latency(fitted.plans))
+
+
+def fewest_parts(samples: int, attempt: Callable[[int], Made]) -> tuple[int, Made]:
+    """Return into how few equal parts a batch is cut so that an attempt keeps its limit, and what it made.
+
+    attempt: is given a number of parts and raises LimitError where these do not fit; fewer never fit then.
+    Raises the LimitError of single samples where none fits.
+    """
+    try:
+        return 1, attempt(1)
+    except LimitError:
+        if samples == 1:
+            raise
+    choices = [parts for parts in range(2, samples + 1) if samples % parts == 0]
+    least, found = len(choices) - 1, attempt(samples)
+    first = 0
+    while first < least:
+        place = (first + least) // 2
+        try:
+            found, least = attempt(choices[place]), place
+        except LimitError:
+            first = place + 1
+    return choices[least], found
+
+
+def in_parts(samples: int, parts: int) -> str:
+    """Return what is said of a batch that a memory limit cuts into parts."""
+    return (
+        f"the batch of {samples} runs in {parts} parts of {samples // parts}, whose gradients are averaged, "
+        "to stay within the memory limit: what is computed over a batch (batch norms, a mean over the "
+        "labels that count) is computed over a part"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -758,6 +758,17 @@ def with_batch(
     return (*sizes[:place], new, *sizes[place + 1 :])
 
 
+def part_of(tree: Any, parts: int, place: int = 0) -> Any:
+    """Return one of the equal parts into which the batch of an example is cut; what has none stays whole."""
+    batch = batch_of(tree)
+
+    def cut(leaf: Any) -> Any:
+        follows = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch
+        return leaf.chunk(parts)[place] if follows else leaf
+
+    return tree if parts == 1 else tree_map(cut, tree)
+
+
 def output_names(outputs: Any, kind: type) -> list[str]:
     """Return a name for each tensor of a model's result: its path of keys and positions."""
     paths = [path for path, leaf in tree_flatten_with_path(outputs)[0] if isinstance(leaf, kind)]

@@ -38,6 +38,9 @@ _LOG = logging.getLogger(__name__)
 _FAKES = "torch._subclasses.fake_tensor"
 """The logger of errors of shapes, which are raised as well."""
 
+ACCUMULATED = "accumulated."
+"""Before a parameter's name: the state that holds the sum of its gradients."""
+
 _SEED_MASK = 0x7FFFFFFF
 _READS_VALUES = frozenset(
     ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
@@ -390,7 +393,7 @@ class _Capture:
     def _accumulator(self, parameter: int, gradient: int) -> tuple[int, int]:
         """Add a state for the sum of gradients; returns it and the sum after this batch."""
         value = self.builder.values[parameter]
-        state = self.builder.add(f"accumulated.{value.name}", value.shape, value.dtype, "state")
+        state = self.builder.add(f"{ACCUMULATED}{value.name}", value.shape, value.dtype, "state")
         return state, self._sum(state, gradient)
 
     def _zeros(self, state: int) -> int:

@@ -183,7 +183,7 @@ Status check_same(const Bundle& bundle) {
     if (program.target != bundle.device_class) return differ("device classes");
     if (program.loads && program.loads->staging_bytes != bundle.programs[0].loads->staging_bytes) return differ("sizes of staging memory");
   }
-  if (memory_of(bundle.programs, bundle.in_turn()) != bundle.memory) return differ("memory");
+  if (memory_of(bundle.programs) != bundle.memory) return differ("memory");
   std::set<std::string> fed;
   for (const Program& each : bundle.programs)
     for (const auto& [name, place] : each.hyperparameters) fed.insert(name);
@@ -232,28 +232,22 @@ Status check_weights(const Bundle& bundle) {
 
 }  // namespace
 
-std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs, bool in_turn) {
-  int64_t total = 0, arena = 0, live = 0, staging = 0, largest = 0;
+std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs) {
+  int64_t total = 0, arena = 0, staging = 0, largest = 0;
   std::set<std::string> shared;
-  std::vector<const Arena*> arenas;
   for (const Program& program : programs) {
     if (program.loads) staging = program.loads->staging_bytes;
     for (size_t k = 0; k < program.tensors.size(); ++k) {
       const Tensor& tensor = program.tensors[k];
       if (tensor.role == Role::intermediate || program.in_arena(k)) continue;
       largest = std::max(largest, tensor.form.device_bytes());
-      if (!is_shared(tensor.role, in_turn) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
+      if (!is_resident(tensor.role) || shared.insert(tensor.name).second) total += tensor.form.device_bytes();
     }
-    arenas.push_back(&program.arena);
   }
-  Arena common;
-  if (in_turn) common = common_arena(programs), arenas = {&common};
-  for (const Arena* each : arenas) {
-    for (int64_t bytes : each->allocations()) arena += bytes, largest = std::max(largest, bytes);
-    live += each->live_bytes;
-  }
+  const Arena common = common_arena(programs);
+  for (int64_t bytes : common.allocations()) arena += bytes, largest = std::max(largest, bytes);
   largest = std::max(largest, staging);
-  return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", live}, {"largest_bytes", largest}, {"staging_bytes", staging}, {"total_bytes", total + arena + staging}};
+  return {{"resident_bytes", total}, {"arena_bytes", arena}, {"live_bytes", common.live_bytes}, {"largest_bytes", largest}, {"staging_bytes", staging}, {"total_bytes", total + arena + staging}};
 }
 
 Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256) {
@@ -265,7 +259,7 @@ Result<Bundle> open_bundle(const std::string& folder, const std::string& sha256)
   for (const std::string& name : bundle.program_files()) {
     TE_TRY(program, read_program(folder + "/" + name, contents[name], contents));
     const Method& method = bundle.method_of(bundle.programs.size());
-    if (bundle.several && memory_of({program}, false) != method.memory)
+    if (bundle.several && memory_of({program}) != method.memory)
       return Error{folder + ": manifest.json and " + name + " have different memory; expected the same: export the model again"};
     const std::string plan = plan_file(name);
     if (bundle.streams) TE_CHECK(read_plan(folder + "/" + plan, contents[plan], bundle.header, bundle.weights.size(), program));

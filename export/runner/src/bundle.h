@@ -60,8 +60,6 @@ struct Bundle {
   const Method& method_of(size_t program) const { return methods[several ? program : 0]; }
   /// The files of the programs.
   std::vector<std::string> program_files() const;
-  /// Whether programs compute in one arena, and share constants by name, too.
-  bool in_turn() const { return several || (streams && accumulation > 1); }
   /// Read the weights from front to back, hashing them, and pass on the bytes of each tensor; a file that changed
   /// since the bundle was made is an error after the last one.
   Status read_weights(const std::function<Status(const std::string& name, const void* data)>& take) const;
@@ -70,7 +68,7 @@ struct Bundle {
 };
 
 /// Bytes of device memory of programs, as a manifest has them; streamed weights lie in the arena.
-std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs, bool in_turn);
+std::map<std::string, int64_t> memory_of(const std::vector<Program>& programs);
 
 /// Read a bundle's check.json.
 Status read_check(const std::string& name, const std::string& text, Bundle& bundle);

@@ -81,7 +81,7 @@ Status Executor::open(const torchedge_options& options) {
   figures_.build_ms = now_ms() - start;
   figures_.built_peak_bytes = peak_resident_bytes();
   placed_.reserve(bundle_.programs.size());
-  if (bundle_.in_turn()) TE_CHECK(allocate(common_arena(bundle_.programs)));
+  TE_CHECK(allocate(common_arena(bundle_.programs)));
   for (size_t k = 0; k < bundle_.programs.size(); ++k) {
     placed_.emplace_back();
     placed_.back().program = &bundle_.programs[k];
@@ -177,7 +177,7 @@ Status Executor::check_limits(uint64_t memory_limit) const {
       }
     }
   }
-  const cl_ulong total = memory_of(bundle_.programs, bundle_.in_turn()).at("total_bytes");
+  const cl_ulong total = memory_of(bundle_.programs).at("total_bytes");
   const cl_ulong most = memory_limit > 0 ? memory_limit : device_.memory;
   if (total > most)
     return Error{bundle_.model + " takes " + std::to_string(total) + " bytes" + (bundle_.streams ? ", streaming weights by its plan; " : " with all weights on the device; ") +
@@ -221,15 +221,14 @@ Status Executor::place(Placed& placed) {
   for (size_t k = 0; k < program.tensors.size(); ++k) {
     const Tensor& tensor = program.tensors[k];
     if (!program.stays(k)) continue;
-    cl_mem& memory = is_shared(tensor.role, bundle_.in_turn()) ? shared_[tensor.name] : placed.memory[k];
+    cl_mem& memory = is_resident(tensor.role) ? shared_[tensor.name] : placed.memory[k];
     if (memory == nullptr) {
       TE_CHECK(own_memory(memory, tensor.form));
       if (tensor.role == Role::input) unset_.insert(memory);
-      if (is_shared(tensor.role)) kept_.push_back({&tensor, memory});
+      if (is_kept(tensor.role)) kept_.push_back({&tensor, memory});
     }
     placed.memory[k] = memory;
   }
-  if (!bundle_.in_turn()) TE_CHECK(allocate(program.arena));
   TE_CHECK(place_arena(placed));
   return bind(placed);
 }
@@ -644,7 +643,7 @@ Status Executor::load(const std::string& path) {
   }
   for (const Program& program : bundle_.programs)
     for (size_t k = 0; k < program.tensors.size(); ++k)
-      if (is_shared(program.tensors[k].role) && program.in_arena(k) && header.entries.count(program.tensors[k].name)) streamed.push_back(&program.tensors[k]);
+      if (is_kept(program.tensors[k].role) && program.in_arena(k) && header.entries.count(program.tensors[k].name)) streamed.push_back(&program.tensors[k]);
   tensors.insert(tensors.end(), streamed.begin(), streamed.end());
   TE_CHECK(check_entries(path, header, tensors, false, "; expected a state of this model"));  // before anything is written
   if (held != 0 && held != states) return Error{path + ": holds " + std::to_string(held) + " of " + std::to_string(states) + " states; expected all, or none to begin anew"};

@@ -135,7 +135,7 @@ class Executor {
   cl_queue queue_ = nullptr, recorded_ = nullptr;  // the second one records
   Built built_;
   std::vector<cl_mem> allocated_;
-  ArenaMemory arena_;  // of all methods, or of the program that was placed last
+  ArenaMemory arena_;  // of all programs
   std::map<std::string, cl_mem> shared_;
   std::vector<Kept> kept_;
   std::set<cl_mem> unset_;  // inputs that nothing was written to

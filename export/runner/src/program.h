@@ -14,12 +14,10 @@ namespace torchedge {
 
 enum class Role { input, parameter, buffer, state, constant, output, intermediate };
 const char* name_of(Role role);
-/// Whether programs of one bundle share tensors of this role by name; in_turn: constants, too.
-inline bool is_shared(Role role, bool in_turn = false) {
-  return role == Role::parameter || role == Role::buffer || role == Role::state || (in_turn && role == Role::constant);
-}
-/// Whether tensors of this role stay from step to step.
-inline bool is_resident(Role role) { return is_shared(role, true); }
+/// Whether a step may change tensors of this role, which stay from step to step.
+inline bool is_kept(Role role) { return role == Role::parameter || role == Role::buffer || role == Role::state; }
+/// Whether tensors of this role stay from step to step: programs of one bundle share them by name.
+inline bool is_resident(Role role) { return is_kept(role) || role == Role::constant; }
 
 enum class Access { read, write, update };
 
