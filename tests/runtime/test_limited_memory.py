@@ -7,6 +7,7 @@ import torch
 
 import torchedge
 from torchedge.errors import IndexRangeError, InputError, LimitError, TorchedgeWarning
+from torchedge.tracing.vision import prepare_torchvision
 
 pytest.importorskip("pyopencl")
 
@@ -133,6 +134,56 @@ def test_a_batch_that_is_too_large_runs_in_parts_and_trains_as_pytorch_does(accu
             trainer.step(*batches(1, samples=5)[0])
     for name, value in eager.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_adapters_train_in_streamed_parts():
+    """Masks and positions are constants of each program; they count within the limit as well."""
+    prepare_torchvision()
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, vocab_size=128
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear")).train()
+    ids = torch.randint(0, 128, (4, 64))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    tuned = copy.deepcopy(model)
+    with torchedge.Trainer(tuned, batch, optimizer=optimizer_of(tuned)) as trainer:
+        losses, whole = [trainer.step(batch) for _ in range(3)], trainer.memory.total
+    limit = whole // 4
+    with (
+        pytest.warns(TorchedgeWarning, match="batch of 4 runs in"),
+        torchedge.Trainer(model, batch, optimizer=optimizer_of(model), memory_limit=f"{limit}B") as trainer,
+    ):
+        assert [trainer.step(batch) for _ in range(3)] == pytest.approx(losses, rel=1e-5)
+        assert allocated(trainer) == trainer.memory.total <= limit
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("first", ["time", "batch"])
+def test_a_batch_is_cut_only_where_samples_are_apart(first):
+    """The first dimension of a recurrent network's input may be time."""
+    torch.manual_seed(0)
+    model = torch.nn.LSTM(8, 16, batch_first=first == "batch")
+    x, target = torch.randn(4, 4, 8), torch.randn(4, 4, 16)
+
+    def loss(outputs, target):
+        return torch.nn.functional.mse_loss(outputs[0], target)
+
+    def make(limit):
+        optimizer = optimizer_of(model)
+        return torchedge.Trainer(model, x, target, loss=loss, optimizer=optimizer, memory_limit=limit)
+
+    if first == "time":
+        with pytest.raises(LimitError, match="batch of 4 is not cut into parts"):
+            make("1KiB")
+        return
+    with pytest.raises(LimitError) as raised:
+        make("1KiB")
+    with pytest.warns(TorchedgeWarning, match="parts of"), make(f"{raised.value.works_bytes}B") as trainer:
+        assert trainer.step(x, target) == pytest.approx(loss(model(x), target).item(), rel=1e-5)
 
 
 class Looked(torch.nn.Module):

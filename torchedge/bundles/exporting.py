@@ -60,6 +60,7 @@ from torchedge.errors import (
     shown,
 )
 from torchedge.graphs import Mode
+from torchedge.graphs.steps import Step
 from torchedge.graphs.training_steps import TrainingStep
 from torchedge.lowering.inference import capture_inferences, target_of_device
 from torchedge.lowering.limits import check_limits, profile_limits
@@ -186,18 +187,28 @@ def lower_request(
     """
     if not request.train or request.memory_limit is None:
         return _lowered(request, device, expected, progress)
-    example, targets = request.example, request.step.targets
-    samples = batch_of(example) or 1
+
+    def asked(parts: int) -> Request:
+        if parts == 1:
+            return request
+        example, targets = part_of((request.example, request.step.targets), parts)
+        accumulation = request.step.accumulation * parts
+        return replace(
+            request, example=example, step=replace(request.step, targets=targets, accumulation=accumulation)
+        )
+
+    def capture(parts: int) -> Step:
+        each = asked(parts)
+        return _captured(each, each.calls, model_outputs(each))[0][0].step
 
     def attempt(parts: int) -> Lowering:
+        each = asked(parts)
         if parts == 1:
-            return _lowered(request, device, expected, progress)
-        part, targets_of_part = part_of((example, targets), parts)
-        step = replace(request.step, targets=targets_of_part, accumulation=request.step.accumulation * parts)
-        asked = replace(request, example=part, step=step)
-        return _lowered(asked, device, model_outputs(asked))
+            return _lowered(each, device, expected, progress)
+        return _lowered(each, device, model_outputs(each))
 
-    parts, lowering = fewest_parts(samples, attempt)
+    samples = batch_of(request.example) or 1
+    parts, lowering = fewest_parts(samples, capture, attempt)
     said = () if parts == 1 else (in_parts(samples, parts),)
     return replace(lowering, parts=parts, notes=(*lowering.notes, *said))
 
@@ -220,8 +231,8 @@ def _lowered(
         notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")
     source = _source(steps, target, request)
     programs = source.lower()
-    memory = memory_of(programs)
-    return within_limit(Lowering(request, steps, source, programs, (), memory, tuple(notes)), request, device)
+    lowering = Lowering(request, steps, source, programs, (), memory_of(programs), tuple(notes))
+    return within_limit(lowering, request, device)
 
 
 def within_limit(lowering: Lowering, request: Request, device: Device) -> Lowering:

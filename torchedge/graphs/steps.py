@@ -54,6 +54,20 @@ class Step:
         """The parameters the step reads, each once."""
         return parameters_of(self.values)
 
+    def across_samples(self, part: Step, parts: int) -> str | None:
+        """Return the name of what forward or backward compute across samples, if anything: time, products.
+
+        part: the same step on one of so many equal parts of the batch. What is computed for each sample has a
+        part of the size there; what has another size, or is not there, is not.
+        """
+        sizes = {value.name: value.numel[0] for value in part.values}
+        updated = {index for op in self.ops if op.scope == UPDATES for index in op.outputs}
+        for index, value in enumerate(self.values):
+            size = value.numel[0]
+            if index not in updated and size not in (sizes.get(value.name), parts * sizes.get(value.name, 0)):
+                return value.name
+        return None
+
     def with_early_updates(self) -> Step:
         """Return the step with the operators of each update as soon as its gradient is there.
 

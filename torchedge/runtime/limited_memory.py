@@ -92,8 +92,12 @@ class LimitedMemory:
 
     def fitted(self, programs: Sequence[Program]) -> Fitted:
         """Return the plans of the first programs; raises LimitError where none is within the limit."""
-        inputs = sum(programs[0].tensors[index].nbytes for index in programs[0].inputs)
-        return fit_in_turn(programs, self.limit, beside=inputs + _SCALARS, constants=False)
+        inputs = [programs[0].tensors[index] for index in programs[0].inputs]
+        # Each program has constants of its own, of which a plan counts those of one name once.
+        first = {tensor.name for tensor in programs[0].residents if tensor.role == "constant"}
+        again = [t for program in programs[1:] for t in program.residents if t.name in first]
+        beside = _SCALARS + sum(tensor.nbytes for tensor in (*inputs, *again))
+        return fit_in_turn(programs, self.limit, beside=beside, constants=False)
 
     def _beside(self, program: Program, first: StreamingSchedule) -> Budgeted:
         """Plan a later program: as it is, or if the memory at hand does not do, with activations repeated."""

@@ -49,7 +49,7 @@ from torchedge.tracing.objectives import as_arguments
 from torchedge.tracing.optimizers import OptimizerSettings, check_kind, states_of, take_states
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.python_state import Guard, identity_of
-from torchedge.tracing.steps import ACCUMULATED, capture_step, check_step
+from torchedge.tracing.steps import ACCUMULATED, CapturedStep, capture_step, check_step
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -355,38 +355,44 @@ class Trainer:
     def _capture_training(self, batch: _Batch) -> list[Executor]:
         if self._limited is None or self._first is not None:
             return self._opened_on(*self._programs_of(batch, self.parts))
-        limited, samples = self._limited, batch.samples
+        limited = self._limited
 
         def attempt(parts: int) -> tuple[Sequence[Program], Mapping[str, torch.Tensor], Fitted]:
             programs, tensors = self._programs_of(batch, parts)
             return programs, tensors, limited.fitted(programs)
 
-        self.parts, opened = fewest_parts(samples, attempt)
+        self.parts, opened = fewest_parts(
+            batch.samples, lambda parts: self._captured_training(batch, parts).step, attempt
+        )
         if self.parts > 1:
-            warnings.warn(in_parts(samples, self.parts), TorchedgeWarning, stacklevel=2)
+            warnings.warn(in_parts(batch.samples, self.parts), TorchedgeWarning, stacklevel=2)
         return self._opened_on(*opened)
 
-    def _programs_of(self, batch: _Batch, parts: int) -> tuple[Sequence[Program], Mapping[str, torch.Tensor]]:
-        """Return the training programs of one of the equal parts of a batch, and tensors by name."""
-        batch, accumulation = batch.part(parts), self._accumulation * parts
-        cache = None if self._first else self._capture_cache(batch, accumulation)
-        known = cache.read() if cache else []
-        weights = self._weights()
-        if known and _fit(known, weights):
-            return known, weights
+    def _captured_training(self, batch: _Batch, parts: int) -> CapturedStep:
+        """Return the step on one of the equal parts of a batch."""
         stage("capturing the model")
+        batch = batch.part(parts)
         with self._settings.as_captured(), _keywords_named(batch):
-            captured = capture_step(
+            return capture_step(
                 self._model,
                 batch.args,
                 batch.kwargs,
                 targets=batch.targets,
                 loss=self._loss,
                 optimizer=self._optimizer,
-                accumulation=accumulation,
+                accumulation=self._accumulation * parts,
                 keep=frozenset(all_rules()),
                 seed=self._seed,
             )
+
+    def _programs_of(self, batch: _Batch, parts: int) -> tuple[Sequence[Program], Mapping[str, torch.Tensor]]:
+        """Return the training programs of one of the equal parts of a batch, and tensors by name."""
+        cache = None if self._first else self._capture_cache(batch.part(parts), self._accumulation * parts)
+        known = cache.read() if cache else []
+        weights = self._weights()
+        if known and _fit(known, weights):
+            return known, weights
+        captured = self._captured_training(batch, parts)
         self._check_weights(captured.step)
         owner = None if self._first is None else self._first.program
         steps = [(captured.step, _shared_layouts(None))]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from torchedge.errors import LimitError
+from torchedge.errors import CaptureError, LimitError
+from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import common_arena, total_bytes
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.programs import Program, residents
@@ -102,27 +104,44 @@ def fit_in_turn(
     return fits[0] if latency is None else min(fits, key=lambda fitted: latency(fitted.plans))
 
 
-def fewest_parts(samples: int, attempt: Callable[[int], Made]) -> tuple[int, Made]:
-    """Return into how few equal parts a batch is cut so that an attempt keeps its limit, and what it made.
+def fewest_parts(
+    samples: int, capture: Callable[[int], Step], attempt: Callable[[int], Made]
+) -> tuple[int, Made]:
+    """Return into how few equal parts a training batch is cut so that one fits, and what was made of one.
 
-    attempt: is given a number of parts and raises LimitError where these do not fit; fewer never fit then.
-    Raises the LimitError of single samples where none fits.
+    capture: captures the step on one of so many parts. attempt: lowers and plans it, and raises LimitError
+    where it does not fit; fewer parts never fit then.
+    Raises the LimitError of single samples where none fits, and that of the whole batch where something is
+    computed across samples. A part on which the model cannot be captured is none.
     """
     try:
         return 1, attempt(1)
-    except LimitError:
-        if samples == 1:
-            raise
+    except LimitError as error:
+        too_large = error
     choices = [parts for parts in range(2, samples + 1) if samples % parts == 0]
-    least, found = len(choices) - 1, attempt(samples)
-    first = 0
-    while first < least:
-        place = (first + least) // 2
-        try:
-            found, least = attempt(choices[place]), place
-        except LimitError:
-            first = place + 1
-    return choices[least], found
+    while choices:
+        with suppress(CaptureError):
+            capture(choices[-1])
+            break
+        choices.pop()
+    if not choices:
+        raise too_large
+    few = choices[-1] if len(choices) == 1 or samples > choices[-1] else choices[-2]
+    across = capture(1).across_samples(capture(few), few)
+    if across is not None:
+        raise LimitError(
+            f"{too_large}; the batch of {samples} is not cut into parts, as {across} is computed across it",
+            works_bytes=too_large.works_bytes,
+        )
+    made = {choices[-1]: attempt(choices[-1])}
+
+    def fits(parts: int) -> bool:
+        with suppress(LimitError):
+            made[parts] = made[parts] if parts in made else attempt(parts)
+        return parts in made
+
+    fewest = choices[bisect_left(choices, True, key=fits)]
+    return fewest, made[fewest]
 
 
 def in_parts(samples: int, parts: int) -> str:
