@@ -281,15 +281,18 @@ def advise(
     seq_len: int | None = None,
     batch_dim: int | None = None,
     step: TrainingStep | None = None,
-    progress: Callable[[str], object] = lambda variant: None,
+    runtime: bool = True,
+    progress: Callable[[str], object] = lambda stage: None,
     **options: Unpack[StepOptions],
 ) -> Advice:
     """Return the settings under which updates of `batch_size` samples fit a device, with memory and time.
 
     Combined are gradient accumulation, autocast, optimizers with less state, torch.compile on GPUs that
     have it, activation checkpointing (models of transformers) and training the last layer alone.
-    memory_limit: in MiB, or a text such as "4GiB"; by default the device's memory. The other arguments and
-    the errors are those of `predict`.
+    memory_limit: in MiB, or a text such as "4GiB"; by default the device's memory. runtime: for a language
+    model of transformers also plan torchedge's own runtime, with weights in float32, int8 and int4: a step of
+    adapters of rank 16 on all samples, each a text, and generation of one text (`LanguageAdvice.runtime`);
+    takes minutes for a billion parameters. The other arguments and the errors are those of `predict`.
     """
     from torchedge.prediction.advice import advise_settings
 
@@ -297,7 +300,7 @@ def advise(
     chosen = choose_device(device)
     asked = CaptureRequest(
         model, batch_size, "train", example, input_size, batch_dim=batch_dim, device=chosen
-    )
+    ).loaded()
     request, settings = _request(asked, step, options)
     if settings.accumulation != 1:
         raise InputError(
@@ -305,9 +308,16 @@ def advise(
             "is the samples of an update"
         )
     request = request if seq_len is None else LengthFamily(request).at(seq_len)
-    return advise_settings(
+    advice = advise_settings(
         request, chosen, settings, limit_mib=_limit(memory_limit), confidence=confidence, progress=progress
     )
+    from torchedge.tracing.language_models import is_language_model
+
+    if not runtime or not is_language_model(asked.model):
+        return advice
+    from torchedge.bundles.language_advice import with_runtime
+
+    return with_runtime(advice, replace(request, model=asked.model), chosen, progress)
 
 
 @checked_call(STEP_FIELDS)

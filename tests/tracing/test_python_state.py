@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchedge.tracing.python_state import PythonState, identity_of
+from torchedge.tracing.vision import prepare_torchvision
 
 SCALE = 2.0
 SETTINGS = {"slope": 0.1}
@@ -53,6 +54,16 @@ class WithImport(nn.Module):
 class FromFile(nn.Module):
     def forward(self, x):
         return x * len(open(__file__).read())
+
+
+@pytest.mark.slow
+def test_code_that_generates_text_decides_nothing_about_a_forward_pass():
+    prepare_torchvision()
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 8}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_hidden_layers=1))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))
+    assert PythonState({"model": adapted}, tracing=True).clocks == []  # batches of prompts read the time
 
 
 def test_equal_models_have_one_text():

@@ -133,17 +133,19 @@ class LanguagePlan(BundlePlan):
 
 @dataclass(frozen=True, slots=True)
 class LanguageRow:
-    """One setting of a table: its plan, or the reason why there is none."""
+    """One setting of a table: its plan, or the reason why there is none.
+
+    plan: a LanguagePlan; that of a training step alone is a BundlePlan.
+    """
 
     settings: LanguageSettings
-    plan: LanguagePlan | None
+    plan: BundlePlan | None
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        return (
-            {"settings": self.settings, "reason": self.reason} if self.plan is None else self.plan.to_dict()
-        )
+        planned = {"reason": self.reason} if self.plan is None else self.plan.to_dict()
+        return {**planned, "settings": self.settings}
 
 
 _Lowerings = dict[LanguageSettings, tuple[Request, Lowering]]
@@ -185,11 +187,16 @@ def plan_table(
     for values in product(*choices.values()):
         own = replace(settings, **dict(zip(choices, values, strict=True)))
         progress(own)
-        try:
-            rows.append(LanguageRow(own, plan_language_model(model, device, own, known)))
-        except (LimitError, DeviceError) as error:
-            rows.append(LanguageRow(own, None, str(error)))
+        rows.append(row_of(own, lambda row: plan_language_model(model, device, row, known)))
     return tuple(rows)
+
+
+def row_of(settings: LanguageSettings, planned: Callable[[LanguageSettings], BundlePlan]) -> LanguageRow:
+    """Return a row of what is planned, or of the reason why there is no plan within the device's limits."""
+    try:
+        return LanguageRow(settings, planned(settings))
+    except (LimitError, DeviceError) as error:
+        return LanguageRow(settings, None, str(error))
 
 
 def language_request(model: torch.nn.Module, settings: LanguageSettings) -> Request:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from torchedge.cli.console import (
     table,
     warn,
 )
+from torchedge.cli.language_rows import print_language_rows
 from torchedge.cli.options import (
     MODEL_HELP,
     PATH,
@@ -511,7 +512,7 @@ def _plan_lm(
             tables[name] = plan_table(built, chosen, settings, choices, begin)
     rows = [row for table in tables.values() for row in table]
     documents = [{"name": name, **row.to_dict()} for name, table in tables.items() for row in table]
-    answer(documents[0] if len(rows) == 1 else documents, lambda: _print_language_rows(chosen.name, tables))
+    answer(documents[0] if len(rows) == 1 else documents, lambda: print_language_rows(chosen.name, tables))
     return 0 if any(row.plan is not None for row in rows) else DOES_NOT_FIT
 
 
@@ -521,61 +522,6 @@ def _short(word: str) -> str:
     if not word.startswith("hf:") or path.suffix != ".json":
         return word
     return path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-
-
-def _print_language_rows(device: str, tables: Mapping[str, Sequence[LanguageRow]]) -> None:
-    """Print the plan of one setting, or a table of several with the reasons of those that do not fit."""
-    rows = [row for table in tables.values() for row in table]
-    plans = [row.plan for row in rows if row.plan is not None]
-    model = ", ".join(tables)
-    if len(rows) == 1 and plans:
-        print(plans[0])
-    else:
-        provenance = plans[0].provenance if plans else "nothing fits"
-        print_wrapped(f"{model} on {device} ({provenance})")
-        head = [
-            *(["model"] if len(tables) > 1 else []),
-            "weights",
-            "tokens",
-            "LoRA",
-            "limit MiB",
-            "memory MiB",
-            "streamed",
-            "again",
-            "first ms",
-            "token ms",
-            "tokens/s",
-            "step ms",
-        ]
-        body = [
-            [*([name] if len(tables) > 1 else []), *_language_row(row)]
-            for name, table in tables.items()
-            for row in table
-        ]
-        print_table(head, body, left=len(head) - 10)
-        if any(plan.recomputed for plan in plans):
-            print_wrapped("again: arithmetic that a training step repeats to hold fewer activations")
-        for reason in dict.fromkeys(row.reason for row in rows if row.reason):
-            print_wrapped(reason, first="does not fit: ", rest="  ")
-    print_notes(*(plan.notes for plan in plans))
-
-
-def _language_row(row: LanguageRow) -> list[str]:
-    own, plan = row.settings, row.plan
-    limit = "" if own.memory_limit is None else number(bytes_of(own.memory_limit) / MIB)
-    cells = [own.quantize or own.precision, str(own.max_length), str(own.lora or ""), limit]
-    if plan is None:
-        return [*cells, "-", "", "", "", "", "", ""]
-    return [
-        *cells,
-        number(plan.total_bytes / MIB),
-        number(plan.streamed_bytes / MIB) if plan.streamed_bytes else "",
-        f"{100 * plan.recomputed.operations:.0f} %" if plan.recomputed else "",
-        number(plan.first_token.value),
-        number(plan.token.value),
-        number(plan.tokens_per_s),
-        "" if plan.step is None else number(plan.step.value),
-    ]
 
 
 # plan instance, plan verify ---------------------------------------------------------------------------------

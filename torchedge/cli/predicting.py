@@ -22,6 +22,7 @@ from torchedge.cli.console import (
     print_table,
     print_wrapped,
 )
+from torchedge.cli.language_rows import print_language_rows
 from torchedge.cli.options import MODEL_HELP, PICTURE, command
 from torchedge.errors import InputError
 from torchedge.storage.amounts import mib_of
@@ -354,6 +355,7 @@ def _print_remarks(predictions: list[Prediction]) -> None:
     examples=[
         "torchedge advise resnet50 --batch-size 256 --device jetson-tx2",
         "torchedge advise vit_b_16 -b 64 -d nvidia-h200 --memory-limit 8GiB --optimizer adamw --json",
+        "torchedge advise hf:config.json -b 1 --seq-len 512 -d adreno-740 --memory-limit 3GiB",
     ],
 )
 @click.argument("model")
@@ -364,10 +366,17 @@ def _print_remarks(predictions: list[Prediction]) -> None:
 @options.optimizer
 @options.amp
 @options.fit
+@click.option(
+    "--runtime/--no-runtime",
+    default=True,
+    help="Plan torchedge's own runtime for a language model (minutes for a large one).",
+)
 def advise(
     model: str,
     batch_size: int,
+    device: str | None,
     memory_limit: str | None,
+    runtime: bool,
     **settings: Any,  # noqa: ANN401 - of torchedge.advise
 ) -> int:
     """Find settings under which a training step fits a device.
@@ -375,22 +384,46 @@ def advise(
     Combined are gradient accumulation, autocast, optimizers with less state, activation
     checkpointing and training the last layer alone; an update always takes --batch-size samples. Each comes
     with its memory and time. Nothing is run. The exit status is 3 if no setting fits.
+
+    For a language model of transformers torchedge's own runtime follows, with weights in float32, int8 and
+    int4 that are streamed where the memory does not hold them: a step of adapters (LoRA) of rank 16, and
+    generation of one text. A step of adapters that fits counts as a setting that fits.
     """
     from torchedge import api
+    from torchedge.bundles.language_advice import LanguageAdvice, count_stages
 
     module, label = options.load_named(model)
-    with Progress(3, f"advise {label}") as progress, options.unsuitable_size(settings["input_size"]):
+    chosen = api.choose_device(device)
+    stages = count_stages(module, chosen, settings["amp"], runtime=runtime)
+    with Progress(stages, f"advise {label}") as progress, options.unsuitable_size(settings["input_size"]):
         advice = api.advise(
-            module, batch_size, memory_limit=memory_limit, progress=progress.begin, **settings
+            module,
+            batch_size,
+            chosen,
+            memory_limit=memory_limit,
+            runtime=runtime,
+            progress=progress.begin,
+            **settings,
         )
 
     def show() -> None:
+        rows = advice.runtime if isinstance(advice, LanguageAdvice) else ()
+        trains = isinstance(advice, LanguageAdvice) and advice.trains
         within = f"{number(advice.memory_limit_mib)} MiB at {100 * settings['confidence']:g} % confidence"
         print_wrapped(f"{label}: updates of {batch_size} samples on {advice.device}, within {within}")
         print()
         print_table(*advice.rows())
-        if not advice.fits:
-            print_wrapped("no setting fits; this one needs least: take smaller batches, or a smaller model")
+        if not any(setting.fits for setting in advice.settings):
+            way = "take smaller batches, or a smaller model"
+            if any(row.plan is not None for row in rows):
+                does = "trains adapters" if trains else "only generates"
+                way = f"torchedge's own runtime {does} within the limit"
+            print_wrapped(f"no setting{' of PyTorch' * trains} fits; this one needs least: {way}")
+        if rows:
+            print()
+            texts = f"{batch_size} text{'s' * (batch_size > 1)}"
+            more = f", torchedge's own runtime: a step of adapters on {texts}, generation of one"
+            print_language_rows(advice.device, {label: rows}, more)
         print_notes(advice.notes)
 
     answer(advice.to_dict(), show)

@@ -156,6 +156,7 @@ class TrainingRun:
                     device=device,
                     memory_limit=self.memory_limit,
                     confidence=self.confidence,
+                    runtime=False,
                     **options,
                 )
             except Exception as error:  # the verdict stands without it

@@ -24,6 +24,7 @@ from torchedge.tracing.model_variants import checkpointing_switch, varied
 
 _CHEAPER = {"adam": ("sgd-momentum", "sgd"), "adamw": ("sgd-momentum", "sgd"), "sgd-momentum": ("sgd",)}
 """Optimizers with less state than another one."""
+_CHECKPOINTING, _HEAD_ONLY = "checkpointing", "head only"
 _TRITON = 7.0
 """The least compute capability that Triton, and so torch.compile, has kernels for."""
 _HEAD_SHARE = 0.2
@@ -132,9 +133,9 @@ def advise_settings(
     """
     batch_size = check_whole("batch_size", request.batch_size)
     request = request.loaded()
-    amps = dict.fromkeys((settings.amp, *_autocasts(device)))
+    amps = _amps(device, settings.amp)
     variants, notes = _variants(request, progress)
-    if request.compiled or figure_of(device, "compute_capability", 0.0) >= _TRITON:
+    if request.compiled or _has_triton(device):
         compiled, untried = _compiled(request, amps, progress)
         own = variants[:1] if not (request.compiled and compiled) else []
         variants, notes = [*own, *compiled, *variants[1:]], [*notes, *untried]
@@ -150,12 +151,6 @@ def advise_settings(
     chosen = _undominated(fitting) or [min(candidates, key=lambda candidate: candidate.needed_mib)]
     limit = limit_mib if limit_mib is not None else chosen[0].prediction.device_memory_mib
     assert limit is not None
-    if _generates(request.model):
-        notes.append(
-            "torchedge's own runtime takes less: adapters (LoRA), weights in int8 or int4, streamed weights: "
-            f"torchedge plan lm MODEL --device {device.name} --max-length 512,2048 --quantize none,int8,int4 "
-            f"--lora none,16 --memory-limit {limit:.0f}MiB lists what fits, with its time"
-        )
     return Advice(
         variants[0].graph.name,
         device.name,
@@ -167,16 +162,25 @@ def advise_settings(
     )
 
 
-def _generates(model: object) -> bool:
-    """Whether a model is a language model of transformers."""
-    can_generate = getattr(model, "can_generate", None)
-    return bool(callable(can_generate) and can_generate())
+def stages_of(model: object, device: Device, amp: str | None = None) -> list[str]:
+    """Return what `advise_settings` passes to `progress` for a module."""
+    compiled = map(_compilation, _amps(device, amp)) if _has_triton(device) else ()
+    return ["the model", *_changes(model), *compiled] if isinstance(model, torch.nn.Module) else ["the model"]
 
 
-def _autocasts(device: Device) -> list[str]:
-    """Return the data type of autocast that a device has units for, bfloat16 first; none on most boards."""
+def _compilation(amp: str | None) -> str:
+    return f"torch.compile{f' under {amp}' if amp else ''}"
+
+
+def _has_triton(device: Device) -> bool:
+    return figure_of(device, "compute_capability", 0.0) >= _TRITON
+
+
+def _amps(device: Device, asked: str | None) -> list[str | None]:
+    """Return the autocast asked for, then the one that a device has units for; most boards have none."""
     figures = {"bfloat16": "peak_bf16_matrix_gflops", "float16": "peak_fp16_matrix_gflops"}
-    return [dtype for dtype, figure in figures.items() if figure in device.figures][:1]
+    own = [dtype for dtype, figure in figures.items() if figure in device.figures][:1]
+    return [*dict.fromkeys((asked, *own))]
 
 
 def _variants(request: CaptureRequest, progress: Callable[[str], object]) -> tuple[list[_Variant], list[str]]:
@@ -185,16 +189,14 @@ def _variants(request: CaptureRequest, progress: Callable[[str], object]) -> tup
     variants, notes = [_Variant(capture_request(request))], list[str]()
     if not isinstance(request.model, torch.nn.Module):
         return variants, notes
-    for checkpointing, head_only in ((True, False), (False, True)):
-        name = "checkpointing" if checkpointing else "head only"
+    for name in _changes(request.model):
+        progress(name)
         try:
-            model = _changed(request.model, checkpointing, head_only)
-            if model is not None:
-                progress(name)
-                graph = capture_request(replace(request, model=model))
-                variants.append(_Variant(graph, checkpointing, head_only))
+            graph = capture_request(replace(request, model=_changed(request.model, name)))
         except Exception as error:  # a copy of a foreign module may fail in any way
             notes.append(f"{name} was not tried: {type(error).__name__}: {error}")
+        else:
+            variants.append(_Variant(graph, name == _CHECKPOINTING, name == _HEAD_ONLY))
     return variants, notes
 
 
@@ -206,7 +208,7 @@ def _compiled(
         return [], []
     variants = list[_Variant]()
     for amp in amps:
-        progress(f"torch.compile{f' under {amp}' if amp else ''}")
+        progress(_compilation(amp))
         asked = replace(request, compiled=True, partitioned=True, amp=amp)
         graph = capture_request(asked)
         if graph.partition is None:
@@ -215,14 +217,21 @@ def _compiled(
     return variants, []
 
 
-def _changed(model: torch.nn.Module, checkpointing: bool, head_only: bool) -> torch.nn.Module | None:
-    """Return a copy that shares the model's tensors, with changes; None where they make no difference."""
-    head = _head(model) if head_only else None
-    switch = checkpointing_switch(model) if checkpointing else None
-    if (head_only and head is None) or (checkpointing and switch is None):
-        return None
-    trained = {id(p) for p in head.parameters()} if head is not None else None
-    return varied(model, checkpointing=switch, trained=trained)
+def _changes(model: torch.nn.Module) -> list[str]:
+    """Return the changes that make a difference to a model."""
+    parts = {_CHECKPOINTING: checkpointing_switch(model), _HEAD_ONLY: _head(model)}
+    return [name for name, part in parts.items() if part is not None]
+
+
+def _changed(model: torch.nn.Module, change: str) -> torch.nn.Module:
+    """Return a copy that shares the model's tensors, with a change."""
+    head = _head(model) if change == _HEAD_ONLY else None
+    trained = None if head is None else {id(p) for p in head.parameters()}
+    return varied(
+        model,
+        checkpointing=checkpointing_switch(model) if change == _CHECKPOINTING else None,
+        trained=trained,
+    )
 
 
 def _head(model: torch.nn.Module) -> torch.nn.Module | None:
@@ -247,8 +256,8 @@ def _split(
     """Yield the setting with the whole batch, and the one with the largest micro-batches that fit."""
     changes = [
         *(["compile"] if variant.compiled else []),
-        *(["checkpointing"] if variant.checkpointing else []),
-        *(["head only"] if variant.head_only else []),
+        *([_CHECKPOINTING] if variant.checkpointing else []),
+        *([_HEAD_ONLY] if variant.head_only else []),
         *([settings.amp or "no autocast"] if settings.amp != asked.amp else []),
         *([str(settings.optimizer)] if settings.optimizer != asked.optimizer else []),
     ]

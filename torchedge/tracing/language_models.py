@@ -142,6 +142,12 @@ class CachedModel(torch.nn.Module):
         return chosen[:, 0]
 
 
+def is_language_model(model: object) -> bool:
+    """Whether a model is one of transformers that generates text."""
+    can_generate = getattr(model, "can_generate", None)
+    return bool(callable(can_generate) and can_generate())
+
+
 def language_model(
     model: object, form: WeightFormat | None = None, *, shapes: bool = False
 ) -> torch.nn.Module:
@@ -173,9 +179,8 @@ def language_model(
             f"model is {described(model)}; expected a causal model or an encoder-decoder of transformers, "
             "or its config"
         )
-    model = in_float32(read_quantized(model))
-    if shapes:
-        model = without_values(model)
+    model = read_quantized(model)
+    model = in_float32(without_values(model) if shapes else model)
     return (model if form is None else quantize(model, form, group=GROUPS.get(form))).eval()
 
 

@@ -49,6 +49,8 @@ _LOG = logging.getLogger(__name__)
 _TORCH = ("torch", "torchvision")
 _LIBRARIES = frozenset((*_TORCH, "torchedge", "numpy", *sys.stdlib_module_names))
 """Their code is known by version, and not followed."""
+_CALLERS = "transformers.generation."
+"""Modules whose classes models inherit, and which call the forward pass: it calls none of them."""
 _PURE = frozenset(
     (
         *_TORCH, "math", "operator", "functools", "itertools", "typing", "__future__", "abc", "collections",
@@ -617,7 +619,7 @@ class _Walk:
             if isinstance(root, torch.nn.Module):
                 self._weights.update(map(id, (*root.parameters(), *root.buffers())))
                 kinds = {kind for module in root.modules() for kind in type(module).__mro__}
-                self._homes.update([kind.__module__ for kind in kinds])
+                self._homes.update([k.__module__ for k in kinds if not k.__module__.startswith(_CALLERS)])
             else:
                 self._homes.add(str(getattr(root, "__module__", "")))
         try:
