@@ -32,6 +32,10 @@ def print_language_rows(device: str, tables: Mapping[str, Sequence[LanguageRow]]
         print_table([*(["model"] * named), *head], body, left=1 + named)
         if any(plan.recomputed for plan in plans):
             print_wrapped("again: arithmetic that a training step repeats to hold fewer activations")
+        for row in rows:
+            if row.plan is not None and row.plan.parts > 1:
+                parts = f"a step takes {row.settings.batch} texts in {row.plan.parts} equal parts"
+                print_wrapped(f"{row.settings.quantize or row.settings.precision}: {parts}")
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             print_wrapped(reason, first="not planned: ", rest="  ")
     print_notes(*(plan.notes for plan in plans))
