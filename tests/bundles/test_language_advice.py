@@ -118,20 +118,18 @@ def test_rows_are_the_plans_of_their_settings(kind, more):
 
 @pytest.mark.slow
 def test_rows_keep_the_limit_or_have_a_reason(tmp_path, capsys, monkeypatch):
-    limit = 0.2  # MiB: less than PyTorch's context, and than float32 weights with their step
+    limit = 520 * 1024  # less than PyTorch's context, and than a step in float32 that streams nothing
     config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 4}, dtype=torch.bfloat16)
     config.save_pretrained(tmp_path)
     words = ["advise", f"hf:{tmp_path / 'config.json'}", "-b", "1", "--seq-len", "16", "-d", DEVICE]
-    words += ["--memory-limit", f"{limit * 1024}KiB"]
-    status = main([*words, "--json"])
+    words += ["--memory-limit", f"{limit}B"]
+    assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     rows = document["runtime"]
-    assert len(rows) == 6 and document["fits"] == (status == 0)
-    assert document["fits"] == any(row["settings"]["lora"] and "step_ms" in row for row in rows)
-    planned = [row for row in rows if "reason" not in row]
-    assert all(row["total_bytes"] <= limit * 2**20 for row in planned) and len(planned) > 0
+    assert len(rows) == 6 and document["fits"]
+    assert all(row["total_bytes"] <= limit for row in rows if "reason" not in row)
     assert not any(setting["fits"] for setting in document["settings"])
-    assert any(row["streamed_bytes"] for row in planned)
+    assert rows[0]["settings"]["lora"] == RANK and rows[0]["streamed_bytes"] > 0 and rows[0]["step_ms"]
     monkeypatch.setattr(language_advice, "_CHOICES", [(None, "int4"), (None, None)])
     assert main(words) == 3  # generation alone
     printed = capsys.readouterr().out
