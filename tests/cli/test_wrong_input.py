@@ -13,6 +13,7 @@ import pytest
 from oracles.messages import judged
 
 from torchedge.cli import main
+from torchedge.errors import TorchedgeWarning
 from torchedge.tracing.vision import prepare_torchvision
 
 NETS = """
@@ -371,12 +372,14 @@ def test_a_reader_that_has_gone():
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_warnings_are_silent_and_left_as_they_were(monkeypatch, capsys):
+def test_warnings_of_others_are_silent_and_ours_are_said_once(monkeypatch, capsys):
     import logging
     import warnings
 
     def warns(*_):
         warnings.warn("from below", stacklevel=2)
+        for _ in range(2):
+            warnings.warn("of ours", TorchedgeWarning, stacklevel=2)
         logging.getLogger("torch.below").warning("from below")
         from torchedge.devices import Profiles
 
@@ -385,5 +388,5 @@ def test_warnings_are_silent_and_left_as_they_were(monkeypatch, capsys):
     monkeypatch.setattr("torchedge.devices.scan_profiles", warns)
     filters, disabled = list(warnings.filters), logging.root.manager.disable
     assert main(["devices"]) == 0
-    assert not capsys.readouterr().err
+    assert capsys.readouterr().err == "torchedge: warning: of ours\n"
     assert (warnings.filters, logging.root.manager.disable) == (filters, disabled)

@@ -14,6 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -407,15 +408,16 @@ def debugging() -> bool:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Hide the warnings of torch and torchvision, which are about code that is not the user's; print ours."""
+    """Hide warnings of torch and torchvision, about code that is not the user's; print each of ours once."""
     if debugging() or verbosity() > 0:
         yield
         return
     before = logging.root.manager.disable
+    once = cache(warn)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", category=TorchedgeWarning)
-        warnings.showwarning = lambda message, *_, **__: warn(str(message))
+        warnings.showwarning = lambda message, *_, **__: once(str(message))
         logging.disable(logging.ERROR)  # torch logs tracebacks of what is then raised
         try:
             yield

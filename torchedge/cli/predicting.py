@@ -414,11 +414,11 @@ def advise(
         print()
         print_table(*advice.rows())
         if not any(setting.fits for setting in advice.settings):
-            way = "take smaller batches, or a smaller model"
+            way = ": take smaller batches, or a smaller model"
             if any(row.plan is not None for row in rows):
                 does = "trains adapters" if trains else "only generates"
-                way = f"torchedge's own runtime {does} within the limit"
-            print_wrapped(f"no setting{' of PyTorch' * trains} fits; this one needs least: {way}")
+                way = f"; torchedge's own runtime {does} within the limit"
+            print_wrapped(f"no setting{' of PyTorch' * trains} fits, this one needs least{way}")
         if rows:
             print()
             texts = f"{batch_size} text{'s' * (batch_size > 1)}"
