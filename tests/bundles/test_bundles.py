@@ -15,6 +15,7 @@ import torchedge
 from torchedge.bundles.manifests import MANIFESTS
 from torchedge.bundles.weights import LINE, PAGE
 from torchedge.errors import InputError
+from torchedge.graphs import RESIDENT_ROLES
 from torchedge.storage import data_folder
 from torchedge.storage.tensors import read_tensors
 
@@ -149,8 +150,9 @@ def test_gradients_are_added_up(batch, tmp_path, device):
     assert bundle.manifest.accumulation == 3 and "every 3 batches" in str(bundle)
     memory = bundle.manifest.memory
     executors = [*bundle.runner.executors.values()]
-    assert memory.arena_bytes == sum(executor.arena_bytes for executor in executors)
-    shared = {t.name: t.nbytes for t in bundle.program.tensors if t.role in ("parameter", "buffer", "state")}
+    assert [executor.owns_arena for executor in executors] == [True, False]
+    assert [executor.arena_bytes for executor in executors] == [memory.arena_bytes] * 2
+    shared = {t.name: t.nbytes for t in bundle.program.tensors if t.role in RESIDENT_ROLES}
     owned = sum(e.resident_bytes for e in executors)
     known = {t.name for t in bundle.programs["accumulating"].tensors}
     assert memory.resident_bytes == owned - sum(size for name, size in shared.items() if name in known)
