@@ -140,6 +140,7 @@ def test_a_token_is_written_into_the_caches_alone(bundle):
                 assert len(lines) == 2 and " = " in lines[1] and "if (" in kernel.source
 
 
+@pytest.mark.slow
 def test_early_tokens_read_a_part_of_long_caches(tmp_path):
     model = network("Qwen3")
     bundle = torchedge.export_lm(model, "local-cpu", out=tmp_path / "lm", max_length=130, chunk=16, batch=2)

@@ -57,6 +57,7 @@ def states_after(program, captured, x, steps=3):
         return losses, {name: executor.read(name).copy() for name in names}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("images", [True, False])
 def test_every_choice_has_the_bits_of_the_program_that_keeps_everything(images):
     x, captured = captured_step(images)

@@ -161,8 +161,7 @@ def test_adapters_train_in_streamed_parts():
         assert allocated(trainer) == trainer.memory.total <= limit
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("first", ["time", "batch"])
+@pytest.mark.parametrize("first", ["time", pytest.param("batch", marks=pytest.mark.slow)])
 def test_a_batch_is_cut_only_where_samples_are_apart(first):
     """The first dimension of a recurrent network's input may be time."""
     torch.manual_seed(0)
@@ -198,7 +197,7 @@ class Looked(torch.nn.Module):
         return self.layer(torch.tanh(self.layer(self.table(x))))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_part_that_raises_takes_back_the_parts_before_it(place, accumulation):

@@ -13,6 +13,7 @@ from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.tracing.steps import capture_step
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["cpu", "mobile", "gpu"])
 def test_equal_groups_get_the_kernels_of_their_own(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(3)]
