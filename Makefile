@@ -16,8 +16,8 @@ MINUTES ?= 10
 
 help:
 	@echo "make demo       predict the training step of a ResNet-50 on a Jetson TX2"
-	@echo "make test       run the main tests (about five minutes)"
-	@echo "make test-slow  run the tests that make test leaves out (about forty minutes)"
+	@echo "make test       run the main tests (five to eight minutes)"
+	@echo "make test-slow  run the tests that make test leaves out (about fifty minutes)"
 	@echo "make test-all   run every test, all with optimized kernels"
 	@echo "make test-drivers  run the drivers' suite on every OpenCL device at hand, and print a table"
 	@echo "make fuzz       mutate files of every format for MINUTES=$(MINUTES) (Linux on x86-64)"

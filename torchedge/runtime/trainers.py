@@ -115,7 +115,7 @@ class Trainer:
     what other code writes to them is refused at the next step, until `load` or `sync`.
     Threads may share a trainer: its steps run one after the other.
     Raises InputError, CaptureError, LoweringError (operators without a kernel, by name), DeviceError,
-    DeviceMemoryError, MissingExtraError.
+    DeviceMemoryError, LimitError (no plan is within memory_limit), MissingExtraError.
     """
 
     @checked_call(STEP_FIELDS)
