@@ -13,7 +13,6 @@ from torchedge.bundles.exporting import (
     check_example,
     check_memory,
     lower_request,
-    model_outputs,
     within_limit,
 )
 from torchedge.bundles.manifests import TRAIN
@@ -155,7 +154,7 @@ def plan_request(request: Request, device: Device) -> BundlePlan:
     """
     for call in request.calls:
         check_example(call)
-    lowering = lower_request(request, device, model_outputs(request))
+    lowering = lower_request(request, device)
     return BundlePlan.of(lowering.request, lowering, device)
 
 

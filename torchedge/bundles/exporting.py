@@ -165,28 +165,16 @@ class Lowering:
     parts: int = 1
 
 
-def model_outputs(request: Request) -> list[torch.Tensor]:
-    """Return what the model returns, where the targets of a training step depend on it; else []."""
-    if not request.train or request.step.loss != "default" or request.step.targets:
-        return []
-    call = request.calls[0]
-    return eager_outputs(call.model, call.args, call.kwargs)
-
-
 def lower_request(
-    request: Request,
-    device: Device,
-    expected: list[torch.Tensor],
-    progress: Callable[[str], object] = lambda stage: None,
+    request: Request, device: Device, progress: Callable[[str], object] = lambda stage: None
 ) -> Lowering:
     """Capture and lower what is to be exported; weights may lie on the meta device.
 
     A training step whose whole batch does not stay within the memory limit takes it in equal parts.
-    expected: what the model returns, where the loss of a training step depends on it. Raises InputError,
-    CaptureError, LoweringError, and LimitError where no plan stays within the memory limit.
+    Raises InputError, CaptureError, LoweringError, and LimitError where no plan is within the memory limit.
     """
     if not request.train or request.memory_limit is None:
-        return _lowered(request, device, expected, progress)
+        return _lowered(request, device, progress)
 
     def asked(parts: int) -> Request:
         if parts == 1:
@@ -198,14 +186,10 @@ def lower_request(
         )
 
     def capture(parts: int) -> Step:
-        each = asked(parts)
-        return _captured(each, each.calls, model_outputs(each))[0][0].step
+        return _captured(asked(parts))[0][0].step
 
     def attempt(parts: int) -> Lowering:
-        each = asked(parts)
-        if parts == 1:
-            return _lowered(each, device, expected, progress)
-        return _lowered(each, device, model_outputs(each))
+        return _lowered(asked(parts), device, progress if parts == 1 else lambda stage: None)
 
     samples = batch_of(request.example) or 1
     parts, lowering = fewest_parts(samples, capture, attempt)
@@ -213,14 +197,9 @@ def lower_request(
     return replace(lowering, parts=parts, notes=(*lowering.notes, *said))
 
 
-def _lowered(
-    request: Request,
-    device: Device,
-    expected: list[torch.Tensor],
-    progress: Callable[[str], object] = lambda stage: None,
-) -> Lowering:
+def _lowered(request: Request, device: Device, progress: Callable[[str], object]) -> Lowering:
     progress("capture")
-    steps, notes = _captured(request, request.calls, expected)
+    steps, notes = _captured(request)
     progress("lower")
     target = target_of_device(device, None, request.precision, request.tuner)
     if request.train and request.tuner is None and target.name == "mobile":
@@ -273,16 +252,16 @@ def make_bundle(
         onnx = {"left_out": "the bundle has several methods"}
     if not onnx:
         check_packages()
-    expected = model_outputs(request)
-    lowering = lower_request(request, device, expected, progress)
+    lowering = lower_request(request, device, progress)
     request, calls = lowering.request, lowering.request.calls
-    call, expected = calls[0], expected if lowering.parts == 1 else []
+    call = calls[0]
     steps, programs, plans, memory = lowering.steps, lowering.programs, lowering.plans, lowering.memory
     program, captured, limits = programs[0], steps[0], profile_limits(device)
     check_memory(lowering, limits)
     if not onnx and captured.step.updates and not request.train:
         onnx = {"left_out": "the model keeps states from run to run, which ONNX does not"}
-    if not onnx and not expected:
+    expected: list[torch.Tensor] = []
+    if not onnx:
         expected = eager_outputs(call.model, call.args, call.kwargs)
     with new_folder(target) as folder:
         progress("write")
@@ -486,18 +465,12 @@ def _check_methods(request: Request) -> None:
         )
 
 
-def _captured(
-    request: Request, calls: Sequence[Call], expected: list[torch.Tensor]
-) -> tuple[list[CapturedStep], list[str]]:
+def _captured(request: Request) -> tuple[list[CapturedStep], list[str]]:
     """Return the captured steps, and notes on the defaults that were used."""
-    notes: list[str] = []
+    notes, calls = list[str](), request.calls
+    trained = [_captured_training(request, call, call.step, notes) for call in calls if call.step is not None]
     if request.train:
-        return [_captured_training(request, calls[0], request.step, expected, notes)], notes
-    trained = [
-        _captured_training(request, call, call.step, expected, notes)
-        for call in calls
-        if call.step is not None
-    ]
+        return trained, notes
     inferences = [(call.model, call.args, call.kwargs) for call in calls if call.step is None]
     steps = iter(capture_inferences(inferences, trained, seed=request.seed, name=request.name))
     ordered = sorted(range(len(calls)), key=lambda place: calls[place].step is not None)
@@ -505,14 +478,14 @@ def _captured(
     return [placed[place] for place in range(len(calls))], notes
 
 
-def _captured_training(
-    request: Request, call: Call, step: TrainingStep, expected: list[torch.Tensor], notes: list[str]
-) -> CapturedStep:
+def _captured_training(request: Request, call: Call, step: TrainingStep, notes: list[str]) -> CapturedStep:
     model, targets = call.model, step.targets
     optimizer: Any = step.optimizer
-    if step.loss == "default" and not (expected and not expected[0].dim()):  # else the model returns its loss
-        notes.append("the loss is cross entropy")
-        targets = targets or (_class_numbers(model, expected),)
+    if step.loss == "default":
+        outputs = [] if targets else eager_outputs(model, call.args, call.kwargs)
+        if not (outputs and not outputs[0].dim()):  # else the model returns its loss
+            notes.append("the loss is cross entropy")
+            targets = targets or (_class_numbers(model, outputs),)
     if optimizer == "sgd-momentum":
         optimizer, trained = None, [p for p in model.parameters() if p.requires_grad]
         if trained:

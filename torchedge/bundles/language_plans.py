@@ -166,7 +166,7 @@ def plan_language_model(
         known.clear()
         built = language_model(model, settings.quantize, shapes=True)
         asked = language_request(built, unlimited)
-        known[unlimited] = asked, lower_request(asked, device, [])
+        known[unlimited] = asked, lower_request(asked, device)
     asked, whole = known[unlimited]
     request = replace(asked, memory_limit=settings.memory_limit)
     return LanguagePlan.of(request, whole, device, settings=settings)
