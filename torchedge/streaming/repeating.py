@@ -149,7 +149,7 @@ def in_parts(samples: int, parts: int) -> str:
     return (
         f"the batch of {samples} runs in {parts} parts of {samples // parts}, whose gradients are averaged, "
         "to stay within the memory limit: what is computed over a batch (batch norms, a mean over the "
-        "labels that count) is computed over a part"
+        "labels that count) is computed over a part, and a loss that sums over it is divided by their number"
     )
 
 
