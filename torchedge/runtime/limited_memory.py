@@ -161,8 +161,8 @@ class LimitedMemory:
         if needed > self.limit:
             raise LimitError(
                 f"{program.name} takes {needed} bytes beside the programs that are there, more than "
-                f"{in_mib(self.limit)} MiB; give the largest batch as the example, pass smaller ones, or raise "
-                "the memory limit",
+                f"{in_mib(self.limit)} MiB; give the largest batch as the example, pass smaller ones, or "
+                "raise the memory limit",
                 works_bytes=needed,
             )
 
